@@ -1,0 +1,119 @@
+"""What text to read, how to filter it, how to cut it into subwords and into batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from nmt.config.base import Section
+
+
+class CorpusConfig(Section):
+    """One parallel corpus. Name exactly one place to read it from.
+
+    The places: ``source`` + ``target`` (line-aligned files), ``tsv``, ``jsonl``, ``huggingface``,
+    ``sacrebleu``, ``demo``.
+    """
+
+    name: str | None = None
+    """Name in reports and error messages; made from the place when left out."""
+    source: Path | None = None
+    """Source text, one sentence a line; plain, .gz, .bz2 or .xz (.zst if the library is there)."""
+    target: Path | None = None
+    """Target text, line-aligned with ``source``."""
+    tsv: Path | None = None
+    """Tab-separated file with a source and a target column (see ``columns``)."""
+    columns: tuple[int, int] = (0, 1)
+    """Columns of source and target in ``tsv``, counted from 0."""
+    jsonl: Path | None = None
+    """JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language codes."""
+    huggingface: str | None = None
+    """Hub id (``wmt/wmt14``) or a local .parquet, .csv, .json file or folder, read by `datasets`."""
+    subset: str | None = None
+    """Configuration of the ``huggingface`` data set, for example ``de-en``."""
+    split: str = "train"
+    """Split of the ``huggingface`` data set."""
+    streaming: bool = False
+    """Stream the ``huggingface`` data set instead of downloading all of it first."""
+    sacrebleu: str | None = None
+    """A test set that sacrebleu knows, for example ``wmt14/full``."""
+    demo: Literal["train", "valid", "test"] | None = None
+    """A split of the embedded English-German demo corpus."""
+    weight: float = Field(default=1.0, gt=0, le=100)
+    """How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half."""
+    max_pairs: int | None = Field(default=None, ge=1)
+    """Read at most this many pairs from the start."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.source is None) != (self.target is None):
+            raise ValueError("source and target must be given together")
+        places = [p for p in ("source", "tsv", "jsonl", "huggingface", "sacrebleu", "demo")
+                  if getattr(self, p) is not None]
+        if len(places) != 1:
+            found = ", ".join(places) or "none"
+            raise ValueError(
+                "name exactly one of: source + target, tsv, jsonl, huggingface, sacrebleu, demo "
+                f"(found: {found})"
+            )
+        return self
+
+
+class DataConfig(Section):
+    """The parallel corpora."""
+
+    train: tuple[CorpusConfig, ...] = Field(min_length=1)
+    """Training corpora; all are read, each as often as its ``weight`` says."""
+    valid: CorpusConfig
+    """Held-out pairs that choose the best checkpoint."""
+    test: dict[str, CorpusConfig] = Field(default_factory=dict)
+    """Named test sets for ``nmt evaluate MODEL -t NAME``."""
+
+
+class TokenizerConfig(Section):
+    """The SentencePiece models."""
+
+    kind: Literal["bpe", "unigram"] = "bpe"
+    """Subword algorithm."""
+    vocab_size: int = Field(default=8000, ge=16, le=256_000)
+    """Entries of each vocabulary, the four special ones included."""
+    joint: bool = True
+    """One vocabulary for both languages; two separate ones when false."""
+    byte_fallback: bool = True
+    """Spell unseen characters in bytes instead of losing them (takes 256 entries)."""
+    character_coverage: float = Field(default=0.9995, gt=0.9, le=1.0)
+    """Share of the characters in the text that get an entry of their own."""
+    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
+    """Unicode normalisation of SentencePiece; ``_cf`` lower-cases too."""
+    sample_sentences: int = Field(default=2_000_000, ge=1000)
+    """Learn from at most this many sentences, drawn at random."""
+
+
+class FilterConfig(Section):
+    """Which training pairs are dropped. Blank and one-sided blank pairs always are."""
+
+    max_length: int = Field(default=256, ge=1, le=65_535)
+    """Most subwords on either side."""
+    min_length: int = Field(default=1, ge=1)
+    """Fewest subwords on either side."""
+    max_length_ratio: float = Field(default=4.0, ge=1.0)
+    """Longest allowed ratio of the two sides' subwords (3 are added to both: short pairs vary)."""
+    max_characters: int = Field(default=10_000, ge=1)
+    """Longer lines are dropped before they are cut into subwords."""
+    deduplicate: bool = False
+    """Drop exact repetitions of a pair within the training data."""
+    on_bad_utf8: Literal["error", "skip"] = "error"
+    """Stop at invalid UTF-8, or drop the pair and count it."""
+
+
+class BatchConfig(Section):
+    """How sentence pairs are put together for one forward and backward pass."""
+
+    max_tokens: int = Field(default=4096, ge=16)
+    """Source and target tokens in one batch, together, without padding."""
+    noise: float = Field(default=0.1, ge=0, le=1)
+    """Randomness of the length buckets, as a share of the length; more noise, more padding."""
+    accumulate: int = Field(default=1, ge=1)
+    """Batches whose gradients are summed into one update."""

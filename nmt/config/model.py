@@ -1,0 +1,116 @@
+"""The Transformer's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nmt.config.base import Section
+
+MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    # Vaswani et al. (2017), table 3.
+    "transformer-base": {},
+    "transformer-big": {"model_dim": 1024, "ff_dim": 4096, "num_heads": 16, "dropout": 0.3},
+    # Small data, small machine.
+    "tiny": {
+        "encoder_layers": 3, "decoder_layers": 3, "model_dim": 256, "ff_dim": 1024,
+        "num_heads": 4, "norm_position": "pre",
+    },
+    "modern": {
+        "encoder_layers": 12, "decoder_layers": 3, "norm_position": "pre", "norm": "rms",
+        "activation": "swiglu", "ff_dim": 1408, "positions": "rotary", "qk_norm": True,
+        "bias": False,
+    },
+})  # fmt: skip
+"""Name -> the fields of `ModelConfig` that differ from its defaults (which are the paper's base)."""
+
+
+class ModelConfig(Section):
+    """An encoder-decoder Transformer. The defaults are the published base model."""
+
+    preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
+    """Values to start from; other keys of this section override them."""
+    encoder_layers: int = Field(default=6, ge=1, le=100)
+    """Layers of the encoder."""
+    decoder_layers: int = Field(default=6, ge=1, le=100)
+    """Layers of the decoder."""
+    model_dim: int = Field(default=512, ge=8)
+    """Width of the residual stream."""
+    ff_dim: int = Field(default=2048, ge=8)
+    """Inner width of the feed-forward layers."""
+    num_heads: int = Field(default=8, ge=1)
+    """Attention heads; must divide ``model_dim``."""
+    num_kv_heads: int | None = Field(default=None, ge=1)
+    """Key/value heads shared by groups of heads (Ainslie et al. 2023); all heads when null."""
+    decoder_model_dim: int | None = Field(default=None, ge=8)
+    """Width of the decoder's residual stream, if another than ``model_dim``."""
+    decoder_ff_dim: int | None = Field(default=None, ge=8)
+    """Inner width of the decoder's feed-forward layers, if another than ``ff_dim``."""
+    norm_position: Literal["post", "pre"] = "post"
+    """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm, or RMSNorm (Zhang and Sennrich 2019)."""
+    positions: Literal["sinusoidal", "sinusoidal-halves", "learned", "rotary", "none"] = (
+        "sinusoidal"
+    )
+    """Position encoding: sines and cosines interleaved (the paper) or in two halves
+    (Tensor2Tensor), a learned table, rotations of queries and keys (Su et al. 2021), or none."""
+    max_positions: int = Field(default=1024, ge=2)
+    """Rows of the learned table; other encodings have no limit."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """Non-linearity of the feed-forward layers."""
+    qk_norm: bool = False
+    """Normalise queries and keys per head (Henry et al. 2020)."""
+    bias: bool = True
+    """Biases in the linear layers and LayerNorms."""
+    embeddings: Literal["separate", "decoder-tied", "tied"] = "tied"
+    """Share no table, the target's with the output projection, or all three (joint vocabulary)."""
+    scale_embeddings: bool = True
+    """Multiply embeddings by sqrt(model_dim)."""
+    output_bias: bool = False
+    """A bias per entry in the output projection."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout of every sub-layer's output and of the sum of embedding and position."""
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of attention weights."""
+    activation_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout inside the feed-forward layers."""
+    word_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of dropping a whole token's embedding."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("preset") in MODEL_PRESETS:
+            return {**MODEL_PRESETS[values["preset"]], **values}
+        return values
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        for dim in (self.model_dim, self.decoder_dim):
+            if dim % self.num_heads:
+                raise ValueError(f"num_heads ({self.num_heads}) must divide the width {dim}")
+            if self.positions == "rotary" and (dim // self.num_heads) % 2:
+                raise ValueError("rotary positions need an even width per head")
+            if self.positions.startswith("sinusoidal") and dim % 2:
+                raise ValueError("sinusoidal positions need an even width")
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"
+            )
+        if self.embeddings == "tied" and self.decoder_dim != self.model_dim:
+            raise ValueError("tied embeddings need decoder_model_dim equal to model_dim")
+        return self
+
+    @property
+    def decoder_dim(self) -> int:
+        """Width of the decoder's residual stream."""
+        return self.decoder_model_dim or self.model_dim
+
+    @property
+    def decoder_ff(self) -> int:
+        """Inner width of the decoder's feed-forward layers."""
+        return self.decoder_ff_dim or self.ff_dim

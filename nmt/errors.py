@@ -1,0 +1,70 @@
+"""Errors a user can understand: what is wrong, where, and how to fix it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NmtError(Exception):
+    """A failure with a known cause. The command line prints it without a traceback.
+
+    Args:
+        problem: What went wrong and where: the file, line, key or value at fault.
+        fix: The next thing for the user to do, as one sentence.
+    """
+
+    exit_code: ClassVar[int] = 1
+    """What the process returns to the shell."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        super().__init__(f"{problem}\n  fix: {fix}")
+        self.problem = problem
+        self.fix = fix
+
+
+class ConfigError(NmtError):
+    """The configuration or a flag is wrong. Carries every problem found, one a line."""
+
+    exit_code = 2
+
+
+class DataError(NmtError):
+    """Text or stored data is missing, damaged, or not parallel."""
+
+    exit_code = 3
+
+    @classmethod
+    def not_parallel(cls, source: str, target: str, counts: tuple[int, int]) -> DataError:
+        """Two files that should pair line by line differ in length."""
+        return cls(
+            f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}.",
+            fix="Line i of both files must translate each other; re-export the pair together.",
+        )
+
+
+class TokenizerError(DataError):
+    """A subword model cannot be trained on this text, or cannot be read."""
+
+
+class CheckpointError(NmtError):
+    """A model or checkpoint is missing, damaged, locked, or of another kind."""
+
+    exit_code = 4
+
+
+class DeviceError(NmtError):
+    """The machine lacks what was asked for: a device, a precision, memory or disk space."""
+
+    exit_code = 2
+
+
+class DivergedError(NmtError):
+    """Training left the range where it can recover."""
+
+    exit_code = 5
+
+
+class GateError(NmtError):
+    """A score is below what ``--fail-under`` asks for."""
+
+    exit_code = 6
