@@ -1,0 +1,87 @@
+"""A store and a position -> the endless stream of batches that training reads from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from nmt.data.store import ParallelStore
+
+from nmt.config.data import BatchConfig
+from nmt.data.batch import Batch, collate
+from nmt.data.batching import epoch_rows, plan_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the stream: the batch to be read next."""
+
+    epoch: int = 0
+    """Epochs read to the end."""
+    batch: int = 0
+    """Batches read of this epoch."""
+
+
+class Loader:
+    """All epochs of one store for one process.
+
+    Args:
+        store: The training pairs.
+        config: The batch section.
+        weights: How often an epoch reads each corpus.
+        seed: Seed of the data order.
+        rank: This process among ``num_ranks``.
+        num_ranks: Processes that share the epoch.
+    """
+
+    def __init__(
+        self,
+        store: ParallelStore,
+        config: BatchConfig,
+        *,
+        weights: Sequence[float],
+        seed: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        self.store = store
+        self._config = config
+        self._weights = weights
+        self._seed = seed
+        self._ranks = (rank, num_ranks)
+
+    def plan(self, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Return the store's rows of each batch of an epoch, in order."""
+        rows = epoch_rows(self.store.corpus, self._weights, seed=self._seed, epoch=epoch)
+        plan = plan_batches(
+            self.store.source_lengths[rows] + 1,
+            self.store.target_lengths[rows] + 1,
+            max_tokens=self._config.max_tokens,
+            noise=self._config.noise,
+            seed=self._seed,
+            epoch=epoch,
+            rank=self._ranks[0],
+            num_ranks=self._ranks[1],
+        )
+        return [rows[batch] for batch in plan]
+
+    def updates(self, start: Position) -> Iterator[tuple[list[Batch], Position]]:
+        """Yield the batches of each optimizer update and the position after them, for ever.
+
+        An update has ``accumulate`` batches, the last one of an epoch perhaps fewer: an update
+        never mixes two epochs.
+        """
+        epoch, first = start.epoch, start.batch
+        while True:
+            plan = self.plan(epoch)
+            for begin in range(first, len(plan), self._config.accumulate):
+                end = min(begin + self._config.accumulate, len(plan))
+                after = Position(epoch, end) if end < len(plan) else Position(epoch + 1, 0)
+                yield [collate(self.store, rows) for rows in plan[begin:end]], after
+            epoch, first = epoch + 1, 0
+
+    def updates_per_epoch(self, epoch: int = 0) -> int:
+        """Return the optimizer updates of an epoch."""
+        return -(-len(self.plan(epoch)) // self._config.accumulate)

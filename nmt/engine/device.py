@@ -1,0 +1,44 @@
+"""Choose the device and prepare the process for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from typing import Literal
+
+import torch
+
+from nmt.errors import DeviceError
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_ONE_GIB = 1 << 30
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device to compute on; ``auto`` is the GPU if there is one.
+
+    Raises:
+        DeviceError: CUDA is wanted but torch sees none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if wanted == "cuda" and not has_cuda:
+        raise DeviceError(
+            "No CUDA device: torch sees no GPU.",
+            fix="Use device auto or cpu, or install a CUDA build of torch.",
+        )
+    return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
+
+
+def prepare_process(threads: int | None) -> None:
+    """Set the CPU threads, and let the allocator keep freed memory.
+
+    glibc gives every large temporary back to the kernel and faults it in again in the next layer;
+    keeping it saves up to a tenth of a training step. Does nothing on other C libraries.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _ONE_GIB)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

@@ -1,0 +1,178 @@
+"""Scaled dot-product attention over packed tokens (Vaswani et al. 2017, section 3.2).
+
+Shapes: B sentences, T query and S key positions, H heads, E width of a head; N real tokens.
+One function, `attend`, with two implementations that agree within rounding:
+
+- `bmm_attention`, for the CPU: an autograd function of plain batched products. It copies each
+  operand once, saves queries, keys, values and weights only, and is much faster at sentence
+  lengths than the fused kernels there, whose backward is slow.
+- `sdpa_attention`, for GPUs: torch's own `scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nmt.model.dropout import dropped_share, keep_mask
+from nmt.model.layout import Layout
+
+
+def attend(
+    queries: Tensor,
+    memory: Tensor | None,
+    layouts: tuple[Layout, Layout],
+    *,
+    num_heads: int,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Read from each query's sentence what it asks for.
+
+    Args:
+        queries: Self-attention: queries, keys and values side by side, (N, 3 * H * E).
+            Cross-attention: queries, (N, H * E).
+        memory: Cross-attention: keys and values side by side, (M, 2 * H * E). Else None.
+        layouts: Layouts of the queries and of the keys.
+        num_heads: Heads H.
+        causal: Whether a token sees only itself and those before it.
+        dropout: Probability of dropping an attention weight.
+
+    Returns:
+        (N, H * E), in the dtype of ``queries``.
+    """
+    implementation = bmm_attention if queries.device.type == "cpu" else sdpa_attention
+    return implementation(queries, memory, layouts, num_heads, causal, dropout)
+
+
+def sdpa_attention(
+    queries: Tensor,
+    memory: Tensor | None,
+    layouts: tuple[Layout, Layout],
+    num_heads: int,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """`attend` by torch's fused kernels on the padded rectangle."""
+    query_layout, key_layout = layouts
+
+    def split(packed: Tensor, layout: Layout, parts: int) -> tuple[Tensor, ...]:
+        cells = layout.unpack(packed).unflatten(-1, (parts, num_heads, -1))
+        return cells.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, S, E)
+
+    if memory is None:
+        query, key, value = split(queries, query_layout, 3)
+    else:
+        (query,) = split(queries, query_layout, 1)
+        key, value = split(memory, key_layout, 2)
+    # A causal query that holds a token sees only keys that hold tokens: padding is on the right.
+    mask = None
+    if not causal and key_layout.has_padding:
+        mask = key_layout.mask()[:, None, None, :]
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal
+    )
+    return query_layout.pack(mixed.transpose(1, 2).flatten(-2))
+
+
+def bmm_attention(
+    queries: Tensor,
+    memory: Tensor | None,
+    layouts: tuple[Layout, Layout],
+    num_heads: int,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """`attend` by batched matrix products with a hand-written backward."""
+    return _BmmAttention.apply(queries, memory, layouts, num_heads, causal, dropout)
+
+
+def _causal_bias(width: int, like: Tensor) -> Tensor:
+    return torch.full((width, width), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
+
+
+def _weights(query: Tensor, key: Tensor, layout: Layout, num_heads: int, causal: bool) -> Tensor:
+    """Softmax of the scaled scores: (B * H, T, S)."""
+    scale = query.shape[-1] ** -0.5
+    if causal:
+        bias = _causal_bias(key.shape[1], query)
+    elif layout.has_padding:
+        bias = layout.score_bias(num_heads).to(query.dtype)
+    else:
+        return torch.bmm(query * scale, key.mT).softmax(-1)
+    return torch.baddbmm(bias, query, key.mT, alpha=scale).softmax(-1)
+
+
+class _BmmAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        memory: Tensor | None,
+        layouts: tuple[Layout, Layout],
+        num_heads: int,
+        causal: bool,
+        dropout: float,
+    ) -> Tensor:
+        query_layout, key_layout = layouts
+
+        def split(packed: Tensor, layout: Layout, parts: int) -> tuple[Tensor, ...]:
+            rows = packed.reshape(layout.num_tokens * parts * num_heads, -1)
+            cells = rows.index_select(0, layout.heads_to_rectangle(parts, num_heads))
+            return cells.view(parts, layout.batch_size * num_heads, layout.width, -1).unbind(0)
+
+        if memory is None:
+            query, key, value = split(queries, query_layout, 3)
+        else:
+            (query,) = split(queries, query_layout, 1)
+            key, value = split(memory, key_layout, 2)
+        weights = _weights(query, key, key_layout, num_heads, causal)
+        kept = None
+        if dropout:
+            kept = keep_mask(weights, dropout).mul_(1 / (1 - dropped_share(dropout)))
+        mixed = torch.bmm(weights if kept is None else weights * kept, value)
+        ctx.save_for_backward(query, key, value, weights, kept)
+        ctx.layouts, ctx.num_heads, ctx.fused = layouts, num_heads, memory is None
+        rows = mixed.view(-1, mixed.shape[-1])
+        packed = rows.index_select(0, query_layout.heads_to_packed(1, num_heads))
+        return packed.view(query_layout.num_tokens, -1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+        query, key, value, weights, kept = ctx.saved_tensors
+        (query_layout, key_layout), num_heads = ctx.layouts, ctx.num_heads
+        head_dim = query.shape[-1]
+        rows = gradient.reshape(-1, head_dim)
+        mixed = rows.index_select(0, query_layout.heads_to_rectangle(1, num_heads))
+        if query_layout.has_padding:
+            mixed.index_fill_(0, query_layout.padded_head_rows(num_heads), 0)
+        mixed = mixed.view_as(query)
+
+        parts = 3 if ctx.fused else 2
+        gradients = key.new_empty(parts, *key.shape)
+        dropped = weights if kept is None else weights * kept
+        torch.bmm(dropped.mT, mixed, out=gradients[-1])
+        of_weights = torch.bmm(mixed, value.mT)
+        if kept is not None:
+            of_weights.mul_(kept)
+        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+        of_scores.mul_(head_dim**-0.5)
+        torch.bmm(of_scores.mT, query, out=gradients[-2])
+
+        def join(heads: Tensor, layout: Layout, parts: int) -> Tensor:
+            select = layout.heads_to_packed(parts, num_heads)
+            packed = heads.view(-1, head_dim).index_select(0, select)
+            return packed.view(layout.num_tokens, parts * num_heads * head_dim)
+
+        if ctx.fused:
+            torch.bmm(of_scores, key, out=gradients[0])
+            return join(gradients, query_layout, 3), None, None, None, None, None
+        of_query = join(torch.bmm(of_scores, key), query_layout, 1)
+        return of_query, join(gradients, key_layout, 2), None, None, None, None

@@ -1,0 +1,263 @@
+"""Attention and layers with their parameters: what encoder and decoder are stacked from.
+
+Parameters keep fused layouts: queries, keys and values of self-attention are one matrix; of
+cross-attention, the queries are one and keys with values another.
+
+Shapes: N packed target or source tokens, M packed tokens of the other side, D model width,
+H heads, G key/value heads, E head width. Decoding: R = B * K rows, t positions so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nmt.config.model import ModelConfig
+from nmt.model.attention import attend
+from nmt.model.dropout import dropout
+from nmt.model.layers import FeedForward, linear, make_norm, rotate
+from nmt.model.layout import Layout
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of one attention layer, ready for decoding."""
+
+    keys: Tensor
+    """(R, H, t, E) in self-attention, (B, H, S, E) in cross-attention."""
+    values: Tensor
+    """The same shape."""
+
+
+class _HeadTransform(nn.Module):
+    """What happens to queries and keys between projection and product: QK-norm and rotation."""
+
+    def __init__(self, config: ModelConfig, head_dim: int, *, rotary: bool) -> None:
+        super().__init__()
+        self._rotary = rotary
+        self.query_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
+        self.is_identity = not (rotary or config.qk_norm)
+
+    def queries(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """(N, H, E) -> (N, H, E)."""
+        heads = self.query_norm(heads)
+        return rotate(heads, positions) if self._rotary else heads
+
+    def keys(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """(N, G, E) -> (N, G, E)."""
+        heads = self.key_norm(heads)
+        return rotate(heads, positions) if self._rotary else heads
+
+
+class SelfAttention(nn.Module):
+    """A sentence reads itself."""
+
+    def __init__(self, dim: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads or config.num_heads
+        self.head_dim = dim // config.num_heads
+        kv_dim = self.num_kv_heads * self.head_dim
+        self.query_key_value = linear(dim, dim + 2 * kv_dim, bias=config.bias)
+        for block in self.query_key_value.weight.detach().split([dim, kv_dim, kv_dim]):
+            nn.init.xavier_uniform_(block)
+        self.output = linear(dim, dim, bias=config.bias)
+        self.heads = _HeadTransform(config, self.head_dim, rotary=config.positions == "rotary")
+        self._dropout = config.attention_dropout
+
+    def _split(self, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: each (N, H, E), shared key/value heads repeated."""
+        fused = self.query_key_value(values).unflatten(-1, (-1, self.head_dim))
+        query, key, value = fused.split([self.num_heads, *[self.num_kv_heads] * 2], dim=1)
+        query, key = self.heads.queries(query, positions), self.heads.keys(key, positions)
+        if self.num_kv_heads < self.num_heads:
+            repeats = self.num_heads // self.num_kv_heads
+            key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+        return query, key, value
+
+    @override
+    def forward(self, values: Tensor, layout: Layout, causal: bool) -> Tensor:
+        """(N, D) -> (N, D)."""
+        if self.heads.is_identity and self.num_kv_heads == self.num_heads:
+            fused = self.query_key_value(values)
+        else:
+            fused = torch.cat(self._split(values, layout.positions), dim=1).flatten(1)
+        mixed = attend(
+            fused,
+            None,
+            (layout, layout),
+            num_heads=self.num_heads,
+            causal=causal,
+            dropout=self._dropout if self.training else 0.0,
+        )
+        return self.output(mixed)
+
+    def step(
+        self, values: Tensor, past: KeysValues | None, positions: Tensor
+    ) -> tuple[Tensor, KeysValues]:
+        """Read one more position of R rows: (R, D) -> (R, D) and the longer cache."""
+        query, key, value = (x.unsqueeze(2) for x in self._split(values, positions))  # (R, H, 1, E)
+        if past is not None:
+            key = torch.cat((past.keys, key), dim=2)
+            value = torch.cat((past.values, value), dim=2)
+        weights = torch.matmul(query * self.head_dim**-0.5, key.mT).softmax(-1)
+        return self.output(torch.matmul(weights, value).flatten(1)), KeysValues(key, value)
+
+
+class CrossAttention(nn.Module):
+    """The target reads the encoded source."""
+
+    def __init__(self, dim: int, memory_dim: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads or config.num_heads
+        self.head_dim = dim // config.num_heads
+        self.query = linear(dim, dim, bias=config.bias)
+        self.key_value = linear(
+            memory_dim, 2 * self.num_kv_heads * self.head_dim, bias=config.bias, blocks=2
+        )
+        self.output = linear(dim, dim, bias=config.bias)
+        # Rotations say how far apart two tokens of one sentence are: not between two languages.
+        self.heads = _HeadTransform(config, self.head_dim, rotary=False)
+        self._dropout = config.attention_dropout
+
+    def _queries(self, values: Tensor) -> Tensor:
+        query = self.query(values)
+        if self.heads.is_identity:
+            return query
+        return self.heads.query_norm(query.unflatten(-1, (-1, self.head_dim))).flatten(1)
+
+    def _memory(self, memory: Tensor) -> Tensor:
+        """Keys and values side by side, shared heads repeated: (M, 2 * H * E)."""
+        fused = self.key_value(memory)
+        if self.heads.is_identity and self.num_kv_heads == self.num_heads:
+            return fused
+        key, value = fused.unflatten(-1, (2, self.num_kv_heads, self.head_dim)).unbind(1)
+        pair = torch.stack((self.heads.key_norm(key), value), dim=1)
+        repeats = self.num_heads // self.num_kv_heads
+        return pair.repeat_interleave(repeats, dim=2).flatten(1)
+
+    @override
+    def forward(self, values: Tensor, memory: Tensor, layouts: tuple[Layout, Layout]) -> Tensor:
+        """(N, D) and the encoder's output (M, D') -> (N, D)."""
+        mixed = attend(
+            self._queries(values),
+            self._memory(memory),
+            layouts,
+            num_heads=self.num_heads,
+            dropout=self._dropout if self.training else 0.0,
+        )
+        return self.output(mixed)
+
+    def remember(self, memory: Tensor, layout: Layout) -> KeysValues:
+        """Project the encoder's output (M, D') once: (B, H, S, E) each."""
+        rows = self._memory(memory).reshape(-1, self.head_dim)
+        cells = rows.index_select(0, layout.heads_to_rectangle(2, self.num_heads))
+        shape = (2, layout.batch_size, self.num_heads, layout.width, self.head_dim)
+        return KeysValues(*cells.view(shape).unbind(0))
+
+    def step(self, values: Tensor, memory: KeysValues, bias: Tensor | None) -> Tensor:
+        """Read the source for R = B * K rows; beams share it. (R, D) -> (R, D).
+
+        ``bias`` is minus infinity at padding, (B, 1, 1, S), or None if there is none.
+        """
+        batch_size = len(memory.keys)
+        query = self._queries(values).view(batch_size, -1, self.num_heads, self.head_dim)
+        scores = torch.matmul(query.transpose(1, 2) * self.head_dim**-0.5, memory.keys.mT)
+        if bias is not None:
+            scores = scores + bias
+        mixed = torch.matmul(scores.softmax(-1), memory.values)  # (B, H, K, E)
+        return self.output(mixed.transpose(1, 2).reshape(values.shape))
+
+
+class Residual(nn.Module):
+    """Wraps sub-layers of one width: norm, dropout and the sum, before or after (post or pre)."""
+
+    def __init__(self, dim: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = make_norm(config.norm, dim, bias=config.bias)
+        self._is_pre = config.norm_position == "pre"
+        self._dropout = config.dropout
+
+    @override
+    def forward(self, values: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """(N, D) -> (N, D)."""
+        if self._is_pre:
+            return values + dropout(sublayer(self.norm(values)), self._dropout, self.training)
+        return self.norm(values + dropout(sublayer(values), self._dropout, self.training))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        dim = config.model_dim
+        self.self_attention = SelfAttention(dim, config)
+        self.self_residual = Residual(dim, config)
+        self.feed_forward = _feed_forward(dim, config.ff_dim, config)
+        self.feed_forward_residual = Residual(dim, config)
+
+    @override
+    def forward(self, values: Tensor, layout: Layout) -> Tensor:
+        """(N, D) -> (N, D)."""
+        values = self.self_residual(values, lambda x: self.self_attention(x, layout, False))
+        return self.feed_forward_residual(values, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention, feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        dim = config.decoder_dim
+        self.self_attention = SelfAttention(dim, config)
+        self.self_residual = Residual(dim, config)
+        self.cross_attention = CrossAttention(dim, config.model_dim, config)
+        self.cross_residual = Residual(dim, config)
+        self.feed_forward = _feed_forward(dim, config.decoder_ff, config)
+        self.feed_forward_residual = Residual(dim, config)
+
+    @override
+    def forward(
+        self, values: Tensor, memory: Tensor, target_layout: Layout, source_layout: Layout
+    ) -> Tensor:
+        """(N, D) and the encoder's output (M, D') -> (N, D)."""
+        layouts = (target_layout, source_layout)
+        values = self.self_residual(values, lambda x: self.self_attention(x, target_layout, True))
+        values = self.cross_residual(values, lambda x: self.cross_attention(x, memory, layouts))
+        return self.feed_forward_residual(values, self.feed_forward)
+
+    def step(
+        self,
+        values: Tensor,
+        past: KeysValues | None,
+        memory: KeysValues,
+        bias: Tensor | None,
+        positions: Tensor,
+    ) -> tuple[Tensor, KeysValues]:
+        """One more position of R rows: (R, D) -> (R, D) and the longer cache."""
+        longer: list[KeysValues] = []
+
+        def read_itself(x: Tensor) -> Tensor:
+            mixed, cache = self.self_attention.step(x, past, positions)
+            longer.append(cache)
+            return mixed
+
+        values = self.self_residual(values, read_itself)
+        values = self.cross_residual(values, lambda x: self.cross_attention.step(x, memory, bias))
+        return self.feed_forward_residual(values, self.feed_forward), longer[0]
+
+
+def _feed_forward(dim: int, inner_dim: int, config: ModelConfig) -> FeedForward:
+    return FeedForward(
+        dim,
+        inner_dim,
+        activation=config.activation,
+        bias=config.bias,
+        dropout=config.activation_dropout,
+    )

@@ -1,0 +1,312 @@
+"""The loop: update, report, validate, save, stop.
+
+All that an update depends on is in the checkpoint: weights, optimizer, random generators, the
+position in the data, and the counters below. So a run that is stopped anywhere and started again
+makes the same updates as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from nmt.training.report import (
+    NoteReport,
+    Reporter,
+    SavedReport,
+    UpdateReport,
+    ValidationReport,
+)
+from nmt.training.stopping import History
+from torch import Tensor
+
+from nmt.config.training import TrainingConfig
+from nmt.data.loader import Loader, Position
+from nmt.engine.seeding import random_state, restore_random_state
+from nmt.training.optimizer import FlatAdamW
+from nmt.training.update import Updater, UpdateStats
+from nmt.training.validation import Scores, Validator
+
+
+class Saver(Protocol):
+    """Writes a checkpoint and forgets old ones."""
+
+    def __call__(
+        self,
+        step: int,
+        *,
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        history: History,
+    ) -> str | None:
+        """Save; return where, or None if the disk was full and training is to go on."""
+        ...
+
+
+class StopRequest(Protocol):
+    """Tells the loop that the process was asked to stop."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether to finish the current update, save and leave."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where training stands. Written into every checkpoint."""
+
+    step: int = 0
+    """Optimizer updates made."""
+    position: Position = Position()
+    """The batch to be read next."""
+    total_steps: int | None = None
+    """Updates in all; None when only patience ends training."""
+    history: History = field(default_factory=History)
+    """Validation scores so far."""
+    nats: float = 0.0
+    """Objective summed since the last report."""
+    source_tokens: int = 0
+    target_tokens: int = 0
+    padded_tokens: int = 0
+    """Tokens since the last report."""
+    skipped: int = 0
+    """Updates left out in all, because loss or gradient was not finite."""
+
+    def add(self, stats: UpdateStats) -> None:
+        """Count one update."""
+        self.step += 1
+        self.nats += stats.nats
+        self.source_tokens += stats.source_tokens
+        self.target_tokens += stats.target_tokens
+        self.padded_tokens += stats.padded_tokens
+        self.skipped += stats.skipped
+
+    def clear_sums(self) -> None:
+        """Begin a new interval between reports."""
+        self.nats = 0.0
+        self.source_tokens = self.target_tokens = self.padded_tokens = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for state.json."""
+        names = ("step", "total_steps", "nats", "source_tokens", "target_tokens", "padded_tokens")
+        values = {name: getattr(self, name) for name in (*names, "skipped")}
+        return values | {"position": asdict(self.position), "history": self.history.as_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
+        """Take `as_dict` back."""
+        plain = dict(values)
+        return cls(
+            position=Position(**plain.pop("position")),
+            history=History.from_dict(plain.pop("history")),
+            **plain,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSummary:
+    """How training ended."""
+
+    step: int
+    """Updates made."""
+    reason: str
+    """Why it ended: ``budget``, ``patience`` or ``signal``."""
+    best_step: int | None
+    """Update of the best checkpoint."""
+    best_score: float | None
+    """Its score (BLEU, chrF, or minus the loss)."""
+    training_seconds: float
+    """Time spent in updates by this process, without validation and saving."""
+
+
+class Trainer:
+    """Trains one model to its end.
+
+    Args:
+        config: The training section.
+        updater: Makes updates.
+        optimizer: Owns the weights.
+        loader: Gives batches.
+        schedule: Update, from 1 -> learning rate.
+        validator: Measures the model.
+        saver: Writes checkpoints.
+        reporter: Is told what happens.
+        stop: Asked after every update.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        *,
+        updater: Updater,
+        optimizer: FlatAdamW,
+        loader: Loader,
+        schedule: Callable[[int], float],
+        validator: Validator,
+        saver: Saver,
+        reporter: Reporter,
+        stop: StopRequest,
+    ) -> None:
+        self._config = config
+        self._updater, self._optimizer, self._loader = updater, optimizer, loader
+        self._schedule, self._validator = schedule, validator
+        self._saver, self._reporter, self._stop = saver, reporter, stop
+        self._device = updater.model.output_weight.device
+        self._seconds = 0.0
+        self._interval_seconds = 0.0
+        self._saved_step = 0
+        self.progress = Progress()
+
+    def resume(
+        self,
+        *,
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Continue from a checkpoint."""
+        moments = {k: v for k, v in optimizer.items() if not k.startswith("random/")}
+        self._optimizer.load(model, moments)
+        restore_random_state(optimizer, self._device)
+        self._updater.load_counters(state["counters"])
+        self.progress = Progress.from_dict(state["progress"])
+        self._saved_step = self.progress.step
+
+    def run(self) -> TrainingSummary:
+        """Train until the budget is used, patience ends, or the process is asked to stop."""
+        reason = self._finished()
+        updates = self._loader.updates(self.progress.position)
+        while reason is None:
+            batches, after = next(updates)
+            begin = time.perf_counter()
+            learning_rate = self._schedule(self.progress.step + 1)
+            stats = self._updater(batches, learning_rate)
+            self._interval_seconds += time.perf_counter() - begin
+            self.progress.add(stats)
+            self.progress.position = after
+            reason = self._finished()
+            self._after_update(stats, learning_rate, is_last=reason == "budget")
+            if self._stop.requested:
+                reason = "signal"
+            reason = reason or self._finished()
+        if self._saved_step < self.progress.step:
+            self._save()
+        best = self.progress.history.best
+        return TrainingSummary(
+            step=self.progress.step,
+            reason=reason,
+            best_step=best.step if best else None,
+            best_score=best.score if best else None,
+            training_seconds=self._seconds + self._interval_seconds,
+        )
+
+    def _finished(self) -> str | None:
+        total = self.progress.total_steps
+        if total is not None and self.progress.step >= total:
+            return "budget"
+        if self.progress.history.should_stop(self._config.patience):
+            return "patience"
+        return None
+
+    def _after_update(self, stats: UpdateStats, learning_rate: float, *, is_last: bool) -> None:
+        step, config = self.progress.step, self._config
+        if stats.skipped:
+            self._reporter.report(NoteReport(step, "update skipped: loss or gradient not finite"))
+        if step % config.report_every == 0 or is_last:
+            self._report(stats, learning_rate)
+        if self._stop.requested:
+            return
+        if step % config.validate_every == 0 or is_last:
+            self._validate()
+            self._save()
+        elif step % config.save_every == 0:
+            self._save()
+
+    def _report(self, stats: UpdateStats, learning_rate: float) -> None:
+        sums, seconds = self.progress, max(self._interval_seconds, 1e-9)
+        self._reporter.report(
+            UpdateReport(
+                step=sums.step,
+                epoch=sums.position.epoch,
+                loss=sums.nats / max(sums.target_tokens, 1),
+                learning_rate=learning_rate,
+                gradient_norm=stats.gradient_norm,
+                target_tokens_per_second=sums.target_tokens / seconds,
+                source_tokens_per_second=sums.source_tokens / seconds,
+                padding_waste=1
+                - (sums.source_tokens + sums.target_tokens) / max(sums.padded_tokens, 1),
+                seconds=seconds,
+            )
+        )
+        sums.clear_sums()
+        self._seconds += self._interval_seconds
+        self._interval_seconds = 0.0
+
+    def _validate(self) -> None:
+        begin = time.perf_counter()
+        scores = self._validator()
+        score = self._score(scores)
+        self.progress.history = self.progress.history.add(self.progress.step, score)
+        self._reporter.report(
+            ValidationReport(
+                step=self.progress.step,
+                epoch=self.progress.position.epoch,
+                loss=scores.nats_per_token,
+                perplexity=math.exp(min(scores.nats_per_token, 700)),
+                bleu=scores.bleu,
+                chrf=scores.chrf,
+                seconds=time.perf_counter() - begin,
+                samples=scores.samples,
+            )
+        )
+
+    def _score(self, scores: Scores) -> float:
+        metric = self._config.validation.metric
+        value = {"bleu": scores.bleu, "chrf": scores.chrf, "loss": -scores.nats_per_token}[metric]
+        return -scores.nats_per_token if value is None else value
+
+    def _save(self) -> None:
+        begin = time.perf_counter()
+        where = self._saver(
+            self.progress.step,
+            model=self._optimizer.weights(),
+            optimizer=self._optimizer.state() | random_state(self._device),
+            state={"progress": self.progress.as_dict(), "counters": self._updater.counters()},
+            history=self.progress.history,
+        )
+        if where is not None:
+            self._saved_step = self.progress.step
+            seconds = time.perf_counter() - begin
+            self._reporter.report(SavedReport(self.progress.step, where, seconds))
+
+
+def measure_update_seconds(
+    updater: Updater, optimizer: FlatAdamW, loader: Loader, *, num_updates: int = 16
+) -> float:
+    """Return the median seconds of an update, and leave no trace.
+
+    Makes some updates with a learning rate of zero, then puts weights, optimizer and random
+    generators back as they were.
+    """
+    device = updater.model.output_weight.device
+    weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
+    moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    generators, counters = random_state(device), updater.counters()
+    updates, seconds = loader.updates(Position()), []
+    for _ in range(num_updates):
+        batches, _after = next(updates)
+        begin = time.perf_counter()
+        updater(batches, 0.0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    optimizer.load(weights, moments)
+    restore_random_state(generators, device)
+    updater.load_counters(counters)
+    return sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]

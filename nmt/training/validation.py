@@ -1,0 +1,99 @@
+"""A model and held-out pairs -> loss and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from nmt.data.store import ParallelStore
+
+from nmt.data.batch import Batch, collate
+from nmt.data.batching import plan_batches
+from nmt.training.update import Updater
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a validation found."""
+
+    nats_per_token: float
+    """Cross-entropy of the reference without smoothing."""
+    bleu: float | None = None
+    """BLEU of the decoded translations, in 0 to 100."""
+    chrf: float | None = None
+    """ChrF2 of the decoded translations, in 0 to 100."""
+    samples: tuple[tuple[str, str, str], ...] = ()
+    """A few of (source, translation, reference)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextScores:
+    """Scores of decoded text."""
+
+    bleu: float
+    chrf: float
+    samples: tuple[tuple[str, str, str], ...]
+
+
+class TextValidator(Protocol):
+    """Translates the validation set with the model as it is, and scores the text."""
+
+    def __call__(self) -> TextScores:
+        """Return the scores."""
+        ...
+
+
+class Validator:
+    """Measures one model on one validation set.
+
+    Args:
+        updater: Computes losses as training does.
+        store: The held-out pairs.
+        max_tokens: Tokens in a batch.
+        text_validator: Decodes and scores; None leaves BLEU and chrF out.
+        check: Called between batches; may raise to interrupt.
+    """
+
+    def __init__(
+        self,
+        updater: Updater,
+        store: ParallelStore,
+        *,
+        max_tokens: int,
+        text_validator: TextValidator | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._updater = updater
+        self._text_validator = text_validator
+        self._check = check
+        self._batches = _fixed_batches(store, max_tokens)
+
+    def __call__(self) -> Scores:
+        """Return loss and scores of the model as it is. Draws no random numbers."""
+        model = self._updater.model
+        was_training = model.training
+        model.eval()
+        nats, tokens = 0.0, 0
+        device = model.output_weight.device
+        with torch.inference_mode():
+            for batch in self._batches:
+                self._check()
+                loss = self._updater.loss(batch.to(device), 0.0)
+                nats += float(loss.nats)
+                tokens += loss.tokens
+            text = self._text_validator() if self._text_validator else None
+        model.train(was_training)
+        nats_per_token = nats / max(tokens, 1)
+        if text is None:
+            return Scores(nats_per_token)
+        return Scores(nats_per_token, text.bleu, text.chrf, text.samples)
+
+
+def _fixed_batches(store: ParallelStore, max_tokens: int) -> Sequence[Batch]:
+    lengths = (store.source_lengths + 1, store.target_lengths + 1)
+    longest = int(np.add(*lengths).max(initial=0))
+    plan = plan_batches(*lengths, max_tokens=max(max_tokens, longest), noise=0, seed=0, epoch=0)
+    return [collate(store, rows) for rows in plan]
