@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+
 from nmt.data.store import ParallelStore
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
-from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from nmt.data.store import ParallelStore
 
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import epoch_rows, plan_batches
+from nmt.data.store import ParallelStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,129 @@
+"""The only module that imports sentencepiece: learn a model, encode, decode.
+
+Kudo and Richardson (2018), SentencePiece.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from nmt.config.data import TokenizerConfig
+from nmt.errors import TokenizerError
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+
+class SentencePieceTokenizer:
+    """One SentencePiece model. See `nmt.text.tokenizer.Tokenizer`."""
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        self._processor = processor
+
+    @classmethod
+    def load(cls, path: Path) -> SentencePieceTokenizer:
+        """Read a model file.
+
+        Raises:
+            TokenizerError: It is no SentencePiece model, or has other special ids than ours.
+        """
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        except (RuntimeError, OSError) as error:
+            raise TokenizerError(
+                f"{path} is not a readable SentencePiece model.",
+                fix="Restore the file from the prepared folder, or prepare the data again.",
+            ) from error
+        found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        if found != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+            raise TokenizerError(
+                f"{path} has pad, unk, bos, eos at {found}, not at "
+                f"{(PAD_ID, UNK_ID, BOS_ID, EOS_ID)}.",
+                fix="Use a model made by `nmt prepare`.",
+            )
+        return cls(processor)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary, special ones included."""
+        return int(self._processor.get_piece_size())
+
+    def encode(self, line: str) -> list[int]:
+        """Return the ids of ``line``, without BOS and EOS."""
+        return list(self._processor.encode(_encodable(line)))
+
+    def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Encode many lines at once, with this many threads."""
+        clean = [_encodable(line) for line in lines]
+        return list(self._processor.encode(clean, num_threads=threads))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``; special ids are left out."""
+        plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
+        return str(self._processor.decode(plain))
+
+    def is_fallback(self, index: int) -> bool:
+        """Whether an id stands for a single byte or for an unknown piece."""
+        return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))
+
+
+def _encodable(line: str) -> str:
+    """Replace lone surrogates, which have no UTF-8 form."""
+    return line if line.isascii() else line.encode("utf-8", "replace").decode("utf-8")
+
+
+def train_sentencepiece(
+    lines: Iterator[str], path: Path, config: TokenizerConfig, *, threads: int
+) -> None:
+    """Learn a model from ``lines`` and write it to ``path``.
+
+    Raises:
+        TokenizerError: The text allows no vocabulary of this size; the message names the largest.
+    """
+    usable = (_encodable(line).replace("\0", " ") for line in lines)
+    with path.open("wb") as file:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=usable,
+                model_writer=file,
+                model_type=config.kind,
+                vocab_size=config.vocab_size,
+                character_coverage=config.character_coverage,
+                byte_fallback=config.byte_fallback,
+                normalization_rule_name=config.normalization,
+                max_sentence_length=4 * 10_000,
+                num_threads=threads,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                minloglevel=2,
+            )
+            return
+        except RuntimeError as caught:
+            error = caught
+    path.unlink(missing_ok=True)
+    raise _explained(str(error), config) from error
+
+
+def _explained(message: str, config: TokenizerConfig) -> TokenizerError:
+    largest = re.search(r"value <= (\d+)", message)
+    smallest = re.search(r"smaller than required_chars[^\d]*(\d+)? ?vs ?(\d+)", message)
+    if largest:
+        return TokenizerError(
+            f"The training text allows no vocabulary of {config.vocab_size:,} entries; "
+            f"the largest is {int(largest[1]):,}.",
+            fix=f"Set tokenizer.vocab_size to {largest[1]} or less.",
+        )
+    if smallest:
+        return TokenizerError(
+            f"A vocabulary of {config.vocab_size:,} entries does not hold the text's characters: "
+            f"{smallest[2]} are needed.",
+            fix="Raise tokenizer.vocab_size, or lower tokenizer.character_coverage.",
+        )
+    return TokenizerError(
+        f"SentencePiece could not learn from the training text: {message.strip()}",
+        fix="Check that the corpora have text, and lower tokenizer.vocab_size.",
+    )

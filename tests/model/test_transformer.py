@@ -1,0 +1,253 @@
+"""The model against torch's own modules, the published sizes, and its laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from nmt.config.model import ModelConfig
+from nmt.model.blocks import DecoderLayer, EncoderLayer, SelfAttention
+from nmt.model.factory import build_model, count_parameters
+from nmt.model.layout import Layout
+from nmt.model.transformer import Transformer
+
+SMALL = {"model_dim": 32, "ff_dim": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "tiny-like": {"norm_position": "pre"},
+    "halves": {"positions": "sinusoidal-halves", "output_bias": True},
+    "learned": {"positions": "learned", "embeddings": "decoder-tied", "activation": "gelu"},
+    "none": {"positions": "none", "scale_embeddings": False},
+    "modern": {
+        "norm_position": "pre",
+        "norm": "rms",
+        "activation": "swiglu",
+        "positions": "rotary",
+        "qk_norm": True,
+        "bias": False,
+        "decoder_layers": 1,
+    },
+    "grouped": {"num_kv_heads": 2, "embeddings": "separate"},
+    "rotary-post": {"positions": "rotary", "num_kv_heads": 1},
+    "two-widths": {
+        "decoder_model_dim": 48,
+        "decoder_ff_dim": 40,
+        "embeddings": "decoder-tied",
+        "qk_norm": True,
+    },
+}
+
+
+def small_model(**options: Any) -> Transformer:
+    torch.manual_seed(3)
+    return build_model(ModelConfig(**{**SMALL, **options}), 50, 50).eval()
+
+
+def padded(lengths: list[int], width: int | None = None) -> tuple[Tensor, Tensor]:
+    """Random sentences of these lengths, and the positions of their tokens."""
+    width = width or max(lengths)
+    generator = torch.Generator().manual_seed(sum(lengths) + len(lengths))
+    ids = torch.randint(4, 50, (len(lengths), width), generator=generator)
+    layout = Layout.from_lengths(torch.tensor(lengths), width)
+    return ids * layout.mask(), layout.index
+
+
+def logits_of(model: Transformer, source: list[int], target: list[int]) -> Tensor:
+    source_ids, source_index = padded(source)
+    target_ids, target_index = padded(target)
+    with torch.no_grad():
+        return model.logits(model(source_ids, source_index, target_ids, target_index))
+
+
+def test_the_base_model_has_the_published_number_of_parameters() -> None:
+    # Vaswani et al. (2017), base. Attention: 4 (512 x 512 + 512) = 1,050,624; feed-forward:
+    # 512 x 2048 x 2 + 2048 + 512 = 2,099,712; a norm: 1,024.
+    # Encoder: 6 (1,050,624 + 2,099,712 + 2 x 1,024); decoder: one attention and norm more a layer.
+    sizes = count_parameters(build_model(ModelConfig(), 37_000, 37_000))
+
+    assert sizes == {"embeddings": 18_944_000, "encoder": 18_914_304, "decoder": 25_224_192}
+    assert sum(sizes.values()) == 63_082_496
+
+
+def copy_attention(ours: SelfAttention, theirs: nn.MultiheadAttention) -> None:
+    theirs.in_proj_weight.copy_(ours.query_key_value.weight)
+    theirs.in_proj_bias.copy_(ours.query_key_value.bias)
+    theirs.out_proj.weight.copy_(ours.output.weight)
+    theirs.out_proj.bias.copy_(ours.output.bias)
+
+
+def copy_common(ours: EncoderLayer | DecoderLayer, theirs: Any) -> None:
+    copy_attention(ours.self_attention, theirs.self_attn)
+    theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
+    theirs.norm1.load_state_dict(ours.self_residual.norm.state_dict())
+    last = theirs.norm3 if isinstance(ours, DecoderLayer) else theirs.norm2
+    last.load_state_dict(ours.feed_forward_residual.norm.state_dict())
+
+
+def random_parameters(model: nn.Module) -> None:
+    """Norms and biases away from their initial ones and zeros, so that a mix-up shows."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise, alpha=0.1)
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_layers_equal_torch_s_own_with_the_same_weights(
+    norm_position: str, activation: str
+) -> None:
+    config = ModelConfig(
+        **SMALL,
+        norm_position=norm_position,
+        activation=activation,
+        dropout=0.0,  # type: ignore[arg-type]
+    )
+    shape = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
+    encoder, decoder = EncoderLayer(config).eval(), DecoderLayer(config).eval()
+    random_parameters(encoder)
+    random_parameters(decoder)
+    torch_encoder = nn.TransformerEncoderLayer(32, 4, 64, activation=activation, **shape)
+    torch_decoder = nn.TransformerDecoderLayer(32, 4, 64, activation=activation, **shape)
+    cross = decoder.cross_attention
+    with torch.no_grad():
+        copy_common(encoder, torch_encoder)
+        copy_common(decoder, torch_decoder)
+        theirs = torch_decoder.multihead_attn
+        theirs.in_proj_weight.copy_(torch.cat((cross.query.weight, cross.key_value.weight)))
+        theirs.in_proj_bias.copy_(torch.cat((cross.query.bias, cross.key_value.bias)))
+        theirs.out_proj.load_state_dict(cross.output.state_dict())
+        torch_decoder.norm2.load_state_dict(decoder.cross_residual.norm.state_dict())
+
+    source_layout = Layout.from_lengths(torch.tensor([5, 3, 4]), 5)
+    target_layout = Layout.from_lengths(torch.tensor([2, 6, 4]), 6)
+    source, target = torch.randn(3, 5, 32), torch.randn(3, 6, 32)
+    memory = encoder(source_layout.pack(source), source_layout)
+    mixed = decoder(target_layout.pack(target), memory, target_layout, source_layout)
+
+    # In training mode torch takes its plain path, which keeps gradients and padding rows defined.
+    expected_memory = torch_encoder(source, src_key_padding_mask=~source_layout.mask())
+    expected = torch_decoder(
+        target,
+        expected_memory,
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(6).isinf(),
+        memory_key_padding_mask=~source_layout.mask(),
+    )
+    torch.testing.assert_close(memory, source_layout.pack(expected_memory), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mixed, target_layout.pack(expected), rtol=1e-4, atol=1e-5)
+
+    # Gradients too: the backward of attention is our own.
+    weight = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(1))
+    (mixed * weight).sum().backward()
+    (target_layout.pack(expected) * weight).sum().backward()
+    ours = encoder.self_attention.query_key_value.weight.grad
+    torch.testing.assert_close(
+        ours, torch_encoder.self_attn.in_proj_weight.grad, rtol=1e-3, atol=1e-4
+    )
+    ours = torch.cat([cross.query.weight.grad, cross.key_value.weight.grad])  # type: ignore[list-item]
+    torch.testing.assert_close(ours, theirs.in_proj_weight.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decoding_step_by_step_equals_reading_the_whole_target(variant: str) -> None:
+    model = small_model(**VARIANTS[variant])
+    source, source_index = padded([7, 4, 6])
+    target, target_index = padded([5, 6, 3])
+    with torch.no_grad():
+        whole = model.logits(model(source, source_index, target, target_index))
+        state = model.start(source, torch.tensor([7, 4, 6]))
+        steps = []
+        for position in range(6):
+            logits, state = model.step(state, target[:, position : position + 1])
+            steps.append(logits[:, 0])
+
+    one_by_one = torch.stack(steps, dim=1).flatten(0, 1)[target_index]
+    torch.testing.assert_close(one_by_one, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_selecting_beams_and_stepping_commute(variant: str) -> None:
+    model = small_model(**VARIANTS[variant])
+    source, _ = padded([7, 4, 6])
+    with torch.no_grad():
+        state = model.start(source, torch.tensor([7, 4, 6]))
+        _, state = model.step(state, torch.tensor([[2], [2], [2]]))
+        state = model.select(state, torch.arange(3), torch.zeros(3, 2, dtype=torch.int64))
+        tokens = torch.tensor([[4, 5], [6, 7], [8, 9]])
+        _, state = model.step(state, tokens)
+        sentences, beams = torch.tensor([0, 2]), torch.tensor([[1, 0, 1], [0, 0, 1]])
+        chosen = model.select(state, sentences, beams)
+        after, _ = model.step(chosen, torch.full((2, 3), 11))
+        full, _ = model.step(state, torch.full((3, 2), 11))
+
+    expected = full[sentences].gather(1, beams.unsqueeze(-1).expand(-1, -1, full.shape[-1]))
+    torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_token_changes_nothing_before_it(variant: str) -> None:
+    model = small_model(**VARIANTS[variant])
+    source, source_index = padded([6])
+    target, target_index = padded([7])
+    changed = target.clone()
+    changed[0, 4] = 49 if target[0, 4] != 49 else 48
+    with torch.no_grad():
+        before = model(source, source_index, target, target_index)
+        after = model(source, source_index, changed, target_index)
+
+    torch.testing.assert_close(before[:4], after[:4], rtol=0, atol=0)
+    assert not torch.allclose(before[4:], after[4:])
+
+
+@settings(max_examples=20)
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=5),
+    extra=st.integers(0, 5),
+)
+def test_neither_padding_nor_batch_mates_change_a_sentence(
+    variant: str, lengths: list[tuple[int, int]], extra: int
+) -> None:
+    model = small_model(**VARIANTS[variant])
+    source_lengths, target_lengths = [s for s, _ in lengths], [t for _, t in lengths]
+    source, source_index = padded(source_lengths, max(source_lengths) + extra)
+    target, target_index = padded(target_lengths, max(target_lengths) + extra)
+    with torch.no_grad():
+        together = model(source, source_index, target, target_index)
+        first_source = source[:1, : source_lengths[0]]
+        first_target = target[:1, : target_lengths[0]]
+        alone = model(
+            first_source,
+            torch.arange(source_lengths[0]),
+            first_target,
+            torch.arange(target_lengths[0]),
+        )
+
+    torch.testing.assert_close(together[: target_lengths[0]], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_tied_tables_are_one_parameter_and_stored_once() -> None:
+    tied, apart = small_model(), small_model(embeddings="separate")
+
+    assert tied.output_weight is tied.source_vectors
+    names = set(apart.state_dict()) - set(tied.state_dict())
+    assert names == {"target_vectors", "output_vectors"}
+
+
+def test_tied_embeddings_need_one_vocabulary() -> None:
+    with pytest.raises(ValueError, match="50 and 60"):
+        build_model(ModelConfig(**SMALL), 50, 60)  # type: ignore[arg-type]
+
+
+def test_logits_are_the_same_in_every_run() -> None:
+    assert torch.equal(
+        logits_of(small_model(), [3, 4], [2, 5]), logits_of(small_model(), [3, 4], [2, 5])
+    )
