@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Strict
+
+T = TypeVar("T")
+
+FilePath = Annotated[Path, Strict(strict=False)]
+"""A path; text is taken too, as YAML has no paths."""
+Many = Annotated[tuple[T, ...], Strict(strict=False)]
+"""Any number of values; a list is taken too, as YAML has no tuples."""
+Pair = Annotated[tuple[T, T], Strict(strict=False)]
+"""Two values; a list is taken too."""
 
 
 class Section(BaseModel):
@@ -11,6 +23,7 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
+        strict=True,  # `max_steps: true` is a slip, not a 1
         use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config.base import Section
+from nmt.config.base import FilePath, Many, Pair, Section
 
 
 class CorpusConfig(Section):
@@ -19,18 +18,18 @@ class CorpusConfig(Section):
 
     name: str | None = None
     """Name in reports and error messages; made from the place when left out."""
-    source: Path | None = None
+    source: FilePath | None = None
     """Source text, one sentence a line; plain, .gz, .bz2 or .xz (.zst if the library is there)."""
-    target: Path | None = None
+    target: FilePath | None = None
     """Target text, line-aligned with ``source``."""
-    tsv: Path | None = None
+    tsv: FilePath | None = None
     """Tab-separated file with a source and a target column (see ``columns``)."""
-    columns: tuple[int, int] = (0, 1)
+    columns: Pair[int] = (0, 1)
     """Columns of source and target in ``tsv``, counted from 0."""
-    jsonl: Path | None = None
+    jsonl: FilePath | None = None
     """JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language codes."""
     huggingface: str | None = None
-    """Hub id (``wmt/wmt14``) or a local .parquet, .csv, .json file or folder, read by `datasets`."""
+    """Hub id (``wmt/wmt14``), or a local .parquet, .csv or .json file or folder."""
     subset: str | None = None
     """Configuration of the ``huggingface`` data set, for example ``de-en``."""
     split: str = "train"
@@ -50,8 +49,11 @@ class CorpusConfig(Section):
     def _one_place(self) -> Self:
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target must be given together")
-        places = [p for p in ("source", "tsv", "jsonl", "huggingface", "sacrebleu", "demo")
-                  if getattr(self, p) is not None]
+        places = [
+            p
+            for p in ("source", "tsv", "jsonl", "huggingface", "sacrebleu", "demo")
+            if getattr(self, p) is not None
+        ]
         if len(places) != 1:
             found = ", ".join(places) or "none"
             raise ValueError(
@@ -64,7 +66,7 @@ class CorpusConfig(Section):
 class DataConfig(Section):
     """The parallel corpora."""
 
-    train: tuple[CorpusConfig, ...] = Field(min_length=1)
+    train: Many[CorpusConfig] = Field(min_length=1)
     """Training corpora; all are read, each as often as its ``weight`` says."""
     valid: CorpusConfig
     """Held-out pairs that choose the best checkpoint."""

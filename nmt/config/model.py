@@ -25,7 +25,7 @@ MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
         "bias": False,
     },
 })  # fmt: skip
-"""Name -> the fields of `ModelConfig` that differ from its defaults (which are the paper's base)."""
+"""Name -> the fields of `ModelConfig` that differ from its defaults (the paper's base)."""
 
 
 class ModelConfig(Section):

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from nmt.config.base import Section
+from nmt.config.base import FilePath, Section
 from nmt.config.data import BatchConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
@@ -24,9 +24,9 @@ class RunConfig(Section):
     """Language code of the source, for example ``de``."""
     target_language: str = Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$")
     """Language code of the target, for example ``en``."""
-    prepared_dir: Path = Path()
+    prepared_dir: FilePath = Path()
     """Folder of the prepared data; ``prepared/<name>`` when left out."""
-    run_dir: Path = Path()
+    run_dir: FilePath = Path()
     """Folder of the training run; ``runs/<name>`` when left out."""
     data: DataConfig
     tokenizer: TokenizerConfig = TokenizerConfig()

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config.base import Section
+from nmt.config.base import Pair, Section
 
 
 class ScheduleConfig(Section):
@@ -29,7 +29,7 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter 2019)."""
 
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: Pair[float] = (0.9, 0.98)
     """Decay of the running means of gradient and squared gradient."""
     epsilon: float = Field(default=1e-9, gt=0)
     """Added to the denominator."""

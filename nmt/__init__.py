@@ -1,0 +1,68 @@
+"""Neural machine translation: two text files in, a translator out.
+
+The public names below load on first use, so that importing one does not import torch for another.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from nmt.version import __version__
+
+if TYPE_CHECKING:
+    from nmt.commands.evaluate import evaluate
+    from nmt.commands.prepare import prepare
+    from nmt.commands.train import train
+    from nmt.config.loader import load_config
+    from nmt.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DeviceError,
+        DivergedError,
+        GateError,
+        NmtError,
+        TokenizerError,
+    )
+    from nmt.metrics.score import Score
+    from nmt.translation.translator import TranslationResult, Translator
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "DivergedError",
+    "GateError",
+    "NmtError",
+    "Score",
+    "TokenizerError",
+    "TranslationResult",
+    "Translator",
+    "__version__",
+    "evaluate",
+    "load_config",
+    "prepare",
+    "train",
+]
+
+_HOMES = {
+    "Score": "nmt.metrics.score",
+    "TranslationResult": "nmt.translation.translator",
+    "Translator": "nmt.translation.translator",
+    "evaluate": "nmt.commands.evaluate",
+    "load_config": "nmt.config.loader",
+    "prepare": "nmt.commands.prepare",
+    "train": "nmt.commands.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "nmt.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,8 @@
+"""``python -m nmt`` is ``nmt``."""
+
+from __future__ import annotations
+
+from nmt.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The root of the command line: lists the commands; turns errors into messages and exit codes.
+
+Exit codes: 0 done; 1 unexpected; 2 usage or configuration; 3 bad input data; 4 bad model or
+checkpoint; 5 training diverged; 6 a quality gate was not met; 130 and 143 stopped by a signal; 141
+the reader of standard output went away.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from nmt.cli import config, prepare, train
+from nmt.cli.options import VERBOSE
+from nmt.errors import NmtError
+from nmt.version import __version__
+
+BROKEN_PIPE = 141
+"""What a shell reports for a program stopped by SIGPIPE."""
+
+
+class _Commands(TyperGroup):
+    """The root command; one place knows how failures end the process."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except NmtError as error:
+            if ctx.meta.get(VERBOSE):
+                traceback.print_exc()
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            # The interpreter flushes once more at exit, which must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="nmt",
+    cls=_Commands,
+    help="Train, run and measure translators. One configuration file, one run folder.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nmt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Train, run and measure translators. One configuration file, one run folder."""
+
+
+app.command(epilog=prepare.EPILOG)(prepare.prepare)
+app.command(epilog=train.EPILOG)(train.train)
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # A C locale would make them ASCII; text here is UTF-8, and ends in LF, on every machine.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    app()

@@ -1,0 +1,156 @@
+"""YAML file and ``--set`` overrides -> `RunConfig`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from nmt.config.document import Document, KeyPath, dump_document, parse_document, read_document
+from nmt.config.problems import Problem, find_problems, unknown_key
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+
+BESIDE: Final = "@config/"
+"""A path that starts so is taken relative to the folder of the configuration file."""
+
+
+@dataclass(slots=True)
+class _Layers:
+    """The file's values with the overrides on top, and where each value came from."""
+
+    name: str
+    values: dict[str, Any]
+    lines: dict[KeyPath, int]
+    flags: dict[KeyPath, str] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> str:
+        """The flag, or the file and line, nearest to a path."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.flags:
+                return f"--set {self.flags[path[:end]]}"
+            if end and path[:end] in self.lines:
+                return f"{self.name}:{self.lines[path[:end]]}"
+        return self.name
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration: defaults, then the model's preset, then the file, then overrides.
+
+    Args:
+        path: A YAML file.
+        overrides: ``section.key=value`` each; the value is read as YAML, so numbers, ``null`` and
+            ``[lists]`` work. Later ones win. List entries are named by position:
+            ``data.train.0.weight``.
+
+    Raises:
+        ConfigError: Anything is wrong. Lists every problem with its line or flag, what was found
+            and what is allowed.
+    """
+    path = Path(path)
+    document = read_document(path)
+    layers = _Layers(str(path), _root(document, str(path)), document.lines)
+    problems = [problem for text in overrides for problem in _override(layers, text)]
+    values = _beside(layers.values, path.parent)
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems += [found.at(layers.place(found.path)) for found in find_problems(error)]
+    else:
+        if not problems:
+            return config
+    raise _config_error(problems)
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML; `load_config` reads it back to an equal value."""
+    return dump_document(config.model_dump(mode="json"))
+
+
+def _root(document: Document, name: str) -> dict[str, Any]:
+    if not isinstance(document.values, dict):
+        raise ConfigError(
+            f"{name} holds no keys.", fix="Write `key: value` lines as in configs/demo.yaml."
+        )
+    return document.values
+
+
+def _override(layers: _Layers, text: str) -> Iterator[str]:
+    """Put one ``key=value`` into the values; yields problems instead of stopping at the first."""
+    dotted, equals, value_text = text.partition("=")
+    if not equals or not dotted.strip():
+        yield f"--set {text}: write it as section.key=value"
+        return
+    try:
+        value = parse_document(value_text, name=f"--set {text}").values if value_text else None
+    except ConfigError as error:
+        yield error.problem
+        return
+    path = tuple(int(part) if part.isdecimal() else part for part in dotted.strip().split("."))
+    problem = _put(layers.values, path, value)
+    if problem is not None:
+        yield problem.at(f"--set {text}")
+        return
+    for known in [known for known in layers.flags if known[: len(path)] == path]:
+        del layers.flags[known]
+    layers.flags[_as_found(layers.values, path)] = text
+
+
+def _put(values: dict[str, Any], path: KeyPath, value: Any) -> Problem | None:
+    place: Any = values
+    for depth, part in enumerate(path):
+        is_last = depth == len(path) - 1
+        if isinstance(place, list):
+            if not isinstance(part, int) or part >= len(place):
+                count = len(place)
+                return Problem(path, f"{_dotted(path[:depth])} has {count} entries, from 0")
+            index: Any = part
+        elif isinstance(place, dict):
+            index = str(part)
+            if not is_last and place.get(index) is None:
+                place[index] = {}
+        else:
+            return Problem(path, unknown_key(path))
+        if is_last:
+            place[index] = value
+        else:
+            place = place[index]
+    return None
+
+
+def _as_found(values: dict[str, Any], path: KeyPath) -> KeyPath:
+    """The path as the checks will spell it: integers for list positions only."""
+    result: list[str | int] = []
+    place: Any = values
+    for part in path:
+        result.append(part if isinstance(place, list) else str(part))
+        place = place[result[-1]] if isinstance(place, dict | list) else None
+    return tuple(result)
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    """The values with ``@config/x`` replaced by the path of x beside the configuration file."""
+    if isinstance(value, str) and value.startswith(BESIDE):
+        return str(folder / value.removeprefix(BESIDE))
+    if isinstance(value, Mapping):
+        return {key: _beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_beside(item, folder) for item in value]
+    return value
+
+
+def _config_error(problems: Sequence[str]) -> ConfigError:
+    if len(problems) == 1:
+        return ConfigError(problems[0], fix="Correct it; `nmt config schema` describes every key.")
+    listed = "\n  ".join(problems)
+    return ConfigError(
+        f"{len(problems)} problems in the configuration:\n  {listed}",
+        fix="Correct them; `nmt config schema` describes every key.",
+    )
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))
