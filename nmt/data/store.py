@@ -21,6 +21,7 @@ from nmt.errors import DataError
 
 IntArray = npt.NDArray[np.integer]
 _SIDES = ("source", "target")
+_COUNTED_AT_ONCE = 1 << 20
 
 
 class _Side:
@@ -92,6 +93,14 @@ class ParallelStore:
         """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
         return self._sides["target"].gather(rows)
 
+    def token_counts(self, side: str, vocab_size: int) -> npt.NDArray[np.int64]:
+        """Count how often each id occurs on a side. (vocab_size,)."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        ids = self._sides[side].ids
+        for start in range(0, len(ids), _COUNTED_AT_ONCE):
+            counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
+        return counts
+
 
 def _mapped(path: Path, dtype: str) -> npt.NDArray[np.integer]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
@@ -105,21 +114,25 @@ class StoreWriter:
     Args:
         folder: A new folder.
         vocab_size: Entries of the larger vocabulary; decides the width of the ids.
+        append: Go on at the end of a store that an earlier writer left in ``folder``.
     """
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        folder.mkdir(parents=True)
+    def __init__(self, folder: Path, vocab_size: int, *, append: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=append)
         self._folder = folder
         self._dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
         self._ends = dict.fromkeys(_SIDES, 0)
         self._stack = ExitStack()
         names = [f"{side}.{part}.bin" for side in _SIDES for part in ("ids", "offsets")]
         self._files: dict[str, BinaryIO] = {
-            name: self._stack.enter_context((folder / name).open("wb"))
+            name: self._stack.enter_context((folder / name).open("ab" if append else "wb"))
             for name in (*names, "corpus.bin", "lines.bin")
         }
         for side in _SIDES:
-            self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
+            if append:
+                self._ends[side] = int(_mapped(folder / f"{side}.offsets.bin", "<i8")[-1])
+            else:
+                self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
 
     def append(
         self,
