@@ -30,9 +30,10 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # here, so that a closed pipe is noticed while it can be told
         except NmtError as error:
             if ctx.meta.get(VERBOSE):
                 traceback.print_exc()
@@ -83,8 +84,10 @@ app.add_typer(config.app, name="config")
 
 def main() -> None:
     """Run the command line."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        # A C locale would make them ASCII; text here is UTF-8, and ends in LF, on every machine.
+    # A C locale would make them ASCII; text here is UTF-8, and lines end in LF, on every machine.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", newline="\n")
     app()

@@ -16,9 +16,11 @@ app = typer.Typer(help="Show, check and describe configurations.", no_args_is_he
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a configuration, for editors.
+    r"""Print the JSON schema of a configuration, for editors.
 
-    Example: nmt config schema > nmt.schema.json
+    \b
+    Example:
+      nmt config schema > nmt.schema.json
     """
     from nmt.config.run import RunConfig
 
@@ -26,13 +28,28 @@ def schema() -> None:
 
 
 @app.command()
+def keys() -> None:
+    r"""Print every key with its default, what it allows and what it does, as Markdown.
+
+    \b
+    Example:
+      nmt config keys > docs/configuration.md
+    """
+    from nmt.config.reference import describe_keys
+
+    typer.echo(describe_keys(), nl=False)
+
+
+@app.command()
 def show(
     config: Config,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
 ) -> None:
-    """Print the resolved configuration: every key, with defaults and presets filled in.
+    r"""Print the resolved configuration: every key, with defaults and presets filled in.
 
-    Example: nmt config show configs/demo.yaml --set model.preset=modern
+    \b
+    Example:
+      nmt config show configs/demo.yaml --set model.preset=modern
     """
     from nmt.config.loader import dump_config, load_config
 
@@ -42,12 +59,14 @@ def show(
 @app.command()
 def check(
     configs: Annotated[
-        list[Path], typer.Argument(metavar="CONFIG...", help="YAML configuration files.")
+        list[Path], typer.Argument(metavar="CONFIG", help="YAML configuration files.")
     ],
 ) -> None:
-    """Check configurations; report all problems of all files.
+    r"""Check configurations; report all problems of all files.
 
-    Example: nmt config check configs/*.yaml
+    \b
+    Example:
+      nmt config check configs/*.yaml
     """
     from nmt.config.loader import load_config
 

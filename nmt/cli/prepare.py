@@ -8,10 +8,9 @@ import typer
 
 from nmt.cli.options import Config, Json, Quiet, Set, Verbose, print_json
 
-EPILOG = """Examples:
-
+EPILOG = """\b
+Examples:
   nmt prepare configs/demo.yaml
-
   nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
 """
 

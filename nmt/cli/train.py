@@ -9,10 +9,9 @@ import typer
 
 from nmt.cli.options import Config, Json, Quiet, Set, Verbose, print_json
 
-EPILOG = """Examples:
-
+EPILOG = """\b
+Examples:
   nmt train configs/demo.yaml
-
   nmt train configs/demo.yaml --set training.max_minutes=10 --run-dir runs/longer
 """
 

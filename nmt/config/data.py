@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nmt.config.base import FilePath, Many, Pair, Section
 
@@ -24,7 +25,7 @@ class CorpusConfig(Section):
     """Target text, line-aligned with ``source``."""
     tsv: FilePath | None = None
     """Tab-separated file with a source and a target column (see ``columns``)."""
-    columns: Pair[int] = (0, 1)
+    columns: Pair[Annotated[int, Field(ge=0)]] = (0, 1)
     """Columns of source and target in ``tsv``, counted from 0."""
     jsonl: FilePath | None = None
     """JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language codes."""
@@ -60,6 +61,8 @@ class CorpusConfig(Section):
                 "name exactly one of: source + target, tsv, jsonl, huggingface, sacrebleu, demo "
                 f"(found: {found})"
             )
+        if self.huggingface is None and (self.subset is not None or self.streaming):
+            raise ValueError("subset and streaming belong to huggingface, which is not given")
         return self
 
 
@@ -70,8 +73,19 @@ class DataConfig(Section):
     """Training corpora; all are read, each as often as its ``weight`` says."""
     valid: CorpusConfig
     """Held-out pairs that choose the best checkpoint."""
-    test: dict[str, CorpusConfig] = Field(default_factory=dict)
+    test: dict[str, CorpusConfig] = Field(default={})
     """Named test sets for ``nmt evaluate MODEL -t NAME``."""
+
+    @field_validator("test")
+    @classmethod
+    def _plain_names(cls, value: dict[str, CorpusConfig]) -> dict[str, CorpusConfig]:
+        bad = [name for name in value if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name)]
+        if bad:
+            raise ValueError(
+                f"{', '.join(map(repr, bad))} cannot name a test set; "
+                "use letters, digits, hyphens and underscores"
+            )
+        return value
 
 
 class TokenizerConfig(Section):

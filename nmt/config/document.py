@@ -56,6 +56,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # PyYAML folds these line ends into spaces unless the text stands in double quotes.
+    style = '"' if re.search("[\r\n\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar(_CORE_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _starts in _RESOLVERS:
     _first = ["" if character == "\0" else character for character in _starts]

@@ -168,6 +168,8 @@ def describe_schema(field: Mapping[str, Any]) -> str:
     """
     nullable = any(option.get("type") == "null" for option in field.get("anyOf", ()))
     inner = _inner(field)
+    if "allowed" in field:
+        return str(field["allowed"])
     if "enum" in inner or "const" in inner:
         words = ", ".join(map(str, inner.get("enum", [inner.get("const")])))
     else:

@@ -126,8 +126,9 @@ def _as_found(values: dict[str, Any], path: KeyPath) -> KeyPath:
     result: list[str | int] = []
     place: Any = values
     for part in path:
-        result.append(part if isinstance(place, list) else str(part))
-        place = place[result[-1]] if isinstance(place, dict | list) else None
+        key: Any = part if isinstance(place, list) else str(part)
+        place = place[key]
+        result.append(key)
     return tuple(result)
 
 

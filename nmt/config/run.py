@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,19 +15,27 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import TrainingConfig
 
+LanguageCode = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$",
+        json_schema_extra={"allowed": "a language code such as de or pt-BR"},
+    ),
+]
+
 
 class RunConfig(Section):
     """One experiment, from text to a scored translator."""
 
     name: str
     """Name of the experiment; folders are named after it."""
-    source_language: str = Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$")
+    source_language: LanguageCode
     """Language code of the source, for example ``de``."""
-    target_language: str = Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$")
+    target_language: LanguageCode
     """Language code of the target, for example ``en``."""
-    prepared_dir: FilePath = Path()
+    prepared_dir: FilePath = Field(Path(), json_schema_extra={"default": "prepared/<name>"})
     """Folder of the prepared data; ``prepared/<name>`` when left out."""
-    run_dir: FilePath = Path()
+    run_dir: FilePath = Field(Path(), json_schema_extra={"default": "runs/<name>"})
     """Folder of the training run; ``runs/<name>`` when left out."""
     data: DataConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -53,15 +62,34 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        if self.model.embeddings == "tied" and not self.tokenizer.joint:
-            raise ValueError("model.embeddings tied needs tokenizer.joint; use decoder-tied")
-        if self.filters.max_length + 1 > self.batch.max_tokens // 2:
-            raise ValueError(
-                f"batch.max_tokens ({self.batch.max_tokens}) must hold a pair of two sides of "
-                f"filters.max_length ({self.filters.max_length}) tokens"
-            )
-        if self.model.positions == "learned" and self.filters.max_length >= (
-            self.model.max_positions
-        ):
-            raise ValueError("model.max_positions must be above filters.max_length")
+        problems = list(self._disagreements())
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
+
+    def _disagreements(self) -> Iterator[str]:
+        longest = self.filters.max_length
+        if self.source_language == self.target_language:
+            yield f"source_language and target_language are both {self.source_language}"
+        if self.prepared_dir == self.run_dir:
+            yield f"prepared_dir and run_dir are both {self.run_dir}; give each its own folder"
+        if self.model.embeddings == "tied" and not self.tokenizer.joint:
+            yield "model.embeddings tied needs tokenizer.joint true; use decoder-tied or separate"
+        if longest + 1 > self.batch.max_tokens // 2:
+            yield (
+                f"batch.max_tokens is {self.batch.max_tokens}, too small for a pair with "
+                f"filters.max_length ({longest}) tokens on each side; "
+                f"raise it to {2 * longest + 2} or lower filters.max_length"
+            )
+        if self.model.positions == "learned" and longest >= self.model.max_positions:
+            yield (
+                f"model.max_positions is {self.model.max_positions}; with learned positions it "
+                f"must be above filters.max_length ({longest})"
+            )
+        if self.filters.min_length > longest:
+            yield f"filters.min_length is above filters.max_length ({longest})"
+        if self.tokenizer.byte_fallback and self.tokenizer.vocab_size < 300:
+            yield (
+                f"tokenizer.vocab_size is {self.tokenizer.vocab_size}; byte_fallback takes 256 "
+                "entries: raise it to 300 or more, or set tokenizer.byte_fallback to false"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -29,7 +29,7 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter 2019)."""
 
-    betas: Pair[float] = (0.9, 0.98)
+    betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
     """Decay of the running means of gradient and squared gradient."""
     epsilon: float = Field(default=1e-9, gt=0)
     """Added to the denominator."""

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from nmt.config.keys import all_keys, describe_schema, find_key, nearest_key
+from nmt.config.reference import describe_keys
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("training.lr", "training.schedule.peak_lr"),
+        ("training.learning_rate", "training.schedule.peak_lr"),
+        ("learning_rate", "training.schedule.peak_lr"),
+        ("warm_up_steps", "training.schedule.warmup_steps"),
+        ("training.warm_up_steps", "training.schedule.warmup_steps"),
+        ("training.schedule.warm_up_steps", "training.schedule.warmup_steps"),
+        ("trainig", "training"),
+        ("tokenizer.vocab", "tokenizer.vocab_size"),
+        ("sourc_language", "source_language"),
+        ("model.layers", "model.encoder_layers"),
+        ("model.d_model", "model.model_dim"),
+        ("data.train.1.sourc", "data.train.1.source"),
+        ("data.valid.src", "data.valid.source"),
+        ("data.test.news.targe", "data.test.news.target"),
+        ("batch_size", "batch.max_tokens"),
+        ("training.epochs", "training.max_epochs"),
+        ("training.max_step", "training.max_steps"),
+        ("beam_size", "decoding.beam_size"),
+        ("training.optimizer.beta", "training.optimizer.betas"),
+        ("dropout", "model.dropout"),
+        ("seed", "training.seed"),
+    ],
+)
+def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str) -> None:
+    assert nearest_key(wrong.split(".")) == meant
+
+
+def test_nothing_is_suggested_for_a_word_like_no_key() -> None:
+    assert nearest_key(["xyzzy"]) is None
+
+
+def test_every_key_is_its_own_nearest() -> None:
+    for key in all_keys():
+        if "*" not in key.path:
+            assert nearest_key(key.path) == ".".join(key.path)
+
+
+def test_every_key_has_a_description_and_says_what_it_allows() -> None:
+    for key in all_keys():
+        assert key.description, key.path
+        assert key.allowed, key.path
+
+
+def test_a_key_is_found_below_positions_and_names() -> None:
+    found = find_key(("data", "train", 3, "weight"))
+
+    assert found is not None
+    assert found.allowed == "a number, above 0, at most 100"
+    assert find_key(("data", "valid", "weigth")) is None
+
+
+def test_a_schema_is_put_in_words() -> None:
+    assert describe_schema({"enum": ["a", "b"]}) == "a, b"
+    assert describe_schema({"type": "number", "exclusiveMinimum": 0}) == "a number, above 0"
+    assert (
+        describe_schema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
+        == "a path, or null"
+    )
+
+
+def test_the_reference_page_holds_every_key() -> None:
+    page = describe_keys()
+
+    for key in all_keys():
+        assert key.is_section or f"| `{key.path[-1]}` |" in page
