@@ -46,7 +46,11 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2."""
+    """PyYAML's safe loader with the scalars of YAML 1.2, and ``@config/x`` without quotes."""
+
+    def check_plain(self) -> bool:
+        # YAML reserves @ and gives it no meaning; here it starts a path.
+        return self.peek() == "@" or bool(super().check_plain())
 
 
 class _Dumper(yaml.SafeDumper):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from nmt.config.document import Document, KeyPath, dump_document, parse_document, read_document
+from nmt.config.keys import find_key
 from nmt.config.problems import Problem, find_problems, unknown_key
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
@@ -36,6 +37,12 @@ class _Layers:
                 return f"{self.name}:{self.lines[path[:end]]}"
         return self.name
 
+    def line(self, path: KeyPath) -> int:
+        """The line nearest to a path."""
+        return next(
+            self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines
+        )
+
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration: defaults, then the model's preset, then the file, then overrides.
@@ -58,7 +65,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        problems += [found.at(layers.place(found.path)) for found in find_problems(error)]
+        found = sorted(find_problems(error), key=lambda problem: layers.line(problem.path))
+        problems += [problem.at(layers.place(problem.path)) for problem in found]
     else:
         if not problems:
             return config
@@ -71,7 +79,7 @@ def dump_config(config: RunConfig) -> str:
 
 
 def _root(document: Document, name: str) -> dict[str, Any]:
-    if not isinstance(document.values, dict):
+    if not isinstance(document.values, dict) or not document.values:
         raise ConfigError(
             f"{name} holds no keys.", fix="Write `key: value` lines as in configs/demo.yaml."
         )
@@ -90,7 +98,9 @@ def _override(layers: _Layers, text: str) -> Iterator[str]:
         yield error.problem
         return
     path = tuple(int(part) if part.isdecimal() else part for part in dotted.strip().split("."))
-    problem = _put(layers.values, path, value)
+    problem = (
+        _put(layers.values, path, value) if find_key(path) else Problem(path, unknown_key(path))
+    )
     if problem is not None:
         yield problem.at(f"--set {text}")
         return
@@ -113,7 +123,7 @@ def _put(values: dict[str, Any], path: KeyPath, value: Any) -> Problem | None:
             if not is_last and place.get(index) is None:
                 place[index] = {}
         else:
-            return Problem(path, unknown_key(path))
+            return Problem(path, f"{_dotted(path[:depth])} is not a section")
         if is_last:
             place[index] = value
         else:

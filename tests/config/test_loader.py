@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
+from nmt.config.decoding import DecodingConfig
+from nmt.config.loader import dump_config, load_config
+from nmt.config.model import MODEL_PRESETS, ModelConfig
+from nmt.config.run import RunConfig
+from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from nmt.errors import ConfigError
+
+SMALL = """\
+name: small
+source_language: en
+target_language: de
+data:
+  train: [{demo: train}]
+  valid: {demo: valid}
+training: {max_steps: 10}
+"""
+
+LANGUAGES = st.sampled_from(["de", "en", "no", "pt-BR", "zho_Hans"])
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+# Any text may be a path, except one that asks to be moved beside the file.
+PATHS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+PLACES = st.one_of(
+    st.fixed_dictionaries({"source": PATHS.map(Path), "target": PATHS.map(Path)}),
+    st.fixed_dictionaries({"tsv": PATHS.map(Path), "columns": st.tuples(*[st.integers(0, 9)] * 2)}),
+    st.fixed_dictionaries({"huggingface": st.text(), "subset": st.none() | st.text()}),
+    st.fixed_dictionaries({"demo": st.sampled_from(["train", "valid", "test"])}),
+)
+CORPORA = st.builds(
+    lambda place, **rest: CorpusConfig(**place, **rest),
+    PLACES,
+    weight=st.floats(0.01, 100),
+    name=st.none() | st.text(),
+    max_pairs=st.none() | st.integers(1, 10**9),
+)
+CONFIGS = st.builds(
+    RunConfig,
+    name=NAMES,
+    source_language=LANGUAGES,
+    target_language=st.just("fr"),
+    run_dir=PATHS.map(lambda path: Path("runs") / path.lstrip("/")),
+    prepared_dir=st.just(Path("prepared")),
+    data=st.builds(
+        DataConfig,
+        train=st.lists(CORPORA, min_size=1, max_size=3).map(tuple),
+        valid=CORPORA,
+        test=st.dictionaries(st.sampled_from(["a", "2016", "no", "1e5", "null"]), CORPORA),
+    ),
+    tokenizer=st.builds(TokenizerConfig, vocab_size=st.integers(300, 32_000)),
+    filters=st.builds(FilterConfig, max_length=st.integers(1, 100)),
+    batch=st.builds(BatchConfig, max_tokens=st.integers(202, 10**6), noise=st.floats(0, 1)),
+    model=st.sampled_from([None, *MODEL_PRESETS]).flatmap(
+        lambda preset: st.builds(
+            ModelConfig, preset=st.just(preset), dropout=st.floats(0, 1, exclude_max=True)
+        )
+    ),
+    training=st.builds(
+        TrainingConfig,
+        max_steps=st.integers(1, 10**6),
+        max_minutes=st.none() | st.floats(0.001, 1e6),
+        optimizer=st.builds(OptimizerConfig, epsilon=st.floats(1e-300, 1e-3)),
+        schedule=st.builds(ScheduleConfig, peak_lr=st.floats(1e-9, 10)),
+    ),
+    decoding=st.builds(DecodingConfig, length_penalty=st.floats(0, 1e9)),
+)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return written(tmp_path, SMALL)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return caught.value
+
+
+@settings(max_examples=50)
+@given(config=CONFIGS)
+def test_a_resolved_configuration_is_read_back_equal(
+    config: RunConfig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = written(tmp_path_factory.getbasetemp(), dump_config(config))
+
+    assert load_config(path) == config
+
+
+def test_folders_are_named_after_the_experiment(small: Path) -> None:
+    config = load_config(small)
+
+    assert config.prepared_dir == Path("prepared/small")
+    assert config.run_dir == Path("runs/small")
+
+
+def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL + "model: {preset: tiny, ff_dim: 512, num_heads: 8}\n")
+    model = load_config(path, ["model.num_heads=2", "training.seed=7"]).model
+
+    assert model.decoder_layers == 3  # the preset
+    assert model.ff_dim == 512  # the file
+    assert model.num_heads == 2  # --set
+    assert model.activation == "relu"  # the default
+
+
+def test_a_preset_from_set_yields_to_keys_of_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL + "model: {ff_dim: 512}\n")
+    model = load_config(path, ["model.preset=tiny"]).model
+
+    assert (model.model_dim, model.ff_dim) == (256, 512)
+
+
+def test_the_last_override_of_a_key_wins(small: Path) -> None:
+    assert load_config(small, ["training.seed=1", "training.seed=2"]).training.seed == 2
+
+
+def test_overrides_are_typed_as_in_the_file(small: Path) -> None:
+    config = load_config(
+        small,
+        [
+            "training.schedule.peak_lr=1e-3",
+            "training.max_steps=1e4",
+            "training.max_minutes=null",
+            "training.optimizer.betas=[0.9, 0.999]",
+            "data.train.0.weight=2",
+            "data.test.extra={demo: test}",
+            "tokenizer.joint=true",
+            "run_dir=somewhere/else",
+        ],
+    )
+
+    assert config.training.schedule.peak_lr == 1e-3
+    assert config.training.max_steps == 10_000
+    assert config.training.optimizer.betas == (0.9, 0.999)
+    assert config.data.train[0].weight == 2.0
+    assert config.data.test["extra"].demo == "test"
+    assert config.run_dir == Path("somewhere/else")
+
+
+def test_a_path_beside_the_configuration_is_found_from_any_folder(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        SMALL.replace("{demo: valid}", "{source: @config/v.en, target: plain/v.de}"),
+    )
+    config = load_config(path, ["run_dir=@config/run"])
+
+    assert config.data.valid.source == tmp_path / "v.en"
+    assert config.data.valid.target == Path("plain/v.de")
+    assert config.run_dir == tmp_path / "run"
+
+
+def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
+    """FAULTS 48: a misspelt key and a wrong type; line numbers and the nearest key."""
+    path = written(
+        tmp_path,
+        SMALL.replace("source_language: en\n", "sourc_language: en\n")
+        + "decoding: {beam_size: 0}\nmodel:\n  dropout: high\n  preset: tyni\n  warm_up_steps: 3\n",
+    )
+    problem = refusal(path, "training.seed=-1").problem
+
+    lines = [int(line.split(":")[1]) for line in problem.splitlines() if str(path) in line]
+    assert lines == sorted(lines)
+    assert problem.startswith("6 problems")
+    assert f"{path}:2: unknown key sourc_language; did you mean source_language?" in problem
+    assert f"{path}:8: decoding.beam_size is 0; it must be a whole number, at least 1" in problem
+    assert f"{path}:10: model.dropout is 'high'; it must be a number" in problem
+    assert f"{path}:11: model.preset is 'tyni'; it must be" in problem
+    assert f"{path}:12: unknown key model.warm_up_steps; did you mean" in problem
+    assert "--set training.seed=-1: training.seed is -1" in problem
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL.replace("  valid: {demo: valid}\n", ""))
+
+    assert f"{path}:4: data.valid is missing" in refusal(path).problem
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("batch: {max_tokens: true}", "batch.max_tokens is true; it must be a whole number"),
+        ("batch: {max_tokens: '4096'}", "batch.max_tokens is '4096'; it must be a whole number"),
+        ("batch: {max_tokens: 4096.5}", "batch.max_tokens is 4096.5; it must be a whole number"),
+        ("batch: {max_tokens: [1]}", "batch.max_tokens is a list; it must be a whole number"),
+        ("batch: 4096", "batch is 4096; it must be a section"),
+        ("tokenizer: {joint: 1}", "tokenizer.joint is 1; it must be true or false"),
+        ("tokenizer: {joint: yes}", "tokenizer.joint is 'yes'; it must be true or false"),
+        ("tokenizer: {kind: bpee}", "(did you mean bpe?)"),
+        ("decoding: {length_penalty: .nan}", "decoding.length_penalty is nan; it must be a number"),
+        ("run_dir: 3", "run_dir is 3; it must be a path"),
+        ("model:", "model is null; it must be a section"),
+    ],
+)
+def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
+    tmp_path: Path, line: str, found: str
+) -> None:
+    """FAULTS 48."""
+    path = written(tmp_path, SMALL + line + "\n")
+    problem = refusal(path).problem
+
+    assert found in problem
+    assert f"{path}:8:" in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.lr=abc", "unknown key training.lr; did you mean training.schedule.peak_lr?"),
+        ("training.schedule.peak_lr=abc", "training.schedule.peak_lr is 'abc'; it must be"),
+        ("training.seed.deep=1", "unknown key training.seed.deep"),
+        ("name.deep=1", "unknown key name.deep"),
+        ("data.train.5.weight=1", "data.train has 1 entries, from 0"),
+        ("data.train.x=1", "data.train has 1 entries, from 0"),
+        ("training.seed", "write it as section.key=value"),
+        ("=3", "write it as section.key=value"),
+        ("training.seed=[1", "this is not YAML"),
+        ("training.seed=", "training.seed is null"),
+        ("xyzzy=1", "unknown key xyzzy"),
+    ],
+)
+def test_a_bad_override_names_itself_in_the_same_form(
+    small: Path, override: str, message: str
+) -> None:
+    """FAULTS 49."""
+    error = refusal(small, override)
+
+    assert f"--set {override}" in error.problem
+    assert message in error.problem
+    assert error.exit_code == 2
+
+
+def test_an_override_of_a_whole_section_carries_its_own_problems(small: Path) -> None:
+    assert "--set batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
+
+
+@pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "3"])
+def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
+    error = refusal(written(tmp_path, text))
+
+    assert str(tmp_path / "c.yaml") in error.problem
