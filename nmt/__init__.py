@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         NmtError,
         TokenizerError,
     )
-    from nmt.metrics.score import Score
+    from nmt.metrics.base import Score
     from nmt.translation.translator import TranslationResult, Translator
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Score": "nmt.metrics.score",
+    "Score": "nmt.metrics.base",
     "TranslationResult": "nmt.translation.translator",
     "Translator": "nmt.translation.translator",
     "evaluate": "nmt.commands.evaluate",

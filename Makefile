@@ -1,0 +1,75 @@
+# Every target installs what it needs into .venv first, and leaves nothing outside this folder but
+# pip's download cache.
+
+PYTHON ?= python3
+BIN := .venv/bin
+CORE := .venv/.core
+DEV := .venv/.dev
+DEMO := runs/demo
+DEMO_PREPARED := prepared/demo
+# Compiled kernels of the tests run one thread each; pytest brings the parallelism.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST_WORKERS ?= 2
+# On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
+  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types format bench clean-demo
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEV)  ## install the package and the developer's tools into .venv
+
+demo: $(CORE)  ## train a small translator in minutes, translate with it, score it
+	@printf '\n== prepare: cut the demo corpus into subwords\n'
+	$(BIN)/nmt prepare configs/demo.yaml
+	@printf '\n== train: about three minutes; interrupt and repeat at will, it resumes\n'
+	$(BIN)/nmt train configs/demo.yaml
+	@printf '\n== translate: sentences that were not trained on\n'
+	$(BIN)/nmt translate $(DEMO) -i $(DEMO_PREPARED)/sample.source -o $(DEMO)/sample.translation
+	@paste -d '\n' $(DEMO_PREPARED)/sample.source $(DEMO)/sample.translation
+	@printf '\n== evaluate: the held-out test set\n'
+	$(BIN)/nmt evaluate $(DEMO) -t test
+	@printf '\n== next\n'
+	@printf '  echo "How are you?" | $(BIN)/nmt translate $(DEMO)    your own sentence\n'
+	@printf '  README.md, "Your own two files"                      your own data\n'
+
+test: check $(DEV)  ## check, then all tests
+	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS)
+
+check: lint types  ## format, lint, import rules, types
+
+lint: $(DEV)  ## format, lint and import rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+
+types: $(DEV)  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(DEV)  ## rewrite the code in the house's format
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(CORE)  ## measure training and decoding on this machine
+	$(BIN)/python scripts/bench_training.py
+	$(BIN)/python scripts/bench_decoding.py
+
+clean-demo:  ## remove the demo's prepared data and run
+	rm -rf $(DEMO) $(DEMO_PREPARED)
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv .venv
+
+$(CORE): pyproject.toml .ci/constraints.txt | .venv/bin/python
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml .ci/constraints.txt | .venv/bin/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(CORE)
