@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DivergedError,
+    GateError,
+    NmtError,
+)
+from nmt.version import __version__
+
+DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
+
+
+def run(*arguments: str, **settings: object) -> subprocess.CompletedProcess[bytes]:
+    """A real process with nothing in its environment but what is given."""
+    environment = {"PATH": os.environ["PATH"], **{k: str(v) for k, v in settings.items()}}
+    command = [sys.executable, "-m", "nmt", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def prepare(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nmt.commands.prepare.prepare", prepare)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (NmtError, 1),
+        (ConfigError, 2),
+        (DeviceError, 2),
+        (DataError, 3),
+        (CheckpointError, 4),
+        (DivergedError, 5),
+        (GateError, 6),
+    ],
+)
+def test_an_expected_failure_is_a_message_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, kind: type[NmtError], code: int
+) -> None:
+    fail_with(monkeypatch, kind("train.en is damaged.", fix="Fetch it again."))
+    result = CliRunner().invoke(app, ["prepare", DEMO])
+
+    assert result.exit_code == code
+    assert result.stderr == "error: train.en is damaged.\n  fix: Fetch it again.\n"
+    assert result.stdout == ""
+
+
+def test_verbose_adds_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, DataError("bad.", fix="Mend it."))
+    result = CliRunner().invoke(app, ["prepare", DEMO, "--verbose"])
+
+    assert "Traceback" in result.stderr
+    assert result.exit_code == 3
+
+
+def test_an_unexpected_failure_is_ours_and_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_with(monkeypatch, RuntimeError("bug"))
+    result = CliRunner().invoke(app, ["prepare", DEMO])
+
+    assert result.exit_code == 1
+    assert isinstance(result.exception, RuntimeError)
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+
+    assert CliRunner().invoke(app, ["prepare", DEMO]).exit_code == 130
+
+
+@pytest.mark.parametrize("arguments", [["prepare"], ["prepare", DEMO, "--nope"], ["nope"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_the_version_is_printed_by_the_command_and_by_the_module() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"nmt {__version__}\n"
+    assert run("--version").stdout.decode() == f"nmt {__version__}\n"
+
+
+def test_nothing_is_needed_from_the_environment_and_output_is_utf8(tmp_path: Path) -> None:
+    """FAULTS 26: HOME unset, C locale, no terminal."""
+    text = Path(DEMO).read_text(encoding="utf-8") + "run_dir: läufe/実験\n"
+    config = tmp_path / "ü.yaml"
+    config.write_text(text, encoding="utf-8")
+
+    shown = run("config", "show", str(config), LC_ALL="C", PYTHONUTF8=0, PYTHONCOERCECLOCALE=0)
+    assert shown.returncode == 0, shown.stderr
+    assert "run_dir: läufe/実験\n" in shown.stdout.decode("utf-8")
+
+    config.write_text(text + "größe: 1\n", encoding="utf-8")
+    failed = run("config", "show", str(config), LC_ALL="C", PYTHONUTF8=0, PYTHONCOERCECLOCALE=0)
+    assert failed.returncode == 2
+    assert "unknown key größe" in failed.stderr.decode("utf-8")
+    assert "Traceback" not in failed.stderr.decode("utf-8")
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
+    """FAULTS 44, for commands that print."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "nmt", "config", "schema"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+
+    assert result.returncode == 141
+    assert result.stderr == b""

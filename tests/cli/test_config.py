@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.config.loader import load_config
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+
+
+def test_show_prints_a_configuration_that_loads_to_the_same(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["config", "show", str(DEMO), "--set", "training.seed=5"])
+    again = tmp_path / "again.yaml"
+    again.write_text(result.stdout, encoding="utf-8")
+
+    assert load_config(again) == load_config(DEMO, ["training.seed=5"])
+
+
+def test_schema_prints_json_schema() -> None:
+    schema = json.loads(CliRunner().invoke(app, ["config", "schema"]).stdout)
+
+    assert schema["properties"]["name"]["description"].startswith("Name of the experiment")
+    assert schema["additionalProperties"] is False
+
+
+def test_check_reports_every_file(tmp_path: Path) -> None:
+    bad = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for path in bad:
+        path.write_text("naem: x\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["config", "check", str(bad[0]), str(DEMO), str(bad[1])])
+
+    assert result.exit_code == 2
+    assert result.stdout == f"{DEMO}: good\n"
+    assert result.stderr.count("unknown key naem; did you mean name?") == 2
+
+
+@pytest.mark.parametrize("override", ["training.lr=abc", "training.seed=abc", "nonsense"])
+def test_a_bad_override_is_a_message_and_exit_code_2(override: str) -> None:
+    """FAULTS 49."""
+    result = CliRunner().invoke(app, ["config", "show", str(DEMO), "--set", override])
+
+    assert result.exit_code == 2
+    assert f"error: --set {override}: " in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: !!python/object/apply:os.getpid []\n",
+        "a: &a [*a]\n",
+        "name: x\nname: y\n",
+        "data:\n\ttrain: x\n",
+        "name: 3\n",
+        "naem: x\n",
+    ],
+)
+def test_bad_yaml_is_a_message_with_a_line_and_exit_code_2(tmp_path: Path, text: str) -> None:
+    """FAULTS 48."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(app, ["prepare", str(path)])
+
+    assert result.exit_code == 2
+    assert f"{path}:" in result.stderr
+    assert "fix:" in result.stderr
