@@ -1,0 +1,169 @@
+"""``nmt evaluate``: translations and references -> scores, and an exit code for scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nmt.cli.options import Json, Quiet, Set, Verbose, print_json
+
+EPILOG = """Examples:
+
+  nmt evaluate runs/demo
+
+  nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
+
+  nmt evaluate --hypothesis out.en --reference test.en --baseline old.en
+
+  nmt translate runs/demo < test.de | nmt evaluate --hypothesis - --reference test.en --json
+
+Exit code 6 means that a score is below --fail-under.
+"""
+
+
+def evaluate(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Run folder or model folder whose translations are scored.",
+            show_default=False,
+        ),
+    ] = None,
+    hypothesis: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE", help="Translations to score; - is standard input. Repeatable."
+        ),
+    ] = [],  # noqa: B006 - read only, and typer wants the lists here
+    source: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Source lines for the model to translate.")
+    ] = None,
+    reference: Annotated[
+        list[Path],
+        typer.Option(metavar="FILE", help="Reference lines. Repeatable: all count as references."),
+    ] = [],  # noqa: B006
+    test: Annotated[
+        str | None,
+        typer.Option(
+            "--test",
+            "-t",
+            metavar="NAME",
+            help="Test set named in the model's configuration, or one of sacrebleu's. "
+            "Default: the only one in the configuration.",
+        ),
+    ] = None,
+    languages: Annotated[
+        str | None,
+        typer.Option(
+            "--languages",
+            "-l",
+            metavar="PAIR",
+            help="Languages of the test set, as in en-de; default: the model's. They choose "
+            "BLEU's tokenizer too.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Score the first N sentences only.")
+    ] = None,
+    metric: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="bleu, chrf, chrf++ or ter. Repeatable."),
+    ] = ["bleu", "chrf"],  # noqa: B006
+    tokenize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none. "
+            "Default: by target language, else 13a.",
+        ),
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Translations to compare with: shows differences and paired bootstrap p-values.",
+        ),
+    ] = None,
+    fail_under: Annotated[
+        list[str],
+        typer.Option(
+            metavar="METRIC=SCORE",
+            help="Exit with code 6 if a score is lower, as in bleu=27,chrf=55. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
+    resamples: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1_000_000,
+            metavar="N",
+            help="Resampled test sets behind confidence and p-values; 0 leaves both out.",
+        ),
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the resampling.")] = 12345,
+    beam_size: Annotated[
+        int | None,
+        typer.Option("--beam-size", "-b", min=1, metavar="N", help="Default: the model's."),
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(min=0, metavar="X", help="Default: the model's.")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Source tokens translated at once."),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a run folder: best, last or step-N.")
+    ] = "best",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="CPU threads for translating.")
+    ] = None,
+    save_hypotheses: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the model's translations here.")
+    ] = None,
+    set_: Set = [],  # noqa: B006
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+) -> None:
+    """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
+    from nmt.commands.evaluate import run_evaluation
+    from nmt.commands.evaluation_options import EvaluateOptions
+    from nmt.commands.evaluation_set import SetChoice
+    from nmt.metrics.gate import parse_gates, raise_if_missed
+
+    decoding = {
+        "beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens,
+    }  # fmt: skip
+    options = EvaluateOptions(
+        model=model,
+        hypotheses=tuple(hypothesis),
+        test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
+        limit=limit,
+        metrics=tuple(metric),
+        tokenize=tokenize,
+        lowercase=lowercase,
+        baseline=baseline,
+        gates=parse_gates(fail_under),
+        resamples=resamples,
+        seed=seed,
+        save_hypotheses=save_hypotheses,
+        checkpoint=checkpoint,
+        device=device,
+        threads=threads,
+        overrides=tuple(set_),
+        decoding={name: value for name, value in decoding.items() if value is not None},
+    )
+    evaluation = run_evaluation(
+        options, say=lambda text: None if quiet else typer.echo(f"note: {text}", err=True)
+    )
+    if json:
+        print_json(evaluation.as_dict())
+    else:
+        typer.echo(evaluation.as_text())
+    raise_if_missed(evaluation.gates)

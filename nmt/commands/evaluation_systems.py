@@ -1,0 +1,120 @@
+"""Where the translations that are scored come from: a model, or files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from nmt.commands.evaluation_options import EvaluateOptions
+from nmt.commands.evaluation_set import STANDARD_INPUT, EvaluationSet, read_text
+from nmt.config.loader import load_config
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.metrics.sacrebleu import default_tokenizer
+
+_TOKENIZED_ENDINGS = 100
+"""So many lines ending in a space and a full stop look as if they were tokenized."""
+
+
+def load_model_config(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """Read the configuration of a run or model folder, before anything slow is loaded.
+
+    Raises:
+        CheckpointError: The folder is not there, or is no model.
+        ConfigError: The configuration or an override is wrong.
+    """
+    path = folder / "config.yaml"
+    if not path.is_file():
+        problem = f"{folder} does not exist." if not folder.exists() else f"{path} does not exist."
+        raise CheckpointError(
+            problem, fix="Name a run folder or an exported model folder, for example runs/demo."
+        )
+    return load_config(path, overrides)
+
+
+def name_systems(paths: Sequence[Path]) -> dict[str, Path]:
+    """Name systems after their files: shortly if that tells them apart."""
+    short = {shown_name(path): path for path in paths}
+    return short if len(short) == len(paths) else {str(path): path for path in paths}
+
+
+def shown_name(path: Path) -> str:
+    """Name a file of translations in reports."""
+    return "standard input" if path == STANDARD_INPUT else path.name
+
+
+def read_hypotheses(path: Path, whole: EvaluationSet, limit: int | None) -> tuple[str, ...]:
+    """Read translations of the whole set, or of just the sentences that are scored.
+
+    Raises:
+        DataError: Missing or damaged, or not as many lines as the set.
+    """
+    lines = read_text(path)
+    if len(lines) != len(whole) and len(lines) != limit:
+        raise DataError.not_parallel(str(path), whole.name, (len(lines), len(whole)))
+    return lines[:limit]
+
+
+def translate_set(
+    options: EvaluateOptions, config: RunConfig, chosen: EvaluationSet
+) -> tuple[str, ...]:
+    """Translate the source lines with the model, and save the result if that was asked for.
+
+    Raises:
+        ConfigError: The set has no source lines.
+        CheckpointError: The model cannot be loaded.
+        DataError: The translations cannot be saved.
+    """
+    if chosen.source is None:
+        raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
+    from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
+
+    changed = {text.partition("=")[0].strip() for text in options.overrides}
+    decoding = {
+        name: value
+        for name, value in config.decoding.model_dump().items()
+        if f"decoding.{name}" in changed
+    }
+    decoding |= options.decoding
+    translator = Translator.load(
+        options.model,
+        device=options.device,
+        checkpoint=options.checkpoint,
+        threads=options.threads,
+    )
+    # A line break inside a translation would shift all lines after it.
+    results = translator.translate(chosen.source, **decoding)
+    lines = tuple(" ".join(result.text.split("\n")) for result in results)
+    if options.save_hypotheses is not None:
+        _write_lines(options.save_hypotheses, lines)
+    return lines
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    try:
+        path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            fix="Choose another place for --save-hypotheses.",
+        ) from error
+
+
+def find_remarks(
+    systems: Iterable[tuple[str, Sequence[str]]], chosen: EvaluationSet, options: EvaluateOptions
+) -> Iterator[str]:
+    """Yield what looks like a mistake but may be meant, a sentence each."""
+    for name, lines in systems:
+        endings = sum(line.endswith(" .") for line in lines)
+        if endings >= min(_TOKENIZED_ENDINGS, len(lines)):
+            yield (
+                f"{name}: {endings:,} lines end in a space and a full stop; scores of tokenized "
+                "text cannot be compared with others."
+            )
+    tokenizer = options.tokenize or default_tokenizer(chosen.target_language)
+    sample = "".join(chosen.references[0][:100])
+    if tokenizer == "13a" and sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3:
+        yield (
+            "The references look Chinese or Japanese, but BLEU's tokenizer is 13a; name the "
+            "languages (-l en-zh) or the tokenizer (--tokenize zh)."
+        )

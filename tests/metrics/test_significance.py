@@ -1,0 +1,112 @@
+"""Bootstrap resampling: its laws, and sacrebleu's own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
+
+from nmt.metrics import significance
+from nmt.metrics.sacrebleu import MetricOptions, Scorer
+from nmt.metrics.significance import (
+    SufficientStatistics,
+    confidence_interval,
+    paired_p_value,
+    resample_scores,
+)
+from nmt.text.lines import read_lines
+
+
+def means(values: list[float]) -> SufficientStatistics:
+    """A metric that is simply the mean of one number a sentence."""
+    return SufficientStatistics(
+        table=np.array(values)[:, None], score=lambda sums: float(sums[0] / len(values))
+    )
+
+
+NUMBERS = st.lists(st.floats(0, 100), min_size=1, max_size=20)
+
+
+@given(NUMBERS, st.integers(0, 1000))
+def test_equal_systems_do_not_differ(values: list[float], seed: int) -> None:
+    samples = resample_scores(means(values), resamples=50, seed=seed)
+    assert paired_p_value(samples, samples, delta=0.0) == 1.0
+
+
+@given(NUMBERS, st.integers(0, 1000))
+def test_the_same_seed_draws_the_same(values: list[float], seed: int) -> None:
+    first, second = (resample_scores(means(values), resamples=20, seed=seed) for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+@given(NUMBERS)
+def test_resampled_scores_stay_within_the_sentences(values: list[float]) -> None:
+    samples = resample_scores(means(values), resamples=50)
+    interval = confidence_interval(samples)
+    slack = 1e-9
+    assert min(values) - slack <= interval.low <= interval.high <= max(values) + slack
+    assert interval.low - slack <= interval.mean <= interval.high + slack
+
+
+def test_a_system_that_is_always_better_is_significantly_better() -> None:
+    generator = np.random.default_rng(3)
+    base = generator.uniform(0, 50, 200)
+    better = base + generator.uniform(1, 5, 200)
+    samples = [resample_scores(means(list(values))) for values in (better, base)]
+    assert paired_p_value(*samples, delta=float((better - base).mean())) < 0.01
+
+
+def test_a_difference_of_luck_is_not_significant() -> None:
+    generator = np.random.default_rng(4)
+    base, other = generator.uniform(0, 100, 100), generator.uniform(0, 100, 100)
+    samples = [resample_scores(means(list(values))) for values in (base, other)]
+    assert paired_p_value(*samples, delta=float(other.mean() - base.mean())) > 0.05
+
+
+def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics = means(list(np.random.default_rng(1).uniform(0, 1, 17)))
+    whole = resample_scores(statistics, resamples=40)
+    monkeypatch.setattr(significance, "_CHUNK_DRAWS", 50)
+    # The draws are the same; the order of summation may not be.
+    assert resample_scores(statistics, resamples=40) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def wmt(shared_data: Path) -> dict[str, list[str]]:
+    folder = shared_data / "wmt_sample"
+    parts = ("hyp.VolcTrans-GLAT", "hyp.Online-A", "hyp.ICL", "ref.A")
+    return {part: read_lines(folder / f"newstest2021.en-de.{part}.de")[:120] for part in parts}
+
+
+def test_intervals_and_p_values_are_those_of_sacrebleu(wmt: dict[str, list[str]]) -> None:
+    names = [name for name in wmt if name.startswith("hyp")]
+    engines = {"BLEU": BLEU(references=[wmt["ref.A"]]), "chrF2": CHRF(references=[wmt["ref.A"]])}
+    test = PairedTest(
+        [(name, wmt[name]) for name in names], engines, None, test_type="bs", n_samples=300
+    )
+    _, theirs = test()
+    p_values = []
+    for metric, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
+        scorer = Scorer(metric, [wmt["ref.A"]], MetricOptions())
+        base = scorer.statistics(wmt[names[0]])
+        base_samples = resample_scores(base.statistics, resamples=300)
+        for name, expected in zip(names, theirs[key], strict=True):
+            assert not isinstance(expected, str)
+            ours = scorer.statistics(wmt[name])
+            samples = resample_scores(ours.statistics, resamples=300)
+            interval = confidence_interval(samples)
+            assert ours.score.value == expected.score
+            # There the resampled sums are divided in single precision.
+            assert interval.mean == pytest.approx(expected.mean, abs=1e-5)
+            assert interval.half_width == pytest.approx(expected.ci, abs=1e-5)
+            if expected.p_value is not None:
+                delta = ours.score.value - base.score.value
+                p_values.append(paired_p_value(samples, base_samples, delta=delta))
+                assert p_values[-1] == pytest.approx(expected.p_value, abs=1e-12)
+    assert len(p_values) == 4
