@@ -14,6 +14,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+
+from nmt.config.training import TrainingConfig
+from nmt.data.loader import Loader, Position
+from nmt.engine.seeding import random_state, restore_random_state
+from nmt.training.optimizer import FlatAdamW
 from nmt.training.report import (
     NoteReport,
     Reporter,
@@ -22,12 +28,6 @@ from nmt.training.report import (
     ValidationReport,
 )
 from nmt.training.stopping import History
-from torch import Tensor
-
-from nmt.config.training import TrainingConfig
-from nmt.data.loader import Loader, Position
-from nmt.engine.seeding import random_state, restore_random_state
-from nmt.training.optimizer import FlatAdamW
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Scores, Validator
 
@@ -63,7 +63,7 @@ class Progress:
 
     step: int = 0
     """Optimizer updates made."""
-    position: Position = Position()
+    position: Position = field(default_factory=Position)
     """The batch to be read next."""
     total_steps: int | None = None
     """Updates in all; None when only patience ends training."""
@@ -125,6 +125,20 @@ class TrainingSummary:
     """Time spent in updates by this process, without validation and saving."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the loop calls on, besides the update itself."""
+
+    validator: Validator
+    """Measures the model."""
+    saver: Saver
+    """Writes checkpoints."""
+    reporter: Reporter
+    """Is told what happens."""
+    stop: StopRequest
+    """Asked after every update."""
+
+
 class Trainer:
     """Trains one model to its end.
 
@@ -134,10 +148,7 @@ class Trainer:
         optimizer: Owns the weights.
         loader: Gives batches.
         schedule: Update, from 1 -> learning rate.
-        validator: Measures the model.
-        saver: Writes checkpoints.
-        reporter: Is told what happens.
-        stop: Asked after every update.
+        surroundings: Validation, saving, reporting, stopping.
     """
 
     def __init__(
@@ -148,15 +159,13 @@ class Trainer:
         optimizer: FlatAdamW,
         loader: Loader,
         schedule: Callable[[int], float],
-        validator: Validator,
-        saver: Saver,
-        reporter: Reporter,
-        stop: StopRequest,
+        surroundings: Surroundings,
     ) -> None:
         self._config = config
         self._updater, self._optimizer, self._loader = updater, optimizer, loader
-        self._schedule, self._validator = schedule, validator
-        self._saver, self._reporter, self._stop = saver, reporter, stop
+        self._schedule = schedule
+        self._validator, self._saver = surroundings.validator, surroundings.saver
+        self._reporter, self._stop = surroundings.reporter, surroundings.stop
         self._device = updater.model.output_weight.device
         self._seconds = 0.0
         self._interval_seconds = 0.0

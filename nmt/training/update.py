@@ -122,7 +122,7 @@ class Updater:
         if self.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
             raise DivergedError(
                 f"Loss or gradient was not finite in {self.skipped_in_a_row} updates in a row.",
-                fix="Lower training.schedule.peak_lr, raise warmup_steps, or use another precision.",
+                fix="Lower training.schedule.peak_lr, raise its warmup_steps, or train in float32.",
             )
         if not self.precision.scales_loss:
             return

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from nmt.data.store import ParallelStore
 
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
+from nmt.data.store import ParallelStore
 from nmt.training.update import Updater
 
 

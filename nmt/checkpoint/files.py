@@ -1,0 +1,228 @@
+"""Checkpoint folders: written whole or not at all, verified before anything is read.
+
+A folder is written under a temporary name beside its place: the files, each forced to the disk,
+then the manifest, then the rename, then the parent. So whatever stops the process, a folder with
+its final name is complete, and what it holds belongs together. Tensors are safetensors files,
+everything else is JSON: loading runs no code from them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nmt.checkpoint.manifest import NAME as MANIFEST
+from nmt.checkpoint.manifest import Manifest
+from nmt.errors import CheckpointError
+
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_TEMPORARY_PREFIX = ".tmp-"
+_MARGIN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything a run goes on from."""
+
+    step: int
+    """Updates made."""
+    model: dict[str, Tensor]
+    """Weights by parameter name."""
+    optimizer: dict[str, Tensor]
+    """Moments and random generators."""
+    state: dict[str, Any]
+    """Plain data: progress, counters, identity of the run."""
+
+
+def checkpoints_dir(run_dir: Path) -> Path:
+    """Return the folder that holds the checkpoints of a run."""
+    return run_dir / "checkpoints"
+
+
+def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    """Return the folder of one checkpoint."""
+    return checkpoints_dir(run_dir) / f"step-{step:08d}"
+
+
+def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return (step, folder) of all checkpoints with their final name, oldest first."""
+    found = []
+    for path in checkpoints_dir(run_dir).glob("step-*"):
+        match = re.fullmatch(r"step-(\d+)", path.name)
+        if match and path.is_dir():
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def save_checkpoint(
+    run_dir: Path,
+    step: int,
+    *,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> Path:
+    """Write a checkpoint; return its folder.
+
+    Raises:
+        CheckpointError: The disk is full or not writable; nothing half-written is left, and
+            earlier checkpoints are untouched.
+    """
+    folder = checkpoint_dir(run_dir, step)
+    parent = folder.parent
+    temporary = parent / f"{_TEMPORARY_PREFIX}{folder.name}-{os.getpid()}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _check_space(parent, model, optimizer)
+        temporary.mkdir()
+        save_file(_saveable(model), temporary / MODEL)
+        save_file(_saveable(optimizer), temporary / OPTIMIZER)
+        text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        (temporary / STATE).write_text(text, encoding="utf-8")
+        names = (MODEL, OPTIMIZER, STATE)
+        for name in names:
+            _force_to_disk(temporary / name)
+        manifest = Manifest.of(temporary, names, step)
+        (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+        _force_to_disk(temporary / MANIFEST)
+        _force_to_disk(temporary)
+        if folder.exists():  # a damaged one that the run started before
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+        _force_to_disk(parent)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise _not_written(folder, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _saveable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of one buffer share storage, which the format does not store; copies do not."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _not_written(folder: Path, error: Exception) -> CheckpointError:
+    is_full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
+    return CheckpointError(
+        f"{folder} was not written: {'no space left on the disk' if is_full else error}.",
+        fix="Free disk space or lower training.keep_last, then start the same command again."
+        if is_full
+        else "Check that the folder can be written, then start the same command again.",
+    )
+
+
+def _check_space(parent: Path, *groups: Mapping[str, Tensor]) -> None:
+    needed = sum(t.numel() * t.element_size() for group in groups for t in group.values())
+    needed += _MARGIN_BYTES
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC, f"needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+        )
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint after comparing every file with its manifest.
+
+    Raises:
+        CheckpointError: Something is missing, changed, or no safetensors file.
+    """
+    manifest = Manifest.read(folder)
+    manifest.verify(folder)
+    return Checkpoint(
+        step=manifest.step,
+        model=load_tensors(folder / MODEL),
+        optimizer=load_tensors(folder / OPTIMIZER),
+        state=json.loads((folder / STATE).read_text(encoding="utf-8")),
+    )
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file. The format bounds its header by the file: claims allocate nothing.
+
+    Raises:
+        CheckpointError: It is missing or of another format.
+    """
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is no readable safetensors file: {error}",
+            fix="Use another checkpoint of the run.",
+        ) from error
+
+
+def newest_checkpoint(
+    run_dir: Path, *, strict: bool = False, warn: Callable[[str], None] = lambda _: None
+) -> Path | None:
+    """Return the newest whole checkpoint of a run, or None if there never was one.
+
+    Args:
+        run_dir: The run folder.
+        strict: Refuse to fall back to an older one.
+        warn: Told about each damaged checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: All are damaged, or the newest is and ``strict`` is set.
+    """
+    problems = []
+    for _, folder in reversed(list_checkpoints(run_dir)):
+        try:
+            Manifest.read(folder).verify(folder)
+        except CheckpointError as error:
+            if strict:
+                raise
+            problems.append(error.problem)
+            continue
+        for problem in problems:
+            warn(f"damaged checkpoint passed over: {problem}")
+        return folder
+    if problems:
+        raise CheckpointError(
+            "No checkpoint of the run is whole:\n  " + "\n  ".join(problems),
+            fix=f"Restore one of them, or start anew with another run_dir than {run_dir}.",
+        )
+    return None
+
+
+def clean_partial(run_dir: Path) -> None:
+    """Remove what an earlier process was writing when it was killed."""
+    for path in checkpoints_dir(run_dir).glob(f"{_TEMPORARY_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_best(run_dir: Path, step: int) -> None:
+    """Record which checkpoint is best. A hint: it may name one that is gone."""
+    temporary = run_dir / f"{_TEMPORARY_PREFIX}best"
+    temporary.write_text(f"step-{step:08d}\n", encoding="utf-8")
+    temporary.replace(run_dir / "best")
+
+
+def read_best(run_dir: Path) -> Path | None:
+    """Return the folder of the best checkpoint, or None if it is not recorded or is gone."""
+    try:
+        name = (run_dir / "best").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    folder = checkpoints_dir(run_dir) / name
+    return folder if re.fullmatch(r"step-\d+", name) and folder.is_dir() else None

@@ -1,0 +1,239 @@
+"""Events of training -> JSON lines, a log, a progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from tqdm import tqdm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """The updates since the last such report."""
+
+    kind: ClassVar[str] = "update"
+    step: int
+    """Updates so far."""
+    epoch: int
+    """Epochs read to the end."""
+    loss: float
+    """Training objective (smoothed) per target token, in nats."""
+    learning_rate: float
+    """Of the last update."""
+    gradient_norm: float
+    """Of the last update, before clipping."""
+    target_tokens_per_second: float
+    """Real target tokens; time of updates only."""
+    source_tokens_per_second: float
+    """Real source tokens; time of updates only."""
+    padding_waste: float
+    """Share of padding in the rectangles of both sides."""
+    seconds: float
+    """Time of these updates."""
+
+    def line(self) -> str:
+        """Return one line to read."""
+        return (
+            f"step {self.step:,}  epoch {self.epoch}  loss {self.loss:.3f}  "
+            f"lr {self.learning_rate:.2e}  norm {self.gradient_norm:.2f}  "
+            f"{self.target_tokens_per_second:,.0f} target tokens/s"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationReport:
+    """One validation."""
+
+    kind: ClassVar[str] = "validation"
+    step: int
+    """Updates so far."""
+    epoch: int
+    """Epochs read to the end."""
+    loss: float
+    """Cross-entropy of the references per token, without smoothing, in nats."""
+    perplexity: float
+    """exp(loss)."""
+    bleu: float | None
+    """BLEU of the decoded translations."""
+    chrf: float | None
+    """ChrF2 of the decoded translations."""
+    seconds: float
+    """Time of the validation."""
+    samples: Sequence[tuple[str, str, str]] = ()
+    """A few of (source, translation, reference)."""
+
+    def line(self) -> str:
+        """Return one line to read."""
+        text = f"validation at step {self.step:,}: perplexity {self.perplexity:.2f}"
+        if self.bleu is not None and self.chrf is not None:
+            text += f", BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
+        return f"{text} ({self.seconds:.1f} s)"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedReport:
+    """A checkpoint was written."""
+
+    kind: ClassVar[str] = "saved"
+    step: int
+    """Updates so far."""
+    name: str
+    """Folder of the checkpoint."""
+    seconds: float
+    """Time it took."""
+
+    def line(self) -> str:
+        """Return one line to read."""
+        return f"saved {self.name} ({self.seconds:.2f} s)"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteReport:
+    """Something a person should know."""
+
+    kind: ClassVar[str] = "note"
+    step: int
+    """Updates so far."""
+    text: str
+    """What happened."""
+
+    def line(self) -> str:
+        """Return one line to read."""
+        return self.text
+
+
+Event = UpdateReport | ValidationReport | SavedReport | NoteReport
+
+
+class Reporter(Protocol):
+    """Is told what happens."""
+
+    def report(self, event: Event) -> None:
+        """Take note of an event."""
+        ...
+
+    def close(self) -> None:
+        """Finish."""
+        ...
+
+
+class JsonLines:
+    """Appends one JSON object a line to ``metrics.jsonl``.
+
+    Args:
+        path: The file; made if missing.
+        resume_step: Lines of later steps are left over from a run that was cut off, and go.
+    """
+
+    def __init__(self, path: Path, resume_step: int) -> None:
+        if path.exists():
+            _keep_lines(path, resume_step)
+        self._file = path.open("a", encoding="utf-8", newline="\n")
+
+    def report(self, event: Event) -> None:
+        """Write one line at once."""
+        line = {"kind": event.kind, **asdict(event)}
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _keep_lines(path: Path, last_step: int) -> None:
+    kept = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            values: dict[str, Any] = json.loads(line)
+        except ValueError:  # the last line of a killed process may be half a line
+            continue
+        if values.get("step", 0) <= last_step:
+            kept.append(line + b"\n")
+    path.write_bytes(b"".join(kept))
+
+
+class Log:
+    """Appends readable lines with the time to ``log.txt``."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", newline="\n")
+
+    def report(self, event: Event) -> None:
+        """Write one line at once."""
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {event.line()}\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Console:
+    """A progress bar on a terminal, plain lines elsewhere. Writes to standard error only.
+
+    Args:
+        start: Updates made before.
+        total: Updates in all, if known.
+    """
+
+    def __init__(self, start: int, total: int | None) -> None:
+        self._bar = tqdm(
+            total=total,
+            initial=start,
+            unit=" updates",
+            desc="training",
+            disable=not sys.stderr.isatty(),
+            file=sys.stderr,
+            dynamic_ncols=True,
+        )
+
+    def report(self, event: Event) -> None:
+        """Move the bar, or print a line."""
+        if self._bar.disable:
+            sys.stderr.write(f"{event.line()}\n")
+            return
+        if isinstance(event, UpdateReport):
+            self._bar.update(event.step - self._bar.n)
+            rate = f"{event.target_tokens_per_second:,.0f} tok/s"
+            self._bar.set_postfix_str(f"loss {event.loss:.3f}, {rate}", refresh=True)
+        elif not isinstance(event, SavedReport):
+            self._bar.write(event.line(), file=sys.stderr)
+
+    def close(self) -> None:
+        """Leave the terminal clean."""
+        self._bar.close()
+
+
+class AllReporters:
+    """Passes every event on to several reporters."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = reporters
+
+    def report(self, event: Event) -> None:
+        """Tell all."""
+        for reporter in self._reporters:
+            reporter.report(event)
+
+    def close(self) -> None:
+        """Close all."""
+        for reporter in self._reporters:
+            reporter.close()
+
+
+def make_reporter(run_dir: Path, *, start: int, total: int | None, quiet: bool) -> Reporter:
+    """Return the reporter of a run: metrics.jsonl, log.txt and, unless ``quiet``, the console."""
+    reporters: list[Reporter] = [
+        JsonLines(run_dir / "metrics.jsonl", start),
+        Log(run_dir / "log.txt"),
+    ]
+    if not quiet:
+        reporters.append(Console(start, total))
+    return AllReporters(reporters)
