@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -34,16 +36,21 @@ def train(
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:
-    """Train a translator; prepares the data if needed, and goes on where it was stopped."""
+    """Train a translator; prepares the data if needed, and goes on where it was stopped.
+
+    SIGINT and SIGTERM let the update finish, save, and exit with 130 or 143.
+    """
     from nmt.commands.train import train as run
     from nmt.config.loader import load_config
 
-    overrides = [*set_, f"run_dir={run_dir}"] if run_dir is not None else set_
-    summary = run(
-        load_config(config, overrides), quiet=quiet, strict_resume=strict_resume, exact=exact
-    )
+    # Quoted, so that YAML takes any path as text.
+    overrides = set_ if run_dir is None else [*set_, f"run_dir={dumps(str(run_dir))}"]
+    resolved = load_config(config, overrides)
+    summary = run(resolved, quiet=quiet, strict_resume=strict_resume, exact=exact)
+    folder = resolved.run_dir
     if json:
-        print_json(summary.as_dict())
+        print_json({"run_dir": str(folder), **asdict(summary)})
     elif not quiet:
-        typer.echo(summary.as_text())
-    raise typer.Exit(summary.exit_code)
+        best = "none" if summary.best_step is None else f"step {summary.best_step:,}"
+        score = "" if summary.best_score is None else f" ({summary.best_score:.2f})"
+        typer.echo(f"{folder}: {summary.step:,} steps; best checkpoint: {best}{score}")

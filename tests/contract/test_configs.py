@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nmt.config.loader import load_config
+from nmt.config.reference import describe_keys
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads(path: Path) -> None:
+    assert load_config(path).name
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_says_what_it_needs_and_what_to_expect(path: Path) -> None:
+    head = path.read_text(encoding="utf-8").split("\nname:")[0]
+
+    for word in ("data", "hardware", "time", "expect"):
+        assert f"# {word} " in head
+
+
+def test_the_names_differ_so_that_runs_do_not_mix() -> None:
+    configs = [load_config(path) for path in CONFIGS]
+
+    assert len({config.run_dir for config in configs}) == len(configs)
+    assert len({config.prepared_dir for config in configs}) == len(configs)
+
+
+def test_base_is_the_published_recipe() -> None:
+    # Vaswani et al. (2017), sections 5 and 6.
+    config = load_config(ROOT / "configs" / "base.yaml")
+    model, training = config.model, config.training
+
+    assert (model.encoder_layers, model.decoder_layers) == (6, 6)
+    assert (model.model_dim, model.ff_dim, model.num_heads) == (512, 2048, 8)
+    assert (model.norm_position, model.norm, model.positions) == ("post", "layer", "sinusoidal")
+    assert (model.dropout, training.label_smoothing) == (0.1, 0.1)
+    assert (training.optimizer.betas, training.optimizer.epsilon) == ((0.9, 0.98), 1e-9)
+    assert (training.schedule.shape, training.schedule.warmup_steps) == ("noam", 4000)
+    assert training.max_steps == 100_000
+    assert (config.decoding.beam_size, config.decoding.length_penalty) == (4, 0.6)
+    assert config.tokenizer.vocab_size == 37_000
+
+
+def test_the_reference_page_is_current() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+    assert page == describe_keys(), "run: nmt config keys > docs/configuration.md"

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import nmt
+
+
+def test_the_public_names_are_these() -> None:
+    assert nmt.__all__ == [
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DeviceError",
+        "DivergedError",
+        "GateError",
+        "NmtError",
+        "Score",
+        "TokenizerError",
+        "TranslationResult",
+        "Translator",
+        "__version__",
+        "evaluate",
+        "load_config",
+        "prepare",
+        "train",
+    ]
+
+
+@pytest.mark.parametrize("name", nmt.__all__)
+def test_every_public_name_loads_and_explains_itself(name: str) -> None:
+    value = getattr(nmt, name)
+
+    assert value.__doc__
+
+
+def test_other_names_are_refused_as_python_does() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'tranlate'"):
+        nmt.tranlate  # noqa: B018
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(nmt.__all__) <= set(dir(nmt))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "nmt",
+        "nmt.cli",
+        "nmt.config.loader",
+        "nmt.errors",
+        "nmt.text.tokenizer",
+        "nmt.text.sentencepiece",
+        "nmt.commands.prepare",
+    ],
+)
+def test_torch_is_not_loaded_by(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'datasets') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+    assert result.stdout.decode().strip() == "[]"
