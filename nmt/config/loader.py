@@ -37,11 +37,11 @@ class _Layers:
                 return f"{self.name}:{self.lines[path[:end]]}"
         return self.name
 
-    def line(self, path: KeyPath) -> int:
-        """The line nearest to a path."""
-        return next(
-            self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines
-        )
+    def order(self, path: KeyPath) -> tuple[bool, int]:
+        """A key that sorts problems: those of the file by line, then those of the flags."""
+        starts = [path[:end] for end in range(len(path), -1, -1)]
+        line = next(self.lines[start] for start in starts if start in self.lines)
+        return any(start in self.flags for start in starts), line
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -65,7 +65,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        found = sorted(find_problems(error), key=lambda problem: layers.line(problem.path))
+        found = sorted(find_problems(error), key=lambda problem: layers.order(problem.path))
         problems += [problem.at(layers.place(problem.path)) for problem in found]
     else:
         if not problems:

@@ -1,0 +1,138 @@
+"""The README's commands: those marked are run, the others are checked against the flags."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# The tour for real, but in seconds: on a toy corpus, with a toy model.
+SHORTER = {
+    "vocab_size: 8000": "vocab_size: 400",
+    "{preset: tiny}": "{preset: tiny, model_dim: 32, ff_dim: 64, num_heads: 2}",
+    "max_minutes: 30": "max_steps: 6",
+}
+WORDS = {
+    "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Kind": "child",
+    "läuft": "walks", "schläft": "sleeps", "singt": "sings", "steht": "stands", "ruft": "calls",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of the README and the mark before it."""
+
+    mark: str
+    language: str
+    text: str
+
+
+def blocks() -> Iterator[Block]:
+    pattern = r"(?:<!-- test: ([^>]*?) -->\n)?```(\w*)\n(.*?)```"
+    for found in re.finditer(pattern, README, re.DOTALL):
+        yield Block(found[1] or "", found[2], found[3])
+
+
+def commands() -> list[str]:
+    """Every line that calls `nmt`, pipes taken apart."""
+    lines = [line for b in blocks() if b.language == "sh" for line in b.text.splitlines()]
+    return [part.strip() for line in lines for part in line.split("|") if "nmt " in part]
+
+
+def write_corpus(folder: Path) -> None:
+    generator = random.Random(1)
+    for name, count in {"train": 200, "valid": 8, "test": 8}.items():
+        pairs = [generator.choices(list(WORDS), k=generator.randint(2, 7)) for _ in range(count)]
+        for language, lines in {
+            "de": [" ".join(pair) for pair in pairs],
+            "en": [" ".join(WORDS[word] for word in pair) for pair in pairs],
+        }.items():
+            path = folder / f"{name}.{language}"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+
+
+def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for block in blocks():
+        if block.mark.startswith("file "):
+            text = block.text
+            for long, short in SHORTER.items():
+                assert long in text
+                text = text.replace(long, short)
+            (tmp_path / block.mark.removeprefix("file ")).write_text(text, encoding="utf-8")
+        elif block.mark == "run":
+            command = (
+                ["bash", "-euo", "pipefail", "-c", block.text]
+                if block.language == "sh"
+                else [sys.executable, "-c", block.text]
+            )
+            result = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, check=False
+            )
+            assert result.returncode == 0, f"{block.text}\n{result.stderr.decode()}"
+
+    hypothesis = (tmp_path / "test.hypothesis").read_bytes()
+    assert hypothesis.count(b"\n") == (tmp_path / "test.de").read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_uses_flags_that_exist(line: str) -> None:
+    words = shlex.split(re.sub(r"[<>]\s*\S+", "", line))
+    words = words[words.index("nmt") + 1 :]
+    command, context = get_command(app), None
+    while hasattr(command, "commands"):
+        context = command.make_context("nmt", [], parent=context, resilient_parsing=True)
+        command = command.commands[words.pop(0)]
+
+    # Raises for a flag or an argument that does not exist, or a value of a wrong type.
+    command.make_context(command.name, words, parent=context)
+
+
+def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = next(block for block in blocks() if block.mark == "file mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(mine.text + "  lr: 0.1\n", encoding="utf-8")
+    arguments = ["config", "show", "mine.yaml", "--set", "batch.max_tokens=big"]
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.stderr in {block.text for block in blocks()}
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+
+
+def test_every_file_named_exists() -> None:
+    for name in re.findall(r"\]\(([^)#:]+)\)|`(configs/\S+?\.yaml)`", README):
+        assert (ROOT / "".join(name)).exists()
+    for path in (ROOT / "configs").glob("*.yaml"):
+        assert f"`{path.name}`" in README
+
+
+def test_every_exit_code_is_documented() -> None:
+    from nmt.errors import NmtError
+
+    codes = {kind.exit_code for kind in NmtError.__subclasses__()}
+
+    for code in {0, 1, *codes, 130, 141, 143}:
+        assert re.search(rf"^\|[^|]*\b{code}\b[^|]*\|", README, re.MULTILINE)
