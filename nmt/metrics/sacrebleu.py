@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -125,6 +125,16 @@ def corpus_score(
     """
     scorer = Scorer(metric, references, options or MetricOptions())
     return scorer.statistics(hypotheses).score
+
+
+def corpus_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    metrics: Iterable[str],
+    options: MetricOptions | None = None,
+) -> list[Score]:
+    """Score one system under several metrics; see `corpus_score`."""
+    return [corpus_score(hypotheses, references, metric, options) for metric in metrics]
 
 
 def check_metric(metric: str) -> str:

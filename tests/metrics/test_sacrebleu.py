@@ -15,6 +15,7 @@ from nmt.metrics.sacrebleu import (
     Scorer,
     check_published,
     corpus_score,
+    corpus_scores,
     default_tokenizer,
     published_test_set,
     resolve_tokenizer,
@@ -45,6 +46,11 @@ def test_bleu_of_a_small_example_is_what_the_definition_gives() -> None:
     expected = 100 * (4 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
     hypothesis, reference = "a b c x d", "a b c y d"
     assert corpus_score([hypothesis], [[reference]], "bleu").value == pytest.approx(expected)
+
+
+def test_several_metrics_come_in_the_order_asked_for() -> None:
+    scores = corpus_scores(["a b c d"], [["a b c d"]], ["chrf", "bleu"])
+    assert [score.metric for score in scores] == ["chrf", "bleu"]
 
 
 def test_case_counts_unless_told_otherwise() -> None:

@@ -1,0 +1,515 @@
+"""``nmt evaluate`` as a user and a script see it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sacrebleu import __version__ as sacrebleu_version
+from typer.testing import CliRunner, Result
+
+from nmt import Score, evaluate
+from nmt.cli.app import app
+from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig
+
+METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
+SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def scores_of(*arguments: object) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def write(path: Path, lines: Iterable[str]) -> Path:
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A hypothesis file with one word wrong, and its reference file."""
+    return (
+        write(tmp_path / "hypothesis.en", ["sentence number zero of this", *SENTENCES[1:]]),
+        write(tmp_path / "reference.en", SENTENCES),
+    )
+
+
+# --- The published numbers ---------------------------------------------------------------------
+
+Rows = list[dict[str, str]]
+
+
+def published(folder: Path) -> dict[tuple[str, str, str], Rows]:
+    """The rows of SCORES.tsv by test set, references and subset."""
+    header, *lines = (folder / "SCORES.tsv").read_text("utf-8").splitlines()
+    groups: dict[tuple[str, str, str], Rows] = defaultdict(list)
+    for line in lines:
+        row = dict(zip(header.split("\t"), line.split("\t"), strict=True))
+        groups[row["testset"], row["refs"], row["subset"]].append(row)
+    return groups
+
+
+@pytest.mark.parametrize("subset", ["full", "first300"])
+@pytest.mark.parametrize(
+    ("testset", "refs"),
+    [
+        *(("newstest2021.en-de", refs) for refs in ("A", "C", "D", "all")),
+        *(("newstest2021.en-zh", refs) for refs in ("A", "B", "all")),
+    ],
+)
+def test_published_scores_are_reproduced(
+    shared_data: Path, testset: str, refs: str, subset: str
+) -> None:
+    folder = shared_data / "wmt_sample"
+    rows = published(folder)[testset, refs, subset]
+    pair = testset.partition(".")[2]
+    target = pair.partition("-")[2]
+    arguments: list[object] = ["-l", pair, "--resamples", 0]
+    names = (
+        sorted(folder.glob(f"{testset}.ref.*"))
+        if refs == "all"
+        else [folder / f"{testset}.ref.{refs}.{target}"]
+    )
+    for path in names:
+        arguments += ["--reference", path]
+    for system in sorted({row["system"] for row in rows}):
+        arguments += ["--hypothesis", folder / f"{testset}.hyp.{system}.{target}"]
+    for metric in sorted({METRIC_OF_COLUMN[row["metric"]] for row in rows}):
+        arguments += ["--metric", metric]
+    if subset == "first300":
+        arguments += ["--limit", 300]
+    found = scores_of(*arguments)
+
+    assert found["num_sentences"] == int(rows[0]["n_lines"])
+    values = {
+        (system["name"], score["metric"]): score
+        for system in found["systems"]
+        for score in system["scores"]
+    }
+    assert len(values) == len(rows)
+    for row in rows:
+        name = f"{testset}.hyp.{row['system']}.{target}"
+        score = values[name, METRIC_OF_COLUMN[row["metric"]]]
+        assert score["value"] == pytest.approx(float(row["score_sacrebleu"]), abs=1e-9)
+        assert score["signature"] == row["signature"].replace("2.6.0", sacrebleu_version)
+
+
+def test_every_published_row_is_in_one_of_the_groups_above(shared_data: Path) -> None:
+    groups = published(shared_data / "wmt_sample")
+    assert len(groups) == 14
+    assert sum(map(len, groups.values())) == 105
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([], ["-m", "bleu"]),
+        (["--lowercase"], ["-m", "bleu", "-lc"]),
+        (["--tokenize", "intl"], ["-m", "bleu", "--tokenize", "intl"]),
+        (["--metric", "chrf++"], ["-m", "chrf", "--chrf-word-order", "2"]),
+        (["--metric", "ter"], ["-m", "ter"]),
+    ],
+)
+def test_scores_and_signatures_are_those_of_sacrebleus_own_command(
+    shared_data: Path, tmp_path: Path, ours: list[str], theirs: list[str]
+) -> None:
+    paths = []
+    for name in ("hyp.ICL", "ref.A", "ref.C"):
+        whole = shared_data / "wmt_sample" / f"newstest2021.en-de.{name}.de"
+        paths.append(write(tmp_path / name, whole.read_text("utf-8").split("\n")[:60]))
+    hypothesis, *references = paths
+    command = [sys.executable, "-m", "sacrebleu", *map(str, references), "-i", str(hypothesis)]
+    process = subprocess.run(
+        [*command, "-w", "12", *theirs], capture_output=True, check=True, timeout=60
+    )
+    expected = json.loads(process.stdout)
+    arguments = [part for path in references for part in ("--reference", path)]
+    found = scores_of("--hypothesis", hypothesis, *arguments, *(ours or ["--metric", "bleu"]))
+    score = found["systems"][0]["scores"][0]
+    assert score["value"] == pytest.approx(expected["score"], abs=1e-9)
+    assert score["signature"] == expected["signature"]
+
+
+# --- What is printed ---------------------------------------------------------------------------
+
+
+def test_the_table_shows_scores_intervals_and_signatures(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    result = invoke("--hypothesis", hypothesis, "--reference", reference)
+    assert result.exit_code == 0
+    title, _, header, row, _, bleu, chrf = result.stdout.splitlines()
+    assert title == "reference.en: 10 sentences, 1 reference"
+    assert header.split() == ["system", "bleu", "chrf"]
+    assert row.startswith("hypothesis.en  ")
+    assert row.count("±") == 2
+    assert "tok:13a" in bleu
+    assert "nc:6" in chrf
+
+
+def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    flags = ("--hypothesis", hypothesis, "--reference", reference, "--metric", "bleu")
+    (with_it,) = scores_of(*flags)["systems"][0]["scores"]
+    (without,) = scores_of(*flags, "--resamples", 0)["systems"][0]["scores"]
+    assert set(without) == {"metric", "value", "signature"}
+    assert with_it["confidence"]["low"] <= with_it["value"] <= with_it["confidence"]["high"]
+    assert with_it["confidence"]["resamples"] == 1000
+    assert scores_of(*flags)["systems"][0]["scores"] == [with_it]
+
+
+def test_a_baseline_gives_differences_and_p_values(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    flags = ("--hypothesis", hypothesis, "--reference", reference, "--baseline", reference)
+    found = scores_of(*flags)
+    comparison = found["systems"][0]["scores"][0]["comparison"]
+    value, base = (found[k] for k in ("systems", "baseline"))
+    assert comparison["delta"] == value[0]["scores"][0]["value"] - base["scores"][0]["value"] < 0
+    assert 0 < comparison["p_value"] <= 1
+    assert comparison["baseline"] == base["name"] == "reference.en"
+    table = invoke(*flags).stdout
+    assert "reference.en (baseline)" in table
+    assert ", p = " in table
+
+
+def test_a_system_does_not_differ_from_itself(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    found = scores_of(
+        "--hypothesis", hypothesis, "--reference", reference, "--baseline", hypothesis
+    )
+    for score in found["systems"][0]["scores"]:
+        assert score["comparison"]["delta"] == 0
+        assert score["comparison"]["p_value"] == 1
+
+
+def test_systems_of_the_same_file_name_stay_apart(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    other = hypothesis.parent / "other"
+    other.mkdir()
+    twin = write(other / hypothesis.name, SENTENCES)
+    found = scores_of("--hypothesis", hypothesis, "--hypothesis", twin, "--reference", reference)
+    assert [system["name"] for system in found["systems"]] == [str(hypothesis), str(twin)]
+
+
+def test_chinese_is_tokenized_as_chinese_once_its_name_is_known(tmp_path: Path) -> None:
+    path = write(tmp_path / "text.zh", ["今天天气很好我们去公园散步吧。"] * 3)
+    flags = ("--hypothesis", path, "--reference", path, "--metric", "bleu")
+    blind = invoke(*flags, "--json")
+    assert "look Chinese" in blind.stderr
+    assert json.loads(blind.stdout)["systems"][0]["scores"][0]["value"] == 0
+    known = invoke(*flags, "-l", "en-zh", "--json")
+    assert known.stderr == ""
+    score = json.loads(known.stdout)["systems"][0]["scores"][0]
+    assert score["value"] == pytest.approx(100)
+    assert "tok:zh" in score["signature"]
+
+
+def test_tokenized_text_is_remarked_on_unless_quiet(tmp_path: Path) -> None:
+    path = write(tmp_path / "text.en", ["this looks tokenized ."] * 3)
+    flags = ("--hypothesis", path, "--reference", path)
+    assert "3 lines end in a space and a full stop" in invoke(*flags).stderr
+    assert invoke(*flags, "--quiet").stderr == ""
+
+
+# --- Reading -----------------------------------------------------------------------------------
+
+
+def test_odd_line_ends_and_compression_keep_lines_aligned(tmp_path: Path) -> None:
+    """Fault 35."""
+    lines = ["one\u2028sentence with a\x0cbreak", "a lone\rreturn stays inside", "the last one"]
+    plain = write(tmp_path / "plain.txt", lines)
+    packed = tmp_path / "packed.txt.gz"
+    text = "\ufeff" + "\r\n".join(lines)
+    packed.write_bytes(gzip.compress(text.encode()))
+    found = scores_of("--hypothesis", packed, "--reference", plain)
+    assert found["num_sentences"] == 3
+    assert all(s["value"] == pytest.approx(100) for s in found["systems"][0]["scores"])
+
+
+def test_hypotheses_come_from_standard_input(files: tuple[Path, Path]) -> None:
+    _, reference = files
+    result = CliRunner().invoke(
+        app,
+        ["evaluate", "--hypothesis", "-", "--reference", str(reference), "--json"],
+        input="".join(f"{line}\n" for line in SENTENCES),
+    )
+    system = json.loads(result.stdout)["systems"][0]
+    assert system["name"] == "standard input"
+    assert system["scores"][0]["value"] == pytest.approx(100)
+
+
+def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    short = write(hypothesis.parent / "short.en", SENTENCES[:4])
+    found = scores_of(
+        "--hypothesis", short, "--hypothesis", hypothesis, "--reference", reference, "--limit", 4
+    )
+    assert found["num_sentences"] == 4
+    assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+    assert found["systems"][1]["scores"][0]["value"] < 100
+
+
+# --- Gates -------------------------------------------------------------------------------------
+
+
+def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    flags = ("--hypothesis", hypothesis, "--reference", reference, "--metric", "chrf", "--json")
+    result = invoke(*flags, "--fail-under", "bleu=99.5,chrf=50")
+    assert result.exit_code == 6
+    found = json.loads(result.stdout)
+    assert {gate["metric"]: gate["met"] for gate in found["gates"]} == {"bleu": False, "chrf": True}
+    value = found["systems"][0]["scores"][1]["value"]
+    assert f"hypothesis.en: bleu is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
+    assert invoke(*flags, "--fail-under", "bleu=50").exit_code == 0
+
+
+def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    flags = ("--reference", reference, "--fail-under", "bleu=100")
+    assert invoke(*flags, "--hypothesis", reference, "--baseline", hypothesis).exit_code == 0
+    assert invoke(*flags, "--hypothesis", reference, "--hypothesis", hypothesis).exit_code == 6
+
+
+# --- What can go wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--metric", "rouge"], "no metric 'rouge'"),
+        (["--metric", "BLEU"], "Did you mean bleu?"),
+        (["--fail-under", "bleu"], "no equals sign"),
+        (["--fail-under", "bleu=x"], "not a number"),
+        (["--tokenize", "13b"], "Did you mean 13a?"),
+        (["--limit", "0"], "--limit"),
+        (["-l", "german"], "not a pair of languages"),
+        (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
+        (["--save-hypotheses", "x"], "needs a model"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--hypothesis", "-", "--baseline", "-"], "once only"),
+    ],
+)
+def test_wrong_usage_exits_with_2(files: tuple[Path, Path], flags: list[str], message: str) -> None:
+    hypothesis, reference = files
+    result = invoke("--hypothesis", hypothesis, "--reference", reference, *flags)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_nothing_to_score_or_to_score_against_says_what_to_add(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    result = invoke("--reference", reference)
+    assert (result.exit_code, "--hypothesis FILE" in result.stderr) == (2, True)
+    result = invoke("--hypothesis", hypothesis)
+    assert (result.exit_code, "--reference FILE" in result.stderr) == (2, True)
+    result = invoke("--hypothesis", hypothesis, "-t", "wmt14")
+    assert (result.exit_code, "-l PAIR" in result.stderr) == (2, True)
+    result = invoke("--hypothesis", hypothesis, "-t", "wmt-14", "-l", "en-de")
+    assert (result.exit_code, "wmt14" in result.stderr) == (2, True)
+
+
+def test_line_counts_that_differ_are_both_named(tmp_path: Path) -> None:
+    """Fault 32."""
+    thousand = write(tmp_path / "a.en", ["a line"] * 1000)
+    fewer = write(tmp_path / "b.en", ["a line"] * 999)
+    for left, right in ((thousand, fewer), (fewer, thousand)):
+        result = invoke("--hypothesis", left, "--reference", right)
+        assert result.exit_code == 3
+        assert "1,000" in result.stderr
+        assert "999" in result.stderr
+    result = invoke(
+        "--hypothesis", thousand, "--reference", thousand, "--reference", fewer, "--limit", 5
+    )
+    assert (result.exit_code, str(fewer) in result.stderr) == (3, True)
+
+
+def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
+    """Fault 33."""
+    hypothesis, reference = files
+    folder = hypothesis.parent
+    cut = folder / "cut.gz"
+    cut.write_bytes(gzip.compress(b"a line\n" * 10_000)[:-20])
+    empty = write(folder / "empty.en", [])
+    for path in (folder / "missing.en", folder, cut, empty):
+        for flags in (
+            ("--hypothesis", path, "--reference", reference),
+            ("--hypothesis", hypothesis, "--reference", path),
+            ("--hypothesis", hypothesis, "--reference", reference, "--baseline", path),
+        ):
+            result = invoke(*flags)
+            assert result.exit_code == 3
+            assert str(path) in result.stderr
+            assert "fix:" in result.stderr
+
+
+def test_text_that_is_not_utf8_is_named_to_the_byte(files: tuple[Path, Path]) -> None:
+    """Fault 34."""
+    hypothesis, reference = files
+    hypothesis.write_bytes(b"fine\nna\xefve\n")
+    result = invoke("--hypothesis", hypothesis, "--reference", reference)
+    assert result.exit_code == 3
+    assert f"{hypothesis}, line 2, byte 3" in result.stderr
+
+
+# --- From a model ------------------------------------------------------------------------------
+
+
+@dataclass
+class Translation:
+    text: str
+
+
+class UpperCaser:
+    """Stands in for a translator: knows a whole language, needs no training."""
+
+    calls: dict[str, Any] = {}  # noqa: RUF012 - reset by the fixture
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> UpperCaser:
+        cls.calls = {"folder": folder, **options}
+        return cls()
+
+    def translate(self, lines: Sequence[str], **options: Any) -> list[Translation]:
+        self.calls.update(options)
+        return [Translation(line.upper()) for line in lines]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder whose translator writes capitals; its tests are ``one`` and ``two``."""
+    module = ModuleType("nmt.translation.translator")
+    module.__dict__["Translator"] = UpperCaser
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    source = write(tmp_path / "test.lower", SENTENCES)
+    target = write(tmp_path / "test.upper", [line.upper() for line in SENTENCES])
+    corpus = {"source": str(source), "target": str(target)}
+    config = RunConfig.model_validate({
+        "name": "capitals", "source_language": "en", "target_language": "de",
+        "data": {
+            "train": [corpus], "valid": corpus, "test": {"one": corpus, "two": corpus},
+        },
+        "training": {"max_steps": 1},
+    })  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump_config(config), "utf-8")
+    return folder
+
+
+def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None:
+    saved = model / "hypotheses.txt"
+    found = scores_of(
+        model, "-t", "one", "-b", 3, "--length-penalty", 0.5, "--batch-tokens", 99,
+        "--checkpoint", "step-7", "--device", "cpu", "--threads", 1, "--save-hypotheses", saved,
+        "--set", "decoding.max_length_offset=7",
+    )  # fmt: skip
+    assert found["test"] == "one"
+    assert [system["name"] for system in found["systems"]] == [str(model)]
+    assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+    assert saved.read_bytes().decode() == "".join(f"{line.upper()}\n" for line in SENTENCES)
+    assert UpperCaser.calls == {
+        "folder": model, "checkpoint": "step-7", "device": "cpu", "threads": 1, "beam_size": 3,
+        "length_penalty": 0.5, "batch_tokens": 99, "max_length_offset": 7,
+    }  # fmt: skip
+
+
+def test_a_model_translates_files_beside_other_systems(
+    model: Path, files: tuple[Path, Path]
+) -> None:
+    hypothesis, reference = files
+    found = scores_of(
+        model, "--source", reference, "--reference", reference, "--hypothesis", hypothesis,
+        "--baseline", hypothesis, "--lowercase", "--limit", 5,
+    )  # fmt: skip
+    assert found["num_sentences"] == 5
+    values = [system["scores"][0]["value"] for system in found["systems"]]
+    assert values[0] == pytest.approx(100)
+    assert values[1] < 100
+
+
+def test_the_only_test_set_needs_no_name(model: Path) -> None:
+    text = (model / "config.yaml").read_text("utf-8")
+    start = text.index("    two:")
+    end = text.index("tokenizer:")
+    (model / "config.yaml").write_text(text[:start] + text[end:], "utf-8")
+    assert scores_of(model)["test"] == "one"
+
+
+def test_test_sets_are_listed_when_one_must_be_chosen(model: Path) -> None:
+    result = invoke(model)
+    assert (result.exit_code, "one, two" in result.stderr) == (2, True)
+    result = invoke(model, "-t", "onne")
+    assert (result.exit_code, "Did you mean one?" in result.stderr) == (2, True)
+
+
+def test_a_model_needs_source_lines(model: Path, files: tuple[Path, Path]) -> None:
+    result = invoke(model, "--reference", files[1])
+    assert (result.exit_code, "--source FILE" in result.stderr) == (2, True)
+
+
+def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:
+    """Fault 47."""
+    for folder in (tmp_path / "missing", tmp_path):
+        result = invoke(folder)
+        assert (result.exit_code, str(folder) in result.stderr) == (4, True)
+
+
+def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> None:
+    UpperCaser.calls = {}
+    result = invoke(model, "-t", "one", "--save-hypotheses", model / "missing" / "out.txt")
+    assert (result.exit_code, UpperCaser.calls) == (2, {})
+
+
+# --- From the shell and from Python ------------------------------------------------------------
+
+
+def test_exit_codes_reach_the_shell_and_torch_is_not_loaded(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    script = (
+        "import sys; from nmt.cli import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", script, "evaluate", "--reference", str(reference)]
+    for flags, code in (
+        (["--hypothesis", str(hypothesis)], 0),
+        (["--hypothesis", str(hypothesis), "--fail-under", "bleu=100"], 6),
+        (["--hypothesis", str(hypothesis) + "x"], 3),
+        (["--hypothesis", str(hypothesis), "--metric", "x"], 2),
+        (["no-such-model"], 4),
+    ):
+        process = subprocess.run([*command, *flags], capture_output=True, check=False, timeout=60)
+        assert process.returncode == code, process.stderr
+        assert process.stderr.decode().splitlines()[-1] == "False"
+        assert b"Traceback" not in process.stderr
+
+
+def test_the_python_function_takes_one_reference_or_several() -> None:
+    other = [line.upper() for line in SENTENCES]
+    (bleu, chrf) = evaluate(SENTENCES, SENTENCES)
+    assert isinstance(bleu, Score)
+    assert (bleu.metric, chrf.metric) == ("bleu", "chrf")
+    assert bleu.value == pytest.approx(100)
+    (several,) = evaluate(SENTENCES, [other, SENTENCES], ["ter"], resamples=10)
+    assert several.value == 0
+    assert several.confidence is not None
+    with pytest.raises(TypeError, match="lists of lines"):
+        evaluate("one line", ["one line"])
