@@ -9,15 +9,12 @@ import typer
 
 from nmt.cli.options import Json, Quiet, Set, Verbose, print_json
 
-EPILOG = """Examples:
-
+EPILOG = """\b
+Examples:
   nmt evaluate runs/demo
-
   nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
-
   nmt evaluate --hypothesis out.en --reference test.en --baseline old.en
-
-  nmt translate runs/demo < test.de | nmt evaluate --hypothesis - --reference test.en --json
+  nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
 
 Exit code 6 means that a score is below --fail-under.
 """
@@ -27,7 +24,7 @@ def evaluate(
     model: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="Run folder or model folder whose translations are scored.",
             show_default=False,
         ),

@@ -65,10 +65,8 @@ def check_options(options: EvaluateOptions) -> None:
         raise ConfigError(
             "There is nothing to score.", fix="Name a model folder, or give --hypothesis FILE."
         )
-    if options.model is None and options.save_hypotheses is not None:
-        raise ConfigError(
-            "--save-hypotheses needs a model.", fix="Name a model folder, or drop the flag."
-        )
+    if options.model is None:
+        _check_no_model_flags(options)
     if options.save_hypotheses is not None and not options.save_hypotheses.parent.is_dir():
         raise ConfigError(
             f"The folder of {options.save_hypotheses} does not exist.", fix="Create it first."
@@ -76,3 +74,15 @@ def check_options(options: EvaluateOptions) -> None:
     inputs = [*options.hypotheses, *options.test.references, options.test.source, options.baseline]
     if inputs.count(STANDARD_INPUT) > 1:
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
+
+
+def _check_no_model_flags(options: EvaluateOptions) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name in options.decoding]
+    flags += ["--set"] if options.overrides else []
+    flags += ["--save-hypotheses"] if options.save_hypotheses is not None else []
+    if flags:
+        verb = "needs" if len(flags) == 1 else "need"
+        raise ConfigError(
+            f"{', '.join(flags)} {verb} a model.",
+            fix=f"Name a model folder, or drop the flag{'s' if len(flags) > 1 else ''}.",
+        )
