@@ -44,7 +44,7 @@ class _Layers:
         return any(start in self.flags for start in starts), line
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration: defaults, then the model's preset, then the file, then overrides.
 
     Args:

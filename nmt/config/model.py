@@ -32,7 +32,9 @@ class ModelConfig(Section):
     """An encoder-decoder Transformer. The defaults are the published base model."""
 
     preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
-    """Values to start from; other keys of this section override them."""
+    """Values to start from; other keys of this section override them. ``transformer-base`` and
+    ``transformer-big`` are the paper's, ``tiny`` is for small data and CPUs, ``modern`` has a deep
+    encoder, a shallow decoder and later findings (RMSNorm, SwiGLU, rotary positions)."""
     encoder_layers: int = Field(default=6, ge=1, le=100)
     """Layers of the encoder."""
     decoder_layers: int = Field(default=6, ge=1, le=100)
