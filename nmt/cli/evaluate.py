@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nmt.cli.options import Json, Quiet, Set, Verbose, print_json
+from nmt.cli.translate import Device
 
 EPILOG = """\b
 Examples:
@@ -116,7 +117,7 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Of a run folder: best, last or step-N.")
     ] = "best",
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Device, typer.Option(help="Where to translate.")] = Device.auto,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads for translating.")
     ] = None,
@@ -151,7 +152,7 @@ def evaluate(
         seed=seed,
         save_hypotheses=save_hypotheses,
         checkpoint=checkpoint,
-        device=device,
+        device=device.value,
         threads=threads,
         overrides=tuple(set_),
         decoding={name: value for name, value in decoding.items() if value is not None},

@@ -93,7 +93,7 @@ def run_evaluation(options: EvaluateOptions, *, say: Callable[[str], None]) -> E
         CheckpointError: The model cannot be loaded.
     """
     check_options(options)
-    config = None if options.model is None else load_model_config(options.model, options.overrides)
+    config = load_model_config(options)
     whole = load_evaluation_set(options.test, config)
     chosen = whole.first(options.limit)
     metrics = tuple(dict.fromkeys(map(check_metric, (*options.metrics, *options.gates))))
@@ -107,8 +107,8 @@ def run_evaluation(options: EvaluateOptions, *, say: Callable[[str], None]) -> E
     if options.baseline is not None:
         lines = read_hypotheses(options.baseline, whole, options.limit)
         baseline = (shown_name(options.baseline), lines)
-    if options.model is not None and config is not None:
-        systems.insert(0, (str(options.model), translate_set(options, config, chosen)))
+    if config is not None:
+        systems.insert(0, (str(options.model), translate_set(options, config, chosen, say)))
     for remark in find_remarks(systems, chosen, options):
         say(remark)
     return _score(systems, baseline, scorers, chosen, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nmt.commands.evaluation_set import STANDARD_INPUT, SetChoice
 from nmt.errors import ConfigError
@@ -45,7 +45,7 @@ class EvaluateOptions:
     """Write the model's translations to this file."""
     checkpoint: str = "best"
     """Which checkpoint of a run folder."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to translate."""
     threads: int | None = None
     """CPU threads for translating."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nmt.commands.evaluation_options import EvaluateOptions
@@ -16,20 +16,27 @@ _TOKENIZED_ENDINGS = 100
 """So many lines ending in a space and a full stop look as if they were tokenized."""
 
 
-def load_model_config(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """Read the configuration of a run or model folder, before anything slow is loaded.
+def load_model_config(options: EvaluateOptions) -> RunConfig | None:
+    """Read the configuration of the model, before anything slow is loaded; None without a model.
+
+    Decoding flags are overrides of its decoding section, so that they are checked as such.
 
     Raises:
         CheckpointError: The folder is not there, or is no model.
-        ConfigError: The configuration or an override is wrong.
+        ConfigError: The configuration, a flag or an override is wrong.
     """
-    path = folder / "config.yaml"
+    if options.model is None:
+        return None
+    path = options.model / "config.yaml"
     if not path.is_file():
-        problem = f"{folder} does not exist." if not folder.exists() else f"{path} does not exist."
+        missing = path if options.model.is_dir() else options.model
         raise CheckpointError(
-            problem, fix="Name a run folder or an exported model folder, for example runs/demo."
+            f"{missing} does not exist.",
+            fix="Name a run folder or an exported model folder, for example runs/demo.",
         )
-    return load_config(path, overrides)
+    flags = [f"decoding.{name}={value}" for name, value in options.decoding.items()]
+    # One translation is scored; a beam smaller than the model's n_best is no contradiction here.
+    return load_config(path, [*options.overrides, *flags, "decoding.n_best=1"])
 
 
 def name_systems(paths: Sequence[Path]) -> dict[str, Path]:
@@ -56,35 +63,29 @@ def read_hypotheses(path: Path, whole: EvaluationSet, limit: int | None) -> tupl
 
 
 def translate_set(
-    options: EvaluateOptions, config: RunConfig, chosen: EvaluationSet
+    options: EvaluateOptions, config: RunConfig, chosen: EvaluationSet, say: Callable[[str], None]
 ) -> tuple[str, ...]:
     """Translate the source lines with the model, and save the result if that was asked for.
 
     Raises:
-        ConfigError: The set has no source lines.
+        ConfigError: There is no model, or the set has no source lines.
         CheckpointError: The model cannot be loaded.
         DataError: The translations cannot be saved.
     """
-    if chosen.source is None:
+    if options.model is None or chosen.source is None:
         raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
     from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
 
-    changed = {text.partition("=")[0].strip() for text in options.overrides}
-    decoding = {
-        name: value
-        for name, value in config.decoding.model_dump().items()
-        if f"decoding.{name}" in changed
-    }
-    decoding |= options.decoding
     translator = Translator.load(
         options.model,
         device=options.device,
         checkpoint=options.checkpoint,
         threads=options.threads,
+        note=say,
     )
-    # A line break inside a translation would shift all lines after it.
-    results = translator.translate(chosen.source, **decoding)
-    lines = tuple(" ".join(result.text.split("\n")) for result in results)
+    say(f"translating {len(chosen):,} lines of {chosen.name} with {options.model}")
+    results = translator.translate(chosen.source, **config.decoding.model_dump())
+    lines = tuple(result.text for result in results)
     if options.save_hypotheses is not None:
         _write_lines(options.save_hypotheses, lines)
     return lines

@@ -426,10 +426,29 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
     assert [system["name"] for system in found["systems"]] == [str(model)]
     assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
     assert saved.read_bytes().decode() == "".join(f"{line.upper()}\n" for line in SENTENCES)
-    assert UpperCaser.calls == {
+    expected = {
         "folder": model, "checkpoint": "step-7", "device": "cpu", "threads": 1, "beam_size": 3,
-        "length_penalty": 0.5, "batch_tokens": 99, "max_length_offset": 7,
+        "length_penalty": 0.5, "batch_tokens": 99, "max_length_offset": 7, "n_best": 1,
     }  # fmt: skip
+    assert UpperCaser.calls.items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-b", "300"], "decoding.beam_size"),
+        (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
+        (["--device", "tpu"], "--device"),
+    ],
+)
+def test_decoding_flags_are_checked_before_the_model_is_loaded(
+    model: Path, flags: list[str], message: str
+) -> None:
+    """Faults 47 and 49."""
+    UpperCaser.calls = {}
+    result = invoke(model, "-t", "one", *flags)
+    assert (result.exit_code, message in result.stderr) == (2, True)
+    assert UpperCaser.calls == {}
 
 
 def test_a_model_translates_files_beside_other_systems(
