@@ -1,0 +1,130 @@
+"""A model folder -> model, tokenizers and configuration, verified."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.checkpoint.files import (
+    MODEL,
+    checkpoint_dir,
+    checkpoints_dir,
+    load_tensors,
+    newest_checkpoint,
+    read_best,
+)
+from nmt.checkpoint.manifest import Manifest
+from nmt.config.loader import load_config
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.model.factory import build_model
+from nmt.model.transformer import Transformer
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBundle:
+    """Everything that translating needs."""
+
+    model: Transformer
+    """On the CPU, in float32, not training."""
+    config: RunConfig
+    """The configuration it was trained with."""
+    tokenizers: Tokenizers
+    """Of both languages."""
+    step: int
+    """Updates it was trained for."""
+    folder: Path
+    """Where the weights came from."""
+
+
+def load_model(folder: Path, checkpoint: str = "best") -> ModelBundle:
+    """Load a model from a run folder, or from a folder with weights, config.yaml and tokenizer.
+
+    Args:
+        folder: The run or model folder.
+        checkpoint: In a run folder: ``best``, ``last`` or ``step-N``.
+
+    Raises:
+        CheckpointError: A part is missing or damaged, or weights and configuration disagree.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
+        )
+    config = _load_config(folder)
+    tokenizers = load_tokenizers(folder / "tokenizer")
+    weights_dir = _weights_dir(folder, checkpoint)
+    manifest = Manifest.read(weights_dir)
+    manifest.verify(weights_dir, [MODEL])
+    sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    model = build_model(config.model, *sizes)
+    _load_weights(model, weights_dir / MODEL)
+    return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir)
+
+
+def _load_config(folder: Path) -> RunConfig:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no config.yaml, so it is no model folder.",
+            fix="Name the run folder that `nmt train` wrote.",
+        )
+    try:
+        return load_config(path)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path} was changed or comes from another release:\n{error.problem}",
+            fix="Restore the config.yaml that `nmt train` wrote.",
+        ) from error
+
+
+def _weights_dir(folder: Path, checkpoint: str) -> Path:
+    if not checkpoints_dir(folder).is_dir():
+        if (folder / MODEL).is_file():
+            return folder
+        raise CheckpointError(
+            f"{folder} has neither {MODEL} nor checkpoints.",
+            fix="Train first: `nmt train CONFIG`.",
+        )
+    match = re.fullmatch(r"(?:step-)?(\d+)", checkpoint)
+    chosen: Path | None
+    if match:
+        chosen = checkpoint_dir(folder, int(match[1]))
+        if not chosen.is_dir():
+            there = ", ".join(sorted(path.name for path in checkpoints_dir(folder).glob("step-*")))
+            raise CheckpointError(
+                f"{folder} has no checkpoint {chosen.name}; it has {there or 'none'}.",
+                fix="Use --checkpoint best, last or one of these.",
+            )
+        return chosen
+    if checkpoint not in ("best", "last"):
+        raise ConfigError(
+            f"checkpoint is {checkpoint!r}.", fix="Use --checkpoint best, last or step-N."
+        )
+    chosen = read_best(folder) if checkpoint == "best" else None
+    chosen = chosen or newest_checkpoint(folder)
+    if chosen is None:
+        raise CheckpointError(
+            f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."
+        )
+    return chosen
+
+
+def _load_weights(model: Transformer, path: Path) -> None:
+    found, expected = load_tensors(path), model.state_dict()
+    problems = [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
+    problems += [f"not of this model: {name}" for name in sorted(found.keys() - expected.keys())]
+    problems += [
+        f"{name}: {tuple(found[name].shape)} in the file, {tuple(tensor.shape)} in config.yaml"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if problems:
+        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if problems[10:] else [])
+        raise CheckpointError(
+            f"{path} does not fit config.yaml and tokenizer:\n  " + "\n  ".join(shown),
+            fix="Restore the config.yaml and tokenizer that belong to these weights.",
+        )
+    model.load_state_dict({name: tensor.float() for name, tensor in found.items()})

@@ -1,0 +1,124 @@
+"""A run folder: what belongs to it, and whether a configuration may go on with it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError
+
+# Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,
+# paths) may change between two starts of a run.
+_BINDING_SECTIONS = ("source_language", "target_language", "batch", "model")
+_BINDING_TRAINING = ("seed", "precision", "label_smoothing", "optimizer", "schedule")
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How the present configuration and machine differ from those a checkpoint was written by."""
+
+    binding: tuple[str, ...]
+    """``key: was ..., is ...``: these make another model or other updates."""
+    machine: tuple[str, ...]
+    """Same form: the run goes on, but not to the bit."""
+
+
+def identity(config: RunConfig, *, data_hash: str, vocab_hash: str) -> dict[str, Any]:
+    """Return what must stay the same for a run to go on, as plain data."""
+    whole = config.model_dump(mode="json")
+    training = {name: whole["training"][name] for name in _BINDING_TRAINING}
+    weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
+    return {
+        **{name: whole[name] for name in _BINDING_SECTIONS},
+        "training": training,
+        "corpus_weights": weights,
+        "data_hash": data_hash,
+        "vocab_hash": vocab_hash,
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return what arithmetic to the last bit depends on besides the configuration."""
+    return {
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "architecture": platform.machine(),
+    }
+
+
+def compare(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Differences:
+    """Compare two ``{"identity": ..., "machine": ...}`` records."""
+    return Differences(
+        tuple(_differences(recorded["identity"], present["identity"], "")),
+        tuple(_differences(recorded["machine"], present["machine"], "")),
+    )
+
+
+def _differences(was: Any, now: Any, path: str) -> list[str]:
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        found = []
+        for key in sorted({*was, *now}):
+            where = f"{path}.{key}" if path else str(key)
+            found += _differences(was.get(key), now.get(key), where)
+        return found
+    return [] if was == now else [f"{path}: was {was}, is {now}"]
+
+
+def check_resumable(
+    recorded: Mapping[str, Any], present: Mapping[str, Any], *, run_dir: Path, exact: bool
+) -> list[str]:
+    """Return warnings about going on with a run.
+
+    Args:
+        recorded: Identity and machine in the checkpoint.
+        present: The same of this process.
+        run_dir: The run folder, for messages.
+        exact: Refuse where the result would not be the same to the bit.
+
+    Raises:
+        CheckpointError: The configuration makes another model or other updates.
+    """
+    found = compare(recorded, present)
+    if found.binding:
+        raise CheckpointError(
+            f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found.binding),
+            fix="Restore these settings to resume, or set another run_dir to start anew.",
+        )
+    if found.machine and exact:
+        raise CheckpointError(
+            "Not the same to the bit on this machine:\n  " + "\n  ".join(found.machine),
+            fix="Use the same machine type, torch and training.threads, or drop --exact.",
+        )
+    return [f"resumed run is not bit-exact: {difference}" for difference in found.machine]
+
+
+def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> None:
+    """Make a run folder a model folder: resolved configuration and tokenizer beside the weights.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if not (run_dir / "tokenizer").is_dir():
+            temporary = run_dir / ".tmp-tokenizer"
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(tokenizer_dir, temporary)
+            temporary.rename(run_dir / "tokenizer")
+        temporary = run_dir / ".tmp-config.yaml"
+        temporary.write_text(dump_config(config), encoding="utf-8")
+        temporary.replace(run_dir / "config.yaml")
+    except OSError as error:
+        raise CheckpointError(
+            f"{run_dir} cannot be written: {error.strerror}.",
+            fix="Set run_dir to a folder you can write to, or free disk space.",
+        ) from error

@@ -1,0 +1,254 @@
+"""Lines -> translations: tokenize, sort, batch, search, detokenize, restore the order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from nmt.checkpoint.bundle import load_model
+from nmt.config.decoding import DecodingConfig
+from nmt.engine.device import choose_device, prepare_process
+from nmt.model.transformer import Transformer
+from nmt.search.beam import beam_search
+from nmt.search.greedy import greedy_search
+from nmt.search.hypothesis import Hypothesis
+from nmt.text.special import EOS_ID, PAD_ID
+from nmt.text.tokenizer import Tokenizers
+from nmt.translation.model_stepper import ModelStepper
+from nmt.translation.splitting import split_text
+
+_LINE_BREAKS = re.compile(r"[\r\n]+")
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
+_LINES_AT_ONCE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of several translations."""
+
+    text: str
+    score: float
+    """Length-normalised natural-log probability; higher is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationResult:
+    """The translation of one line."""
+
+    source: str
+    """The line."""
+    text: str
+    """Its translation; empty for a blank line. Never holds a line break."""
+    score: float
+    """Length-normalised natural-log probability; 0 for a blank line."""
+    alternatives: tuple[Alternative, ...] = ()
+    """The n best, the translation itself first; empty unless asked for."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "source": self.source,
+            "translation": self.text,
+            "score": self.score,
+            "alternatives": [asdict(alternative) for alternative in self.alternatives],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A line, or a part of one that is too long."""
+
+    line: int
+    ids: list[int]
+
+
+class Translator:
+    """Translates text with one model.
+
+    Args:
+        model: The model, on ``device``.
+        tokenizers: Of both languages.
+        options: How to search.
+        device: Where the model is.
+        max_length: Most source subwords at once; longer lines are cut, translated and joined.
+        joiner: What joins the parts.
+        note: Told about lines that had to be cut.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizers: Tokenizers,
+        options: DecodingConfig,
+        device: torch.device,
+        *,
+        max_length: int = 256,
+        joiner: str = " ",
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.options = options
+        self._model, self._tokenizers, self._device = model, tokenizers, device
+        self._max_length, self._joiner, self._note = max_length, joiner, note
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        checkpoint: str = "best",
+        threads: int | None = None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> Translator:
+        """Load a run or model folder.
+
+        Args:
+            folder: What `nmt train` wrote.
+            device: Where to compute.
+            checkpoint: ``best``, ``last`` or ``step-N``.
+            threads: CPU threads; torch's choice when None.
+            note: Told about lines that had to be cut.
+
+        Raises:
+            CheckpointError: A part is missing or damaged.
+        """
+        prepare_process(threads)
+        bundle = load_model(Path(folder), checkpoint)
+        chosen = choose_device(device)
+        language = re.split("[-_]", bundle.config.target_language)[0].lower()
+        return cls(
+            bundle.model.to(chosen),
+            bundle.tokenizers,
+            bundle.config.decoding,
+            chosen,
+            max_length=bundle.config.filters.max_length,
+            joiner="" if language in _UNSPACED else " ",
+            note=note,
+        )
+
+    def with_options(self, **changes: Any) -> Translator:
+        """Return a translator of the same model with other decoding options.
+
+        Raises:
+            pydantic.ValidationError: An option is unknown or out of bounds.
+        """
+        options = DecodingConfig.model_validate({**self.options.model_dump(), **changes})
+        return Translator(
+            self._model,
+            self._tokenizers,
+            options,
+            self._device,
+            max_length=self._max_length,
+            joiner=self._joiner,
+            note=self._note,
+        )
+
+    def translate_stream(
+        self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE
+    ) -> Iterator[TranslationResult]:
+        """Translate any number of lines in order, a chunk at a time."""
+        chunk: list[str] = []
+        for line in lines:
+            chunk.append(line)
+            if len(chunk) >= lines_at_once:
+                yield from self.translate(chunk)
+                chunk = []
+        yield from self.translate(chunk)
+
+    def translate(self, lines: Iterable[str], **changes: Any) -> list[TranslationResult]:
+        """Translate ``lines``; results come in the same order.
+
+        Args:
+            lines: One sentence each.
+            changes: Decoding options that differ from the translator's, for example beam_size=1.
+        """
+        if changes:
+            return self.with_options(**changes).translate(lines)
+        texts = list(lines)
+        pieces = self._pieces(texts)
+        found: list[list[Hypothesis]] = [[] for _ in pieces]
+        was_training = self._model.training
+        self._model.eval()
+        for rows in self._batches(pieces):
+            hypotheses = self._search([pieces[row].ids for row in rows])
+            for row, best in zip(rows, hypotheses, strict=True):
+                found[row] = best
+        self._model.train(was_training)
+        by_line: dict[int, list[list[Hypothesis]]] = {}
+        for piece, best in zip(pieces, found, strict=True):
+            by_line.setdefault(piece.line, []).append(best)
+        return [self._result(text, by_line.get(i, [])) for i, text in enumerate(texts)]
+
+    def _pieces(self, texts: Sequence[str]) -> list[_Piece]:
+        """Token ids with EOS of every line that is not blank, over-long ones in several pieces."""
+        encoder = self._tokenizers.source
+        pieces = []
+        full = [i for i, text in enumerate(texts) if text.strip()]
+        # A token is at least one byte: only texts of more bytes than that can be too long.
+        short = [i for i in full if len(texts[i]) <= 20 * self._max_length]
+        encoded = dict(zip(short, encoder.encode_batch([texts[i] for i in short]), strict=True))
+        for i in full:
+            ids = encoded.get(i)
+            if ids is not None and len(ids) <= self._max_length:
+                pieces.append(_Piece(i, [*ids, EOS_ID]))
+                continue
+            parts = split_text(texts[i], self._fits)
+            self._note(
+                f"line of {len(texts[i]):,} characters cut into {len(parts)} parts: the model "
+                f"reads {self._max_length} subwords at once"
+            )
+            pieces += [
+                _Piece(i, [*ids[: self._max_length], EOS_ID]) for ids in encoder.encode_batch(parts)
+            ]
+        return pieces
+
+    def _fits(self, text: str) -> bool:
+        if len(text) > 20 * self._max_length:
+            return False
+        return len(self._tokenizers.source.encode(text)) <= self._max_length
+
+    def _batches(self, pieces: Sequence[_Piece]) -> Iterator[list[int]]:
+        """Rows of like length under the budget of padded source tokens."""
+        order = sorted(range(len(pieces)), key=lambda row: len(pieces[row].ids))
+        batch: list[int] = []
+        for row in order:
+            if batch and (len(batch) + 1) * len(pieces[row].ids) > self.options.batch_tokens:
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
+
+    def _search(self, ids: Sequence[list[int]]) -> list[list[Hypothesis]]:
+        lengths = torch.tensor([len(row) for row in ids])
+        source = torch.full((len(ids), int(lengths.max())), PAD_ID)
+        for row, tokens in enumerate(ids):
+            source[row, : len(tokens)] = torch.tensor(tokens)
+        search = greedy_search if self.options.beam_size == 1 else beam_search
+        stepper = ModelStepper(self._model)
+        return search(stepper, source.to(self._device), lengths.to(self._device), self.options)
+
+    def _result(self, source: str, pieces: Sequence[Sequence[Hypothesis]]) -> TranslationResult:
+        if not pieces:
+            return TranslationResult(source, "", 0.0)
+        ranked = [
+            [Alternative(self._text(h.ids), h.score) for h in hypotheses] for hypotheses in pieces
+        ]
+        if len(ranked) == 1:
+            alternatives = tuple(ranked[0])
+        else:  # the parts of a cut line are independent: only the best of each are joined
+            texts = self._joiner.join(best[0].text for best in ranked)
+            score = sum(best[0].score for best in ranked) / len(ranked)
+            alternatives = (Alternative(texts, score),)
+        best = alternatives[0]
+        shown = alternatives if self.options.n_best > 1 else ()
+        return TranslationResult(source, best.text, best.score, shown)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """Decode; byte pieces may spell line breaks, which would break the line count."""
+        return _LINE_BREAKS.sub(" ", self._tokenizers.target.decode(ids)).strip()
