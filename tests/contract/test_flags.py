@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+
+GOLDEN = Path(__file__).with_name("flags.txt")
+
+
+def commands(group: Any = None, name: str = "nmt") -> Iterator[tuple[str, Any]]:
+    """Every command with its full name, as in ``nmt config show``."""
+    group = group or get_command(app)
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def flags() -> str:
+    lines = []
+    for name, command in commands():
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                lines.append(f"{name} {'/'.join(sorted(parameter.opts))}")
+            else:
+                lines.append(f"{name} {parameter.name.upper()}")
+    return "\n".join(sorted(lines)) + "\n"
+
+
+def test_the_flags_are_those_that_scripts_rely_on() -> None:
+    """A flag that goes or changes breaks somebody's script; one that comes is added to the file."""
+    assert flags() == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands()])
+def test_every_command_explains_itself_with_an_example(name: str) -> None:
+    result = CliRunner().invoke(app, [*name.split()[1:], "--help"])
+
+    assert result.exit_code == 0
+    assert f"  {name} " in result.stdout or f"  {name}\n" in result.stdout
+    assert "Example" in result.stdout
+
+
+def test_every_flag_has_a_help_text() -> None:
+    for name, command in commands():
+        for parameter in command.params:
+            assert parameter.help, f"{name}: {parameter.name}"
