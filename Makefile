@@ -30,8 +30,8 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 	@printf '\n== train: about three minutes; interrupt and repeat at will, it resumes\n'
 	$(BIN)/nmt train configs/demo.yaml
 	@printf '\n== translate: sentences that were not trained on\n'
-	$(BIN)/nmt translate $(DEMO) -i $(DEMO_PREPARED)/sample.source -o $(DEMO)/sample.translation
-	@paste -d '\n' $(DEMO_PREPARED)/sample.source $(DEMO)/sample.translation
+	head -n 5 $(DEMO_PREPARED)/valid/source.txt | $(BIN)/nmt translate $(DEMO) > $(DEMO)/sample.txt
+	@head -n 5 $(DEMO_PREPARED)/valid/source.txt | paste -d '\n' - $(DEMO)/sample.txt
 	@printf '\n== evaluate: the held-out test set\n'
 	$(BIN)/nmt evaluate $(DEMO) -t test
 	@printf '\n== next\n'

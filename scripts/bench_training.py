@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nmt.data.prepared import PreparedData
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import padding_waste, plan_batches
+from nmt.data.prepared import PreparedData
 from nmt.engine.device import choose_device, prepare_process
 from nmt.engine.precision import choose_precision, has_fast_bf16
 from nmt.model.factory import build_model

@@ -1,5 +1,5 @@
-"""One library function for each command.
+"""One library function for each command: configuration in, work done, a summary out.
 
-In: a configuration or options. Out: a result that prints itself. Called by the command line and by
-users of the Python API; the only room that sees the whole configuration.
+The only room that sees the whole configuration.
+Called by the command line and by users of the Python API.
 """

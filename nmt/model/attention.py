@@ -88,7 +88,8 @@ def bmm_attention(
     dropout: float,
 ) -> Tensor:
     """`attend` by batched matrix products with a hand-written backward."""
-    return _BmmAttention.apply(queries, memory, layouts, num_heads, causal, dropout)
+    inputs = (queries, memory, layouts, num_heads, causal, dropout)
+    return _BmmAttention.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
 def _causal_bias(width: int, like: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ class _BmmAttention(torch.autograd.Function):
         return packed.view(query_layout.num_tokens, -1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None, None]:

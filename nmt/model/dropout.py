@@ -47,7 +47,7 @@ class _ByteDropout(torch.autograd.Function):
         return torch.mul(values, keep).mul_(ctx.scale)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
         return torch.mul(gradient, keep).mul_(ctx.scale), None
@@ -61,5 +61,5 @@ def dropout(values: Tensor, probability: float, training: bool) -> Tensor:
     if not training or probability == 0:
         return values
     if values.device.type == "cpu":
-        return _ByteDropout.apply(values, probability)
+        return _ByteDropout.apply(values, probability)  # type: ignore[no-untyped-call]
     return F.dropout(values, probability)

@@ -48,7 +48,8 @@ def chunked_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float
 ) -> LossSum:
     """Sum the smoothed cross-entropy, a chunk of rows at a time."""
-    return LossSum(_ChunkedLoss.apply(hidden, weight, bias, gold, smoothing), len(gold))
+    nats: Tensor = _ChunkedLoss.apply(hidden, weight, bias, gold, smoothing)  # type: ignore[no-untyped-call]
+    return LossSum(nats, len(gold))
 
 
 _ROWS_PER_CHUNK = 256
@@ -109,7 +110,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return nats
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         of_hidden, of_weight, of_bias = ctx.saved_tensors
         scale = gradient.to(of_hidden.dtype)

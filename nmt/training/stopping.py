@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,6 @@ class History:
         return [[entry.step, entry.score] for entry in self.entries]
 
     @classmethod
-    def from_dict(cls, values: list[list[float]] | Mapping[str, Any]) -> History:
+    def from_dict(cls, values: Sequence[Sequence[float]]) -> History:
         """Take `as_dict` back."""
         return cls(tuple(Entry(int(step), float(score)) for step, score in values))

@@ -48,7 +48,7 @@ def test_ranks_share_the_plan_and_make_equally_many_steps(
             epoch=2,
             rank=rank,
             num_ranks=num_ranks,
-        )  # fmt: skip
+        )
         for rank in range(num_ranks)
     ]
 

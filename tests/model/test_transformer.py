@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def small_model(**options: Any) -> Transformer:
     torch.manual_seed(3)
-    return build_model(ModelConfig(**{**SMALL, **options}), 50, 50).eval()
+    return build_model(ModelConfig.model_validate({**SMALL, **options}), 50, 50).eval()
 
 
 def padded(lengths: list[int], width: int | None = None) -> tuple[Tensor, Tensor]:
@@ -105,13 +105,14 @@ def random_parameters(model: nn.Module) -> None:
 def test_layers_equal_torch_s_own_with_the_same_weights(
     norm_position: str, activation: str
 ) -> None:
-    config = ModelConfig(
-        **SMALL,
-        norm_position=norm_position,
-        activation=activation,
-        dropout=0.0,  # type: ignore[arg-type]
+    config = ModelConfig.model_validate(
+        {**SMALL, "norm_position": norm_position, "activation": activation, "dropout": 0.0}
     )
-    shape = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
+    shape: dict[str, Any] = {
+        "dropout": 0.0,
+        "batch_first": True,
+        "norm_first": norm_position == "pre",
+    }
     encoder, decoder = EncoderLayer(config).eval(), DecoderLayer(config).eval()
     random_parameters(encoder)
     random_parameters(decoder)
@@ -244,7 +245,7 @@ def test_tied_tables_are_one_parameter_and_stored_once() -> None:
 
 def test_tied_embeddings_need_one_vocabulary() -> None:
     with pytest.raises(ValueError, match="50 and 60"):
-        build_model(ModelConfig(**SMALL), 50, 60)  # type: ignore[arg-type]
+        build_model(ModelConfig.model_validate(SMALL), 50, 60)
 
 
 def test_logits_are_the_same_in_every_run() -> None:
