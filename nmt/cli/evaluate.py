@@ -68,7 +68,10 @@ def evaluate(
     ] = None,
     metric: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="bleu, chrf, chrf++ or ter. Repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="bleu, chrf, chrf++, ter, or several with commas between. Repeatable.",
+        ),
     ] = ["bleu", "chrf"],  # noqa: B006
     tokenize: Annotated[
         str | None,
@@ -143,7 +146,7 @@ def evaluate(
         hypotheses=tuple(hypothesis),
         test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
         limit=limit,
-        metrics=tuple(metric),
+        metrics=tuple(name.strip() for text in metric for name in text.split(",")),
         tokenize=tokenize,
         lowercase=lowercase,
         baseline=baseline,

@@ -29,9 +29,13 @@ def load_model_config(options: EvaluateOptions) -> RunConfig | None:
         return None
     path = options.model / "config.yaml"
     if not path.is_file():
-        missing = path if options.model.is_dir() else options.model
+        if options.model.is_dir():
+            problem = f"{path} does not exist."
+        else:
+            wrong = "is no folder" if options.model.exists() else "does not exist"
+            problem = f"{options.model} {wrong}."
         raise CheckpointError(
-            f"{missing} does not exist.",
+            problem,
             fix="Name a run folder or an exported model folder, for example runs/demo.",
         )
     flags = [f"decoding.{name}={value}" for name, value in options.decoding.items()]

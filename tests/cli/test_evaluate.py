@@ -174,6 +174,14 @@ def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> N
     assert scores_of(*flags)["systems"][0]["scores"] == [with_it]
 
 
+def test_metrics_come_in_the_order_asked_for_and_once(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    flags = ("--hypothesis", hypothesis, "--reference", reference)
+    found = scores_of(*flags, "--metric", "ter, chrf", "--metric", "bleu", "--metric", "chrf")
+    metrics = [score["metric"] for score in found["systems"][0]["scores"]]
+    assert metrics == ["ter", "chrf", "bleu"]
+
+
 def test_a_baseline_gives_differences_and_p_values(files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
     flags = ("--hypothesis", hypothesis, "--reference", reference, "--baseline", reference)
@@ -487,9 +495,16 @@ def test_a_model_needs_source_lines(model: Path, files: tuple[Path, Path]) -> No
 
 def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:
     """Fault 47."""
-    for folder in (tmp_path / "missing", tmp_path):
+    file = write(tmp_path / "file", SENTENCES)
+    for folder, problem in (
+        (tmp_path / "missing", "does not exist"),
+        (tmp_path, "config.yaml does not exist"),
+        (file, "is no folder"),
+    ):
         result = invoke(folder)
-        assert (result.exit_code, str(folder) in result.stderr) == (4, True)
+        assert result.exit_code == 4
+        assert str(folder) in result.stderr
+        assert problem in result.stderr
 
 
 def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> None:
