@@ -33,7 +33,7 @@ def keys() -> None:
 
     \b
     Example:
-      nmt config keys > docs/configuration.md
+      nmt config keys > configs/KEYS.md
     """
     from nmt.config.reference import describe_keys
 
