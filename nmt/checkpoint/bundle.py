@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint.files import (
     MODEL,
+    STATE,
     checkpoint_dir,
     checkpoints_dir,
     load_tensors,
@@ -17,10 +20,10 @@ from nmt.checkpoint.files import (
 from nmt.checkpoint.manifest import Manifest
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError, ConfigError, TokenizerError
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
-from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +42,58 @@ class ModelBundle:
     """Where the weights came from."""
 
 
-def load_model(folder: Path, checkpoint: str = "best") -> ModelBundle:
+def load_model(
+    folder: Path, checkpoint: str = "best", *, warn: Callable[[str], None] = lambda _: None
+) -> ModelBundle:
     """Load a model from a run folder, or from a folder with weights, config.yaml and tokenizer.
 
     Args:
         folder: The run or model folder.
         checkpoint: In a run folder: ``best``, ``last`` or ``step-N``.
+        warn: Told about damaged checkpoints that ``last`` passes over.
 
     Raises:
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
+        ConfigError: ``checkpoint`` is none of these.
     """
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
         )
     config = _load_config(folder)
-    tokenizers = load_tokenizers(folder / "tokenizer")
-    weights_dir = _weights_dir(folder, checkpoint)
+    weights_dir = _weights_dir(folder, checkpoint, warn)
     manifest = Manifest.read(weights_dir)
-    manifest.verify(weights_dir, [MODEL])
+    if weights_dir == folder:
+        manifest.verify(folder)
+    else:
+        manifest.verify(weights_dir, (MODEL, STATE))
+        _check_tokenizers(folder, weights_dir)
+    tokenizers = _load_tokenizers(folder)
     sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     model = build_model(config.model, *sizes)
     _load_weights(model, weights_dir / MODEL)
     return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir)
+
+
+def _check_tokenizers(folder: Path, weights_dir: Path) -> None:
+    """Compare the tokenizers with the record in the checkpoint, before anything parses them."""
+    state = json.loads((weights_dir / STATE).read_text(encoding="utf-8"))
+    expected = state.get("identity", {}).get("vocab_hash")
+    place = folder / "tokenizer"
+    if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
+        raise CheckpointError(
+            f"{place} is not the tokenizer this model was trained with.",
+            fix="Restore the run's own tokenizer folder; a copy is in the prepared data.",
+        )
+
+
+def _load_tokenizers(folder: Path) -> Tokenizers:
+    try:
+        return load_tokenizers(folder / "tokenizer")
+    except TokenizerError as error:
+        raise CheckpointError(
+            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
+        ) from error
 
 
 def _load_config(folder: Path) -> RunConfig:
@@ -80,7 +112,7 @@ def _load_config(folder: Path) -> RunConfig:
         ) from error
 
 
-def _weights_dir(folder: Path, checkpoint: str) -> Path:
+def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> Path:
     if not checkpoints_dir(folder).is_dir():
         if (folder / MODEL).is_file():
             return folder
@@ -104,7 +136,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             f"checkpoint is {checkpoint!r}.", fix="Use --checkpoint best, last or step-N."
         )
     chosen = read_best(folder) if checkpoint == "best" else None
-    chosen = chosen or newest_checkpoint(folder)
+    chosen = chosen or newest_checkpoint(folder, warn=warn)
     if chosen is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."

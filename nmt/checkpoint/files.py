@@ -23,12 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nmt.checkpoint.manifest import NAME as MANIFEST
-from nmt.checkpoint.manifest import Manifest
+from nmt.checkpoint.manifest import Manifest, UnknownFormatError
 from nmt.errors import CheckpointError
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_FILES = (MODEL, OPTIMIZER, STATE)
 _TEMPORARY_PREFIX = ".tmp-"
 _MARGIN_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +92,14 @@ def save_checkpoint(
         save_file(_saveable(optimizer), temporary / OPTIMIZER)
         text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         (temporary / STATE).write_text(text, encoding="utf-8")
-        names = (MODEL, OPTIMIZER, STATE)
-        for name in names:
+        for name in _FILES:
             _force_to_disk(temporary / name)
-        manifest = Manifest.of(temporary, names, step)
+        manifest = Manifest.of(temporary, _FILES, step)
         (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         _force_to_disk(temporary / MANIFEST)
         _force_to_disk(temporary)
-        if folder.exists():  # a damaged one that the run started before
-            shutil.rmtree(folder)
+        if folder.exists():  # a damaged one, passed over when the run started
+            remove_checkpoint(folder)
         temporary.rename(folder)
         _force_to_disk(parent)
     except (OSError, safetensors.SafetensorError) as error:
@@ -108,15 +109,27 @@ def save_checkpoint(
     return folder
 
 
+def remove_checkpoint(folder: Path) -> None:
+    """Delete a checkpoint. If that is cut short, nothing is left under its name."""
+    leaving = folder.with_name(f"{_TEMPORARY_PREFIX}old-{folder.name}-{os.getpid()}")
+    shutil.rmtree(leaving, ignore_errors=True)
+    folder.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
 def _saveable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views of one buffer share storage, which the format does not store; copies do not."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    """On the CPU, row by row. Views of one buffer may stay views, as none overlaps another."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _not_written(folder: Path, error: Exception) -> CheckpointError:
-    is_full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
+    number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+    # safetensors passes the system's error on as text only
+    is_full = number in _FULL or any(f"os error {full})" in str(error) for full in _FULL)
+    if is_full:
+        reason = reason or "no space left on the disk"
     return CheckpointError(
-        f"{folder} was not written: {'no space left on the disk' if is_full else error}.",
+        f"{folder} was not written: {reason or error}.",
         fix="Free disk space or lower training.keep_last, then start the same command again."
         if is_full
         else "Check that the folder can be written, then start the same command again.",
@@ -128,8 +141,10 @@ def _check_space(parent: Path, *groups: Mapping[str, Tensor]) -> None:
     needed += _MARGIN_BYTES
     free = shutil.disk_usage(parent).free
     if free < needed:
+        mebibyte = 2**20
         raise OSError(
-            errno.ENOSPC, f"needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+            errno.ENOSPC,
+            f"it needs {needed / mebibyte:,.1f} MiB, {free / mebibyte:,.1f} MiB are free",
         )
 
 
@@ -148,7 +163,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: Something is missing, changed, or no safetensors file.
     """
     manifest = Manifest.read(folder)
-    manifest.verify(folder)
+    manifest.verify(folder, _FILES)
     return Checkpoint(
         step=manifest.step,
         model=load_tensors(folder / MODEL),
@@ -186,12 +201,17 @@ def newest_checkpoint(
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.
     """
     problems = []
-    for _, folder in reversed(list_checkpoints(run_dir)):
+    for step, folder in reversed(list_checkpoints(run_dir)):
         try:
-            Manifest.read(folder).verify(folder)
+            _verify(folder, step)
+        except UnknownFormatError:
+            raise  # whole, and further than what older ones hold: not to be thrown away
         except CheckpointError as error:
             if strict:
-                raise
+                raise CheckpointError(
+                    error.problem,
+                    fix="Restore it, or drop --strict-resume to go on from an older checkpoint.",
+                ) from error
             problems.append(error.problem)
             continue
         for problem in problems:
@@ -205,17 +225,36 @@ def newest_checkpoint(
     return None
 
 
+def _verify(folder: Path, step: int) -> None:
+    manifest = Manifest.read(folder)
+    if manifest.step != step:
+        raise CheckpointError(
+            f"{folder} holds step {manifest.step:,}.", fix="Give the folder its own name back."
+        )
+    manifest.verify(folder, _FILES)
+
+
 def clean_partial(run_dir: Path) -> None:
-    """Remove what an earlier process was writing when it was killed."""
-    for path in checkpoints_dir(run_dir).glob(f"{_TEMPORARY_PREFIX}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what an earlier process was writing, or deleting, when it was killed."""
+    for folder in (run_dir, checkpoints_dir(run_dir)):
+        for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small UTF-8 file so that any reader finds the old text or the new one, whole."""
+    temporary = path.with_name(f"{_TEMPORARY_PREFIX}{path.name}")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    _force_to_disk(temporary)
+    temporary.replace(path)
 
 
 def write_best(run_dir: Path, step: int) -> None:
     """Record which checkpoint is best. A hint: it may name one that is gone."""
-    temporary = run_dir / f"{_TEMPORARY_PREFIX}best"
-    temporary.write_text(f"step-{step:08d}\n", encoding="utf-8")
-    temporary.replace(run_dir / "best")
+    replace_text(run_dir / "best", f"step-{step:08d}\n")
 
 
 def read_best(run_dir: Path) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -30,8 +31,7 @@ class RunLock:
 
     def __enter__(self) -> Self:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._path.open("a+", encoding="utf-8")
+            file = self._open()
         except OSError as error:
             raise CheckpointError(
                 f"{self._path.parent} cannot be written: {error.strerror}.",
@@ -39,19 +39,37 @@ class RunLock:
             ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
+        except BlockingIOError as error:
+            with file:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
             raise CheckpointError(
                 f"{self._path.parent} is in use by {holder}.",
                 fix="Wait for it, stop it, or set another run_dir.",
             ) from error
+        except OSError as error:
+            file.close()
+            raise CheckpointError(
+                f"{self._path.parent} cannot be locked: {error.strerror}.",
+                fix="Set run_dir to a file system with locks, for example a local disk.",
+            ) from error
+        started = time.strftime("%Y-%m-%d %H:%M:%S%z")
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
         file.flush()
         self._file = file
         return self
+
+    def _open(self) -> IO[str]:
+        folder = self._path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        # A lock left from better days opens even where nothing new can be written.
+        for place in (folder, folder / "checkpoints"):
+            if place.exists():
+                probe = place / f".tmp-probe-{os.getpid()}"
+                probe.touch()
+                probe.unlink()
+        return self._path.open("a+", encoding="utf-8")
 
     def __exit__(
         self,

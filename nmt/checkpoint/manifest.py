@@ -14,6 +14,12 @@ from nmt.version import __version__
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
+_SEAL = "sha256"
+"""Key of the manifest's own hash, so that damage is not taken for another release's work."""
+
+
+class UnknownFormatError(CheckpointError):
+    """A whole manifest of another format version: nothing is damaged, and nothing can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,14 @@ class Manifest:
         """Read the manifest of ``folder``.
 
         Raises:
-            CheckpointError: It is missing, damaged or of another format version.
+            CheckpointError: It is missing or damaged.
+            UnknownFormatError: It is of another format version.
         """
         path = folder / NAME
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop(_SEAL) != _hash_of(values):
+                raise ValueError("its content has changed")
             version = values["format_version"]
             if version == FORMAT_VERSION:
                 files = {name: FileRecord(**record) for name, record in values["files"].items()}
@@ -64,14 +73,15 @@ class Manifest:
                 f"{path} is damaged ({type(error).__name__}: {error}).",
                 fix="Use another checkpoint of the run.",
             ) from error
-        raise CheckpointError(
+        raise UnknownFormatError(
             f"{path} has format version {version}, but this release reads {FORMAT_VERSION}.",
             fix=f"Use the release that wrote it: nmt {values.get('package_version', '?')}.",
         )
 
     def text(self) -> str:
         """Return the file's content."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        values = asdict(self)
+        return json.dumps(values | {_SEAL: _hash_of(values)}, indent=2, sort_keys=True) + "\n"
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
         """Compare the files (or some of them) with what was written.
@@ -98,6 +108,10 @@ class Manifest:
                     "written: its content has changed.",
                     fix="Use another checkpoint of the run.",
                 )
+
+
+def _hash_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _record(path: Path) -> FileRecord:

@@ -11,14 +11,19 @@ from typing import Any
 
 import torch
 
-from nmt.config.loader import dump_config
+from nmt.checkpoint.files import replace_text
+from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError
+from nmt.errors import CheckpointError, ConfigError
+from nmt.text.tokenizer import tokenizer_hash
 
 # Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,
 # paths) may change between two starts of a run.
 _BINDING_SECTIONS = ("source_language", "target_language", "batch", "model")
 _BINDING_TRAINING = ("seed", "precision", "label_smoothing", "optimizer", "schedule")
+# A schedule that falls to its end depends on where the end is.
+_BUDGET = ("max_steps", "max_minutes", "max_epochs")
+_ENDING_SCHEDULES = ("linear", "cosine", "wsd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,9 @@ class Differences:
 def identity(config: RunConfig, *, data_hash: str, vocab_hash: str) -> dict[str, Any]:
     """Return what must stay the same for a run to go on, as plain data."""
     whole = config.model_dump(mode="json")
-    training = {name: whole["training"][name] for name in _BINDING_TRAINING}
+    ends = config.training.schedule.shape in _ENDING_SCHEDULES
+    names = (*_BINDING_TRAINING, *(_BUDGET if ends else ()))
+    training = {name: whole["training"][name] for name in names}
     weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
     return {
         **{name: whole[name] for name in _BINDING_SECTIONS},
@@ -66,10 +73,12 @@ def compare(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Differen
 def _differences(was: Any, now: Any, path: str) -> list[str]:
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         found = []
-        for key in sorted({*was, *now}):
+        for key in dict.fromkeys((*was, *now)):
             where = f"{path}.{key}" if path else str(key)
             found += _differences(was.get(key), now.get(key), where)
         return found
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return _differences(dict(enumerate(was)), dict(enumerate(now)), path)
     return [] if was == now else [f"{path}: was {was}, is {now}"]
 
 
@@ -101,24 +110,40 @@ def check_resumable(
     return [f"resumed run is not bit-exact: {difference}" for difference in found.machine]
 
 
-def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> None:
+def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:
     """Make a run folder a model folder: resolved configuration and tokenizer beside the weights.
+
+    Returns:
+        ``key: was ..., is ...`` for each key that an earlier start of the run had otherwise.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
+    path, tokenizer = run_dir / "config.yaml", run_dir / "tokenizer"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        if not (run_dir / "tokenizer").is_dir():
+        # A run that was started anew after other data was prepared may hold an old tokenizer.
+        if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
             temporary = run_dir / ".tmp-tokenizer"
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.copytree(tokenizer_dir, temporary)
-            temporary.rename(run_dir / "tokenizer")
-        temporary = run_dir / ".tmp-config.yaml"
-        temporary.write_text(dump_config(config), encoding="utf-8")
-        temporary.replace(run_dir / "config.yaml")
+            shutil.rmtree(tokenizer, ignore_errors=True)
+            temporary.rename(tokenizer)
+        changes = _changes(path, config)
+        replace_text(path, dump_config(config))
     except OSError as error:
         raise CheckpointError(
             f"{run_dir} cannot be written: {error.strerror}.",
             fix="Set run_dir to a folder you can write to, or free disk space.",
         ) from error
+    return changes
+
+
+def _changes(path: Path, config: RunConfig) -> list[str]:
+    if not path.is_file():
+        return []
+    try:
+        recorded = load_config(path)
+    except ConfigError as error:
+        return [f"{path} could not be read and is written anew: {error.problem}"]
+    return _differences(recorded.model_dump(mode="json"), config.model_dump(mode="json"), "")

@@ -38,7 +38,7 @@ from nmt.data.prepared import FORMAT_VERSION, PreparedManifest
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import DataError
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
-from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, load_tokenizers
+from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, load_tokenizers, tokenizer_hash
 
 _BLOCK_PAIRS = 10_000
 
@@ -412,13 +412,12 @@ class _Preparation:
         arrays = sorted(
             path for part in ("train", "valid") for path in (self.folder / part).glob("*.bin")
         )
-        models = sorted((self.folder / "tokenizer").iterdir())
         return PreparedManifest(
             format_version=FORMAT_VERSION,
             config_hash=config_hash(self.config),
             sources={str(path): _describe(path) for path in sorted(files)},
             data_hash=_hash_all(arrays),
-            vocab_hash=_hash_all(models),
+            vocab_hash=tokenizer_hash(self.folder / "tokenizer"),
             source_vocab_size=tokenizers.source.vocab_size,
             target_vocab_size=tokenizers.target.vocab_size,
             counts={name: dict(counts) for name, counts in self.counts.items()},

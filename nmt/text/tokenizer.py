@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,3 +61,12 @@ def load_tokenizers(folder: Path) -> Tokenizers:
     return Tokenizers(
         SentencePieceTokenizer.load(folder / SOURCE), SentencePieceTokenizer.load(folder / TARGET)
     )
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """Return the sha256 of names and contents of the models of a ``tokenizer`` folder."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.glob("*.model")):
+        whole.update(path.name.encode())
+        whole.update(hashlib.sha256(path.read_bytes()).hexdigest().encode())
+    return whole.hexdigest()

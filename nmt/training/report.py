@@ -124,7 +124,9 @@ class Reporter(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON object a line to ``metrics.jsonl``.
+    """Appends one JSON object a line to ``metrics.jsonl``: updates and validations.
+
+    But for times, the file of a run that was stopped and resumed equals that of one that was not.
 
     Args:
         path: The file; made if missing.
@@ -138,6 +140,8 @@ class JsonLines:
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
+        if not isinstance(event, UpdateReport | ValidationReport):
+            return
         line = {"kind": event.kind, **asdict(event)}
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
@@ -154,9 +158,11 @@ def _keep_lines(path: Path, last_step: int) -> None:
             values: dict[str, Any] = json.loads(line)
         except ValueError:  # the last line of a killed process may be half a line
             continue
-        if values.get("step", 0) <= last_step:
+        if values["step"] <= last_step:
             kept.append(line + b"\n")
-    path.write_bytes(b"".join(kept))
+    temporary = path.with_name(f".tmp-{path.name}")  # a kill here must not cost the lines
+    temporary.write_bytes(b"".join(kept))
+    temporary.replace(path)
 
 
 class Log:
@@ -184,6 +190,7 @@ class Console:
     """
 
     def __init__(self, start: int, total: int | None) -> None:
+        self._bleu = ""
         self._bar = tqdm(
             total=total,
             initial=start,
@@ -202,8 +209,11 @@ class Console:
         if isinstance(event, UpdateReport):
             self._bar.update(event.step - self._bar.n)
             rate = f"{event.target_tokens_per_second:,.0f} tok/s"
-            self._bar.set_postfix_str(f"loss {event.loss:.3f}, {rate}", refresh=True)
-        elif not isinstance(event, SavedReport):
+            self._bar.set_postfix_str(f"loss {event.loss:.3f}{self._bleu}, {rate}", refresh=True)
+            return
+        if isinstance(event, ValidationReport) and event.bleu is not None:
+            self._bleu = f", BLEU {event.bleu:.2f}"
+        if not isinstance(event, SavedReport):
             self._bar.write(event.line(), file=sys.stderr)
 
     def close(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class StoppedBySignal(SystemExit):
@@ -15,22 +16,38 @@ class StoppedBySignal(SystemExit):
         super().__init__(128 + number)
 
 
+class Interrupted(Exception):  # noqa: N818 - not a failure: the work is left and done again later
+    """Long work between two updates is given up, because the process was asked to stop."""
+
+
 class StopSignal:
     """Holds the wish to stop while the context is open.
 
-    The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves. A
+    The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves;
+    work between updates that takes long, such as validation, calls `check` and is given up. A
     second SIGINT ends the process at once; the last checkpoint is whole in any case.
+
+    Outside the main thread, where Python takes no signals, nothing is changed.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
         """The signal that came, or None."""
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
         """Whether to finish the current update, save and leave."""
         return self.number is not None
+
+    def check(self) -> None:
+        """Call in the middle of long work that may be given up and done again after a restart.
+
+        Raises:
+            Interrupted: A signal came.
+        """
+        if self.requested:
+            raise Interrupted
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
@@ -38,8 +55,9 @@ class StopSignal:
         self.number = self.number or number
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._receive)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -48,5 +66,7 @@ class StopSignal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        while self._before:
+            number, handler = self._before.popitem()
+            # None stands for a handler that was not set from Python, and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All validations of a run, oldest first."""
+    """All validations of a run, oldest first.
+
+    >>> history = History().add(10, 21.5).add(20, 24.0).add(30, 23.9)
+    >>> history.best.step
+    20
+    >>> history.should_stop(patience=1), history.should_stop(patience=2)
+    (True, False)
+    """
 
     entries: tuple[Entry, ...] = ()
 
@@ -28,8 +36,8 @@ class History:
 
     @property
     def best(self) -> Entry | None:
-        """The validation with the highest score, the earlier of two equal ones."""
-        return max(self.entries, key=lambda entry: entry.score, default=None)
+        """The validation with the highest score, the earlier of two equal ones; NaN is lowest."""
+        return max(self.entries, key=_rank, default=None)
 
     def should_stop(self, patience: int | None) -> bool:
         """Whether the last ``patience`` validations were no better than one before them."""
@@ -46,3 +54,7 @@ class History:
     def from_dict(cls, values: Sequence[Sequence[float]]) -> History:
         """Take `as_dict` back."""
         return cls(tuple(Entry(int(step), float(score)) for step, score in values))
+
+
+def _rank(entry: Entry) -> float:
+    return -math.inf if math.isnan(entry.score) else entry.score
