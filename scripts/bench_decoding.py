@@ -1,0 +1,273 @@
+"""Decoding speed beside a plain loop that decodes the whole prefix again at every step.
+
+    python scripts/bench_decoding.py runs/multi30k-de-en --threads 2 --rounds 3
+
+Both search with the same model, rules and scores, greedily and with a beam of 5, in one process,
+by turns. Ours is `greedy_search` and `beam_search`: sentences sorted by length, keys and values
+kept, finished sentences leave the batch. The other is what one writes first: batches in input
+order, the source encoded once, the decoder run over every prefix from its beginning, finished
+sentences carried along until the whole batch is done. It projects only the last position to the
+vocabulary, so what is compared is the search and not a careless projection. Tokens are those of
+the best outputs, with EOS; rates are medians over the rounds; a ratio is on the same sentences.
+Without a model folder, random weights are searched, with outputs as long as their sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nmt.checkpoint.bundle import load_model
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.engine.device import prepare_process
+from nmt.model.factory import build_model
+from nmt.model.layout import Layout
+from nmt.model.transformer import Transformer
+from nmt.search.beam import beam_search
+from nmt.search.greedy import greedy_search
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.limits import length_limits, length_penalty
+from nmt.search.rules import forbid
+from nmt.text.lines import read_lines
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.translation.model_stepper import ModelStepper
+
+RANDOM_VOCABULARY = 8000
+RANDOM_LIMITS = DecodingConfig(max_length_factor=1.0, max_length_offset=2)
+
+Rows = Sequence[list[int]]
+Decoder = Callable[[Tensor, Tensor, DecodingConfig], list[list[Hypothesis]]]
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one loop did in all rounds."""
+
+    seconds: list[float] = field(default_factory=list)
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+
+    def rates(self, amount: int) -> tuple[float, float]:
+        """Median and best of ``amount`` per second."""
+        rates = [amount / seconds for seconds in self.seconds]
+        return statistics.median(rates), max(rates)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of a round, with EOS."""
+        return sum(len(ids) + 1 for ids in self.outputs)
+
+
+def prefix_log_probs(model: Transformer, memory: Tensor, layout: Layout, prefix: Tensor) -> Tensor:
+    """Log probabilities after every prefix (R, T), decoded from its beginning: (R, V)."""
+    rows, width = prefix.shape
+    target = Layout(torch.arange(rows * width), rows, width)
+    hidden = model.decode(prefix.flatten(), memory, target, layout)
+    return model.logits(hidden.view(rows, width, -1)[:, -1]).log_softmax(-1)
+
+
+def plain_greedy(model: Transformer) -> Decoder:
+    """Return the greedy loop without a cache."""
+
+    def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
+        shortest, longest = length_limits(lengths, config)
+        penalty = length_penalty(config)
+        layout = Layout.from_lengths(lengths, source.shape[1])
+        memory = model.encode(layout.pack(source), layout)
+        prefix = torch.full((len(source), 1), BOS_ID)
+        totals = torch.zeros(len(source))
+        results: list[list[Hypothesis]] = [[] for _ in source]
+        while not all(results):
+            scores = prefix_log_probs(model, memory, layout, prefix).unsqueeze(1)
+            forbid(scores, prefix.shape[1], shortest, longest)
+            best, ids = scores[:, 0].max(-1)
+            totals = totals + best
+            for row in (ids == EOS_ID).nonzero().flatten().tolist():
+                if not results[row]:
+                    total = float(totals[row])
+                    found = tuple(prefix[row, 1:].tolist())
+                    results[row] = [Hypothesis(found, total, total / penalty(len(found) + 1))]
+            prefix = torch.cat((prefix, ids.unsqueeze(1)), dim=1)
+        return results
+
+    return decode
+
+
+def plain_beam(model: Transformer) -> Decoder:
+    """Return the beam search without a cache."""
+
+    def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
+        count, beams = len(source), config.beam_size
+        shortest, longest = length_limits(lengths, config)
+        penalty = length_penalty(config)
+        once = Layout.from_lengths(lengths, source.shape[1])
+        rows = once.unpack(model.encode(once.pack(source), once)).repeat_interleave(beams, dim=0)
+        layout = Layout.from_lengths(lengths.repeat_interleave(beams), source.shape[1])
+        memory = layout.pack(rows)
+        prefix = torch.full((count, beams, 1), BOS_ID)
+        totals = torch.full((count, beams), -torch.inf)
+        totals[:, 0] = 0.0
+        pools: list[list[Hypothesis]] = [[] for _ in source]
+        done = [False] * count
+        while not all(done):
+            length = prefix.shape[2]
+            scores = prefix_log_probs(model, memory, layout, prefix.flatten(0, 1))
+            scores = scores.view(count, beams, -1)
+            forbid(scores, length, shortest, longest)
+            vocab_size = scores.shape[-1]
+            best, flat = (totals.unsqueeze(-1) + scores).flatten(1).topk(2 * beams, dim=-1)
+            parents, ids = flat // vocab_size, flat % vocab_size
+            for row, rank in (ids[:, :beams] == EOS_ID).nonzero().tolist():
+                total = float(best[row, rank])
+                if not done[row] and total > -torch.inf:
+                    found = tuple(prefix[row, parents[row, rank], 1:].tolist())
+                    pools[row].append(Hypothesis(found, total, total / penalty(length)))
+            totals, order = best.masked_fill(ids == EOS_ID, -torch.inf).topk(beams, dim=-1)
+            parents, ids = parents.gather(1, order), ids.gather(1, order)
+            prefix = prefix.gather(1, parents.unsqueeze(-1).expand(-1, -1, length))
+            prefix = torch.cat((prefix, ids.unsqueeze(-1)), dim=-1)
+            for row, pool in enumerate(pools):
+                live = float(totals[row, 0])
+                reachable = live / penalty(int(longest[row]))
+                top = max((hypothesis.score for hypothesis in pool), default=-torch.inf)
+                done[row] = (
+                    done[row] or len(pool) >= beams or live == -torch.inf or top >= reachable
+                )
+        return [sorted(pool, key=lambda h: -h.score)[:1] for pool in pools]
+
+    return decode
+
+
+def our_search(model: Transformer) -> Decoder:
+    """Return the toolkit's search."""
+    stepper = ModelStepper(model)
+
+    def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
+        search = greedy_search if config.beam_size == 1 else beam_search
+        return search(stepper, source, lengths, config)
+
+    return decode
+
+
+@torch.inference_mode()
+def measure(
+    measured: Measured, decode: Decoder, rows: Rows, config: DecodingConfig, batches: Rows
+) -> None:
+    """Translate ``rows`` batch by batch (lists of row numbers); note outputs and seconds."""
+    outputs: list[tuple[int, ...]] = [()] * len(rows)
+    start = time.perf_counter()
+    for batch in batches:
+        lengths = torch.tensor([len(rows[row]) for row in batch])
+        source = torch.full((len(batch), int(lengths.max())), PAD_ID)
+        for place, row in enumerate(batch):
+            source[place, : len(rows[row])] = torch.tensor(rows[row])
+        for row, best in zip(batch, decode(source, lengths, config), strict=True):
+            outputs[row] = best[0].ids
+    measured.seconds.append(time.perf_counter() - start)
+    measured.outputs = outputs
+
+
+def in_batches(order: Sequence[int], size: int) -> list[list[int]]:
+    """Cut row numbers into batches."""
+    return [list(order[start : start + size]) for start in range(0, len(order), size)]
+
+
+def load(
+    folder: Path, lines: Sequence[str]
+) -> tuple[Transformer, list[list[int]], DecodingConfig, str]:
+    """Return model, source rows with EOS, limits and a name; random weights without a folder."""
+    if folder.is_dir():
+        bundle = load_model(folder)
+        rows = [[*ids, EOS_ID] for ids in bundle.tokenizers.source.encode_batch(lines)]
+        return bundle.model, rows, bundle.config.decoding, str(folder)
+    torch.manual_seed(1)
+    model = build_model(ModelConfig(preset="tiny"), RANDOM_VOCABULARY, RANDOM_VOCABULARY).eval()
+
+    def ids_of(line: str) -> list[int]:
+        return [4 + zlib.crc32(word.encode()) % (RANDOM_VOCABULARY - 4) for word in line.split()]
+
+    rows = [[*ids_of(line), EOS_ID] for line in lines]
+    return model, rows, RANDOM_LIMITS, f"random weights of preset tiny ({folder} is not there)"
+
+
+def compare(
+    model: Transformer, rows: Rows, config: DecodingConfig, options: argparse.Namespace
+) -> list[str]:
+    """Run all rounds with one configuration; return rows of the table and how outputs agree."""
+    plain = (plain_greedy if config.beam_size == 1 else plain_beam)(model)
+    ours, few = our_search(model), rows[: options.slow_sentences]
+
+    def by_length(some: Rows) -> list[list[int]]:
+        order = sorted(range(len(some)), key=lambda row: len(some[row]))
+        return in_batches(order, options.batch_size)
+
+    loops: dict[str, tuple[Decoder, Rows, Rows]] = {
+        "plain": (plain, few, in_batches(range(len(few)), options.batch_size)),
+        "nmt": (ours, few, by_length(few)),
+    }
+    if len(rows) > len(few):
+        loops["nmt, all"] = (ours, rows, by_length(rows))
+    results = {name: Measured() for name in loops}
+    measure(Measured(), ours, few[:8], config, [list(range(min(8, len(few))))])
+    for _ in range(options.rounds):
+        for name, (decode, some, batches) in loops.items():
+            measure(results[name], decode, some, config, batches)
+    baseline = results["plain"].rates(len(few))[0]
+    search = "greedy" if config.beam_size == 1 else f"beam {config.beam_size}"
+    table = []
+    for name, (_, some, _) in loops.items():
+        sentences = results[name].rates(len(some))
+        tokens = results[name].rates(results[name].num_tokens)
+        ratio = "" if len(some) > len(few) else f"{sentences[0] / baseline:.2f}"
+        table.append(
+            f"| {search} | {name} | {len(some)} | {sentences[0]:.1f} ({sentences[1]:.1f}) "
+            f"| {tokens[0]:.0f} ({tokens[1]:.0f}) | {ratio} |"
+        )
+    pairs = zip(results["plain"].outputs, results["nmt"].outputs, strict=True)
+    equal = sum(first == second for first, second in pairs)
+    return [*table, f"{search}: {equal} of {len(few)} outputs are equal"]
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    source = Path("../shared/data/multi30k/test_2016_flickr.de.gz")
+    parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
+    parser.add_argument("--source", type=Path, default=source, help="text to translate")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sentences", type=int, default=None, help="of the source; all if left")
+    parser.add_argument("--slow-sentences", type=int, default=128, help="for the plain loop")
+    parser.add_argument("--batch-size", type=int, default=64, help="sentences")
+    parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
+    options = parser.parse_args()
+    prepare_process(options.threads)
+    lines = [line for line in read_lines(options.source)[: options.sentences] if line.strip()]
+    model, rows, limits, name = load(options.model, lines)
+    print(f"model: {name}\nsource: {options.source.name}, {len(rows)} sentences")
+    print(
+        f"batches of {options.batch_size}, float32, {options.threads} threads, {options.rounds} "
+        f"rounds, torch {torch.__version__}, Python {platform.python_version()}\n"
+    )
+    print("| search | loop | sentences | sentences/s (best) | tokens/s (best) | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    agreement = []
+    for beam_size in options.beam_sizes:
+        config = limits.model_copy(update={"beam_size": beam_size, "n_best": 1})
+        *table, equal = compare(model, rows, config, options)
+        print("\n".join(table), flush=True)
+        agreement.append(equal)
+    print("\n" + "\n".join(agreement))
+
+
+if __name__ == "__main__":
+    main()
