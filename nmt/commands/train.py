@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from nmt.checkpoint.files import (
     list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
+    remove_checkpoint,
     save_checkpoint,
     write_best,
 )
@@ -107,7 +107,7 @@ class CheckpointSaver:
         present = dict(list_checkpoints(self.run_dir))
         kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
         for old in expired(present, scores, **kept):
-            shutil.rmtree(present[old], ignore_errors=True)
+            remove_checkpoint(present[old])
         return folder.name
 
 
@@ -127,11 +127,13 @@ def train(
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
     prepare_process(config.training.threads)
-    with RunLock(config.run_dir), StopSignal() as stop:
-        prepared = prepare(config, quiet=quiet)
+    with RunLock(config.run_dir):
+        prepared = prepare(config, quiet=quiet)  # may take long, and stops at once when told to
         if not quiet and not prepared.up_to_date:
             sys.stderr.write(prepared.as_text() + "\n")
-        summary = _Run(config, stop, quiet=quiet).train(strict_resume=strict_resume, exact=exact)
+        with StopSignal() as stop:
+            run = _Run(config, stop, quiet=quiet)
+            summary = run.train(strict_resume=strict_resume, exact=exact)
     if stop.number is not None:
         raise StoppedBySignal(stop.number)
     return summary
@@ -182,8 +184,10 @@ class _Run:
         else:
             total_steps = self._budget(None)
         clean_partial(run_dir)
-        write_run_files(run_dir, self.config, self.data.tokenizer_dir)
+        changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
         start = checkpoint.step if checkpoint else 0
+        if checkpoint is not None:
+            warnings += [f"setting changed since the last start: {change}" for change in changes]
         reporter = make_reporter(run_dir, start=start, total=total_steps, quiet=self.quiet)
         try:
             trainer = self._trainer(reporter, total_steps)
@@ -239,6 +243,7 @@ class _Run:
             self.data.valid,
             max_tokens=config.batch.max_tokens,
             text_validator=self._text_validator(),
+            check=self.stop.check,
         )
         schedule = build_schedule(
             config.training.schedule,
@@ -271,6 +276,7 @@ class _Run:
             options,
             self.device,
             max_length=self.config.filters.max_length,
+            check=self.stop.check,
         )
         return DecodingValidator(translator, source, reference, _metric_options(self.config))
 

@@ -27,6 +27,7 @@ from nmt.training.report import (
     UpdateReport,
     ValidationReport,
 )
+from nmt.training.signals import Interrupted
 from nmt.training.stopping import History
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Scores, Validator
@@ -189,7 +190,10 @@ class Trainer:
 
     def run(self) -> TrainingSummary:
         """Train until the budget is used, patience ends, or the process is asked to stop."""
+        self._catch_up()
         reason = self._finished()
+        if self._stop.requested:
+            reason = "signal"
         updates = self._loader.updates(self.progress.position)
         while reason is None:
             batches, after = next(updates)
@@ -223,6 +227,20 @@ class Trainer:
             return "patience"
         return None
 
+    def _catch_up(self) -> None:
+        """Validate if the process before was stopped just when that was due."""
+        step, last = self.progress.step, self.progress.history.entries[-1:]
+        is_due = step % self._config.validate_every == 0 or self._finished() == "budget"
+        if step and is_due and not (last and last[0].step == step):
+            self._validate_and_save()
+
+    def _validate_and_save(self) -> None:
+        try:
+            self._validate()
+        except Interrupted:
+            return  # the loop saves and leaves; the next process validates first of all
+        self._save()
+
     def _after_update(self, stats: UpdateStats, learning_rate: float, *, is_last: bool) -> None:
         step, config = self.progress.step, self._config
         if stats.skipped:
@@ -232,8 +250,7 @@ class Trainer:
         if self._stop.requested:
             return
         if step % config.validate_every == 0 or is_last:
-            self._validate()
-            self._save()
+            self._validate_and_save()
         elif step % config.save_every == 0:
             self._save()
 

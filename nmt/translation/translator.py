@@ -78,6 +78,7 @@ class Translator:
         max_length: Most source subwords at once; longer lines are cut, translated and joined.
         joiner: What joins the parts.
         note: Told about lines that had to be cut.
+        check: Called between batches; may raise to interrupt.
     """
 
     def __init__(
@@ -90,10 +91,12 @@ class Translator:
         max_length: int = 256,
         joiner: str = " ",
         note: Callable[[str], None] = lambda _: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.options = options
         self._model, self._tokenizers, self._device = model, tokenizers, device
         self._max_length, self._joiner, self._note = max_length, joiner, note
+        self._check = check
 
     @classmethod
     def load(
@@ -146,6 +149,7 @@ class Translator:
             max_length=self._max_length,
             joiner=self._joiner,
             note=self._note,
+            check=self._check,
         )
 
     def translate_stream(
@@ -175,6 +179,7 @@ class Translator:
         was_training = self._model.training
         self._model.eval()
         for rows in self._batches(pieces):
+            self._check()
             hypotheses = self._search([pieces[row].ids for row in rows])
             for row, best in zip(rows, hypotheses, strict=True):
                 found[row] = best
