@@ -1,2 +1,422 @@
-def demo_pairs(*a):
-    raise NotImplementedError
+"""The embedded demo corpus: a small grammar of English-German sentence pairs.
+
+Numbers in words, prices, times, dates, and people who buy, look for and forget things: enough to
+show real morphology (gender, case, adjective endings, conjugation) and real reordering (verb second,
+participles and infinitives last, separable verbs, subordinate clauses). Each rule builds both
+languages side by side, so a pair is right by construction, and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+from nmt.errors import ConfigError
+
+_SIZES = {"test": 300, "valid": 300, "train": 24_000}
+_SEED = 20_241
+
+Case = Literal["nominative", "accusative"]
+
+
+class Pair(NamedTuple):
+    """A phrase in both languages."""
+
+    english: str
+    german: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """A noun with its German gender (m, f, n) and both plurals."""
+
+    english: str
+    plural: str
+    german: str
+    german_plural: str
+    gender: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb with an object: English and German forms."""
+
+    english: str
+    third: str
+    past: str
+    german: str
+    """Stem of the present tense: kauf -> ich kaufe, du kaufst, er kauft, wir kaufen."""
+    participle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who does it."""
+
+    english: str
+    german: str
+    person: str
+    """``1s 2s 3s 1p 3p``: the form of the verb."""
+
+
+_ENDINGS = {"1s": "e", "2s": "st", "3s": "t", "1p": "en", "3p": "en"}
+_HAVE = {"1s": "habe", "2s": "hast", "3s": "hat", "1p": "haben", "3p": "haben"}
+_WANT = {"1s": "will", "2s": "willst", "3s": "will", "1p": "wollen", "3p": "wollen"}
+_CAN = {"1s": "kann", "2s": "kannst", "3s": "kann", "1p": "können", "3p": "können"}
+_MUST = {"1s": "muss", "2s": "musst", "3s": "muss", "1p": "müssen", "3p": "müssen"}
+
+_PRONOUNS = (
+    Subject("I", "ich", "1s"),
+    Subject("you", "du", "2s"),
+    Subject("he", "er", "3s"),
+    Subject("she", "sie", "3s"),
+    Subject("we", "wir", "1p"),
+    Subject("they", "sie", "3p"),
+)
+_NAMES = ("Anna", "Peter", "Maria", "Thomas", "Julia", "Martin")
+_PEOPLE = (
+    Noun("teacher", "teachers", "Lehrer", "Lehrer", "m"),
+    Noun("neighbor", "neighbors", "Nachbar", "Nachbarn", "m"),
+    Noun("woman", "women", "Frau", "Frauen", "f"),
+    Noun("doctor", "doctors", "Ärztin", "Ärztinnen", "f"),
+    Noun("child", "children", "Kind", "Kinder", "n"),
+    Noun("girl", "girls", "Mädchen", "Mädchen", "n"),
+)
+_THINGS = (
+    Noun("apple", "apples", "Apfel", "Äpfel", "m"),
+    Noun("coat", "coats", "Mantel", "Mäntel", "m"),
+    Noun("chair", "chairs", "Stuhl", "Stühle", "m"),
+    Noun("table", "tables", "Tisch", "Tische", "m"),
+    Noun("key", "keys", "Schlüssel", "Schlüssel", "m"),
+    Noun("flower", "flowers", "Blume", "Blumen", "f"),
+    Noun("lamp", "lamps", "Lampe", "Lampen", "f"),
+    Noun("bag", "bags", "Tasche", "Taschen", "f"),
+    Noun("clock", "clocks", "Uhr", "Uhren", "f"),
+    Noun("book", "books", "Buch", "Bücher", "n"),
+    Noun("bicycle", "bicycles", "Fahrrad", "Fahrräder", "n"),
+    Noun("picture", "pictures", "Bild", "Bilder", "n"),
+    Noun("glass", "glasses", "Glas", "Gläser", "n"),
+)
+_ADJECTIVES = (
+    Pair("red", "rot"), Pair("green", "grün"), Pair("new", "neu"), Pair("old", "alt"),
+    Pair("small", "klein"), Pair("big", "groß"), Pair("beautiful", "schön"),
+    Pair("cheap", "billig"), Pair("heavy", "schwer"), Pair("white", "weiß"),
+)  # fmt: skip
+_VERBS = (
+    Verb("buy", "buys", "bought", "kauf", "gekauft"),
+    Verb("look for", "looks for", "looked for", "such", "gesucht"),
+    Verb("need", "needs", "needed", "brauch", "gebraucht"),
+    Verb("pay for", "pays for", "paid for", "bezahl", "bezahlt"),
+    Verb("sell", "sells", "sold", "verkauf", "verkauft"),
+    Verb("fetch", "fetches", "fetched", "hol", "geholt"),
+    Verb("paint", "paints", "painted", "mal", "gemalt"),
+    Verb("show", "shows", "showed", "zeig", "gezeigt"),
+)
+_DAYS = (
+    Pair("Monday", "Montag"), Pair("Tuesday", "Dienstag"), Pair("Wednesday", "Mittwoch"),
+    Pair("Thursday", "Donnerstag"), Pair("Friday", "Freitag"), Pair("Saturday", "Samstag"),
+    Pair("Sunday", "Sonntag"),
+)  # fmt: skip
+_MONTHS = (
+    Pair("January", "Januar"), Pair("February", "Februar"), Pair("March", "März"),
+    Pair("April", "April"), Pair("May", "Mai"), Pair("June", "Juni"), Pair("July", "Juli"),
+    Pair("August", "August"), Pair("September", "September"), Pair("October", "Oktober"),
+    Pair("November", "November"), Pair("December", "Dezember"),
+)  # fmt: skip
+_TRIPS = (Pair("train", "Der Zug"), Pair("bus", "Der Bus"), Pair("ferry", "Die Fähre"))
+
+_ONES = (
+    Pair("zero", "null"), Pair("one", "eins"), Pair("two", "zwei"), Pair("three", "drei"),
+    Pair("four", "vier"), Pair("five", "fünf"), Pair("six", "sechs"), Pair("seven", "sieben"),
+    Pair("eight", "acht"), Pair("nine", "neun"), Pair("ten", "zehn"), Pair("eleven", "elf"),
+    Pair("twelve", "zwölf"), Pair("thirteen", "dreizehn"), Pair("fourteen", "vierzehn"),
+    Pair("fifteen", "fünfzehn"), Pair("sixteen", "sechzehn"), Pair("seventeen", "siebzehn"),
+    Pair("eighteen", "achtzehn"), Pair("nineteen", "neunzehn"),
+)  # fmt: skip
+_TENS = {
+    2: Pair("twenty", "zwanzig"), 3: Pair("thirty", "dreißig"), 4: Pair("forty", "vierzig"),
+    5: Pair("fifty", "fünfzig"), 6: Pair("sixty", "sechzig"), 7: Pair("seventy", "siebzig"),
+    8: Pair("eighty", "achtzig"), 9: Pair("ninety", "neunzig"),
+}  # fmt: skip
+_ENGLISH_ORDINALS = {
+    1: "first", 2: "second", 3: "third", 5: "fifth", 8: "eighth", 9: "ninth", 12: "twelfth",
+    20: "twentieth", 30: "thirtieth",
+}  # fmt: skip
+_GERMAN_ORDINALS = {1: "erste", 3: "dritte", 7: "siebte", 8: "achte"}
+
+
+def number(value: int) -> Pair:
+    """Spell a number from 0 to 999.
+
+    >>> number(21)
+    Pair(english='twenty-one', german='einundzwanzig')
+    >>> number(305).german
+    'dreihundertfünf'
+    """
+    if value < len(_ONES):
+        return _ONES[value]
+    if value < 100:  # noqa: PLR2004
+        tens, ones = _TENS[value // 10], value % 10
+        if not ones:
+            return tens
+        german = "ein" if ones == 1 else _ONES[ones].german
+        return Pair(f"{tens.english}-{_ONES[ones].english}", f"{german}und{tens.german}")
+    hundreds, rest = number(value // 100), value % 100
+    german = ("ein" if value // 100 == 1 else hundreds.german) + "hundert"
+    if not rest:
+        return Pair(f"{hundreds.english} hundred", german)
+    english = f"{hundreds.english} hundred and {number(rest).english}"
+    return Pair(english, german + number(rest).german)
+
+
+def ordinal(day: int) -> Pair:
+    """Spell the day of a date, from 1 to 31; German in the nominative after ``der``.
+
+    >>> ordinal(23)
+    Pair(english='twenty-third', german='dreiundzwanzigste')
+    """
+    spelt = number(day)
+    if day in _ENGLISH_ORDINALS:
+        english = _ENGLISH_ORDINALS[day]
+    elif day > 20:  # noqa: PLR2004
+        english = f"{_TENS[day // 10].english}-{ordinal(day % 10).english}"
+    else:
+        english = f"{spelt.english}th"
+    suffix = "te" if day < 20 else "ste"  # noqa: PLR2004
+    return Pair(english, _GERMAN_ORDINALS.get(day, spelt.german + suffix))
+
+
+def clock_time(hour: int, minute: int) -> Pair:
+    """Spell a time of day, in steps of five minutes.
+
+    >>> clock_time(4, 30)
+    Pair(english='half past four', german='halb fünf')
+    """
+    now, following = number(hour), number(hour % 12 + 1)
+    hour_german = "ein" if hour == 1 else now.german
+    if minute == 0:
+        return Pair(f"{now.english} o'clock", f"{hour_german} Uhr")
+    if minute == 30:  # noqa: PLR2004
+        return Pair(f"half past {now.english}", f"halb {following.german}")
+    if minute < 30:  # noqa: PLR2004
+        if minute == 15:  # noqa: PLR2004
+            return Pair(f"a quarter past {now.english}", f"Viertel nach {now.german}")
+        few = number(minute)
+        return Pair(f"{few.english} past {now.english}", f"{few.german} nach {now.german}")
+    if minute == 45:  # noqa: PLR2004
+        return Pair(f"a quarter to {following.english}", f"Viertel vor {following.german}")
+    few = number(60 - minute)
+    return Pair(f"{few.english} to {following.english}", f"{few.german} vor {following.german}")
+
+
+_DEFINITE = {
+    ("m", "nominative"): ("der", "e"), ("m", "accusative"): ("den", "en"),
+    ("f", "nominative"): ("die", "e"), ("f", "accusative"): ("die", "e"),
+    ("n", "nominative"): ("das", "e"), ("n", "accusative"): ("das", "e"),
+}  # fmt: skip
+_INDEFINITE = {
+    ("m", "accusative"): ("einen", "en"),
+    ("f", "accusative"): ("eine", "e"),
+    ("n", "accusative"): ("ein", "es"),
+}
+
+
+def the(adjective: Pair | None, noun: Noun, case: Case) -> Pair:
+    """Return ``the (old) noun`` in a case."""
+    article, ending = _DEFINITE[noun.gender, case]
+    return _phrase("the", article, ending, adjective, noun)
+
+
+def a(adjective: Pair | None, noun: Noun, *, negated: bool = False) -> Pair:
+    """Return ``a (new) noun``, or ``no (new) noun``, in the accusative."""
+    article, ending = _INDEFINITE[noun.gender, "accusative"]
+    first = adjective.english if adjective else noun.english
+    english = "an" if first[0] in "aeio" else "a"
+    if negated:
+        return _phrase("no", "k" + article, ending, adjective, noun)
+    return _phrase(english, article, ending, adjective, noun)
+
+
+def _phrase(english: str, german: str, ending: str, adjective: Pair | None, noun: Noun) -> Pair:
+    if adjective is None:
+        return Pair(f"{english} {noun.english}", f"{german} {noun.german}")
+    inflected = adjective.german + ending
+    return Pair(
+        f"{english} {adjective.english} {noun.english}", f"{german} {inflected} {noun.german}"
+    )
+
+
+class _Speaker:
+    """Draws sentences; each rule is a method that returns a pair without its full stop."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._rules: tuple[Callable[[], Pair], ...] = (
+            self.present, self.present, self.perfect, self.perfect, self.modal, self.modal,
+            self.because, self.because, self.price, self.departure, self.date, self.sum,
+        )  # fmt: skip
+
+    def sentence(self) -> Pair:
+        pair = self._random.choice(self._rules)()
+        return Pair(*(f"{text[0].upper()}{text[1:]}." for text in pair))
+
+    def subject(self) -> Subject:
+        kind = self._random.random()
+        if kind < 0.5:  # noqa: PLR2004
+            return self._random.choice(_PRONOUNS)
+        if kind < 0.7:  # noqa: PLR2004
+            name = self._random.choice(_NAMES)
+            return Subject(name, name, "3s")
+        person = the(self.adjective(), self._random.choice(_PEOPLE), "nominative")
+        return Subject(*person, "3s")
+
+    def adjective(self) -> Pair | None:
+        # "heavy", "cheap" and colours do not suit people: these draw from the middle of the list.
+        return self._random.choice((None, *_ADJECTIVES[2:7]))
+
+    def thing(self) -> Pair:
+        noun = self._random.choice(_THINGS)
+        adjective = self._random.choice((None, *_ADJECTIVES))
+        kind = self._random.randrange(4)
+        if kind == 0:
+            return the(adjective, noun, "accusative")
+        if kind == 1:
+            return a(adjective, noun)
+        if kind == 2:  # noqa: PLR2004
+            return a(adjective, noun, negated=True)
+        count = number(self._random.randrange(2, 100))
+        words = (count, adjective, Pair(noun.plural, noun.german_plural))
+        german = [w.german for w in words if w]
+        if adjective:
+            german[1] += "e"
+        return Pair(" ".join(w.english for w in words if w), " ".join(german))
+
+    def time(self) -> Pair:
+        hour, minute = self._random.randrange(1, 13), self._random.randrange(0, 60, 5)
+        return clock_time(hour, minute)
+
+    def present(self) -> Pair:
+        who, verb, what = self.subject(), self._random.choice(_VERBS), self.thing()
+        english = f"{who.english} {_form(verb, who)} {what.english}"
+        german_verb = verb.german + _ENDINGS[who.person]
+        if self._random.random() < 0.5:  # noqa: PLR2004
+            return Pair(english, f"{who.german} {german_verb} {what.german}")
+        day = self._random.choice(_DAYS)
+        return Pair(
+            f"on {day.english} {english}",
+            f"am {day.german} {german_verb} {who.german} {what.german}",
+        )
+
+    def perfect(self) -> Pair:
+        who, verb, what = self.subject(), self._random.choice(_VERBS), self.thing()
+        have = _HAVE[who.person]
+        if self._random.random() < 0.5:  # noqa: PLR2004
+            return Pair(
+                f"{who.english} {verb.past} {what.english}",
+                f"{who.german} {have} {what.german} {verb.participle}",
+            )
+        return Pair(
+            f"yesterday {who.english} {verb.past} {what.english}",
+            f"gestern {have} {who.german} {what.german} {verb.participle}",
+        )
+
+    def modal(self) -> Pair:
+        who, verb, what = self.subject(), self._random.choice(_VERBS), self.thing()
+        english, german = self._random.choice((("can", _CAN), ("must", _MUST)))
+        when = self.time()
+        return Pair(
+            f"{who.english} {english} {verb.english} {what.english} at {when.english}",
+            f"{who.german} {german[who.person]} um {when.german} {what.german} {verb.german}en",
+        )
+
+    def because(self) -> Pair:
+        who, other = self.subject(), self._random.choice(_PRONOUNS)
+        verb, second = self._random.sample(_VERBS, 2)
+        what, wanted = self.thing(), self.thing()
+        wants = "want" if other.person not in ("3s",) else "wants"
+        return Pair(
+            f"{who.english} {_form(verb, who)} {what.english} because "
+            f"{other.english} {wants} to {second.english} {wanted.english}",
+            f"{who.german} {verb.german}{_ENDINGS[who.person]} {what.german}, weil "
+            f"{other.german} {wanted.german} {second.german}en {_WANT[other.person]}",
+        )
+
+    def price(self) -> Pair:
+        noun = the(self._random.choice(_ADJECTIVES), self._random.choice(_THINGS), "nominative")
+        euros = number(self._random.randrange(2, 1000))
+        return Pair(
+            f"{noun.english} costs {euros.english} euros",
+            f"{noun.german} kostet {euros.german} Euro",
+        )
+
+    def departure(self) -> Pair:
+        what, when = self._random.choice(_TRIPS), self.time()
+        day = self._random.choice(_DAYS)
+        english, german = self._random.choice((("leaves", "ab"), ("arrives", "an")))
+        verb = "fährt" if german == "ab" else "kommt"
+        return Pair(
+            f"the {what.english} {english} on {day.english} at {when.english}",
+            f"{what.german} {verb} am {day.german} um {when.german} {german}",
+        )
+
+    def date(self) -> Pair:
+        day, month = self._random.choice(_DAYS), self._random.choice(_MONTHS)
+        which = ordinal(self._random.randrange(1, 31))
+        return Pair(
+            f"today is {day.english}, the {which.english} of {month.english}",
+            f"heute ist {day.german}, der {which.german} {month.german}",
+        )
+
+    def sum(self) -> Pair:
+        first, second = self._random.randrange(2, 500), self._random.randrange(2, 500)
+        numbers = number(first), number(second), number(first + second)
+        return Pair(
+            "{} plus {} is {}".format(*(n.english for n in numbers)),
+            "{} plus {} ist {}".format(*(n.german for n in numbers)),
+        )
+
+
+def _form(verb: Verb, who: Subject) -> str:
+    return verb.third if who.person == "3s" else verb.english
+
+
+@cache
+def _corpus() -> dict[str, tuple[Pair, ...]]:
+    """Draw distinct pairs until there are enough; no sentence stands on the same side twice."""
+    speaker, pairs = _Speaker(_SEED), list[Pair]()
+    english: set[str] = set()
+    german: set[str] = set()
+    while len(pairs) < sum(_SIZES.values()):
+        pair = speaker.sentence()
+        if pair.english in english or pair.german in german:
+            continue
+        english.add(pair.english)
+        german.add(pair.german)
+        pairs.append(pair)
+    splits, start = {}, 0
+    for name, size in _SIZES.items():
+        splits[name] = tuple(pairs[start : start + size])
+        start += size
+    return splits
+
+
+def demo_pairs(
+    split: Literal["train", "valid", "test"], source_language: str, target_language: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a split: 24,000 to train, 300 to validate, 300 to test.
+
+    Raises:
+        ConfigError: The languages are not English and German.
+    """
+    languages = [language[:2].lower() for language in (source_language, target_language)]
+    if sorted(languages) != ["de", "en"]:
+        raise ConfigError(
+            f"The demo corpus is English and German, not {source_language} and {target_language}.",
+            fix="Set source_language and target_language to en and de, in either order.",
+        )
+    for pair in _corpus()[split]:
+        texts = {"en": pair.english, "de": pair.german}
+        yield texts[languages[0]], texts[languages[1]]
