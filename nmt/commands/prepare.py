@@ -112,12 +112,23 @@ def prepare(
         quiet: Show no progress.
 
     Raises:
-        DataError: A corpus is missing, damaged, not parallel, or leaves no pair.
+        DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
+            cannot be written.
         TokenizerError: The text allows no vocabulary of this size.
     """
     folder = config.prepared_dir
     if not force and not report_only and _is_current(config):
         return PrepareReport(folder=str(folder), up_to_date=True)
+    try:
+        return _make(config, folder, report_only=report_only, quiet=quiet)
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written: {error.strerror or error}.",
+            fix="Set prepared_dir to a folder you can write to, with room on its disk.",
+        ) from error
+
+
+def _make(config: RunConfig, folder: Path, *, report_only: bool, quiet: bool) -> PrepareReport:
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left_over in folder.parent.glob(f".{folder.name}.tmp-*"):
         shutil.rmtree(left_over, ignore_errors=True)

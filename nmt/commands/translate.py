@@ -11,7 +11,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -162,36 +162,47 @@ def translate_files(
     Raises:
         DataError: The input cannot be read or the output cannot be written.
     """
-    temporary = None if output is None else output.with_name(f".{output.name}.tmp-{os.getpid()}")
+    with ExitStack() as stack:
+        reader = sys.stdin.buffer if source is None else stack.enter_context(open_binary(source))
+        writer = stack.enter_context(_open_output(output))
+        bar = stack.enter_context(
+            tqdm(desc="translating", unit=" lines", disable=not show_progress)
+        )
+        return translate(
+            translator,
+            reader,
+            writer,
+            style,
+            lines_at_once=lines_at_once or _MOST_LINES,
+            progress=bar.update,
+        )
+
+
+@contextmanager
+def _open_output(output: Path | None) -> Iterator[IO[bytes]]:
+    if output is None:
+        yield sys.stdout.buffer
+        return
+    if output.exists() and not output.is_file():  # a device or a pipe must not be replaced
+        with _create(output, output) as stream:
+            yield stream
+        return
+    place = output.resolve()  # a link goes on pointing at the same file
+    temporary = place.with_name(f".{place.name}.tmp-{os.getpid()}")
     try:
-        with ExitStack() as stack:
-            stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-            reader = stdin if source is None else stack.enter_context(open_binary(source))
-            writer = stdout if temporary is None else stack.enter_context(_create(temporary))
-            bar = stack.enter_context(
-                tqdm(desc="translating", unit=" lines", disable=not show_progress)
-            )
-            count = translate(
-                translator,
-                reader,
-                writer,
-                style,
-                lines_at_once=lines_at_once or _MOST_LINES,
-                progress=bar.update,
-            )
-        if temporary is not None and output is not None:
-            temporary.replace(output)
-        return count
+        with _create(temporary, output) as stream:
+            yield stream
+        temporary.replace(place)
     finally:
-        if temporary is not None:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def _create(path: Path) -> IO[bytes]:
+def _create(path: Path, shown: Path) -> IO[bytes]:
     try:
         return path.open("wb")
     except OSError as error:
         raise DataError(
-            f"{path.parent} cannot be written: {error.strerror}.",
+            f"{shown} cannot be written: {error.strerror}.",
             fix="Name an output file in a folder you can write to.",
         ) from error

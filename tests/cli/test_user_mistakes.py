@@ -1,0 +1,193 @@
+"""The four commands on a small real model, in the hands of somebody who makes mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nmt.cli.app import app
+
+NUMBERS = ["null", "eins", "zwei", "drei", "vier", "sechs", "sieben", "acht", "neun", "zehn", "elf"]
+ENGLISH = ["zero", "one", "two", "three", "four", "six", "seven", "eight", "nine", "ten", "eleven"]
+
+
+def nmt(*arguments: object, text: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+
+
+def refused(code: int, message: str, *arguments: object) -> None:
+    """The command fails with ``code`` and a message, not with a traceback, and prints no data."""
+    result = nmt(*arguments)
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def write_pairs(folder: Path, name: str, count: int, seed: int) -> None:
+    generator = random.Random(seed)
+    rows = [generator.choices(range(len(NUMBERS)), k=generator.randint(4, 9)) for _ in range(count)]
+    for suffix, words in (("de", NUMBERS), ("en", ENGLISH)):
+        lines = (" ".join(words[i] for i in row) + "\n" for row in rows)
+        (folder / f"{name}.{suffix}").write_text("".join(lines), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, its configuration and a model trained for a few steps."""
+    folder = tmp_path_factory.mktemp("world")
+    for name, count in (("train", 300), ("valid", 10), ("test", 12)):
+        write_pairs(folder, name, count, seed=count)
+
+    def pair(name: str) -> str:
+        return f"{{source: '@config/{name}.de', target: '@config/{name}.en'}}"
+
+    (folder / "config.yaml").write_text(
+        f"""
+name: numbers
+source_language: de
+target_language: en
+prepared_dir: "@config/prepared"
+run_dir: "@config/run"
+data: {{train: [{pair("train")}], valid: {pair("valid")}, test: {{numbers: {pair("test")}}}}}
+tokenizer: {{vocab_size: 80, byte_fallback: false}}
+filters: {{max_length: 40}}
+batch: {{max_tokens: 512}}
+model: {{preset: tiny, encoder_layers: 1, decoder_layers: 1, model_dim: 32, ff_dim: 64}}
+training: {{max_steps: 6, validate_every: 3, save_every: 3, device: cpu, threads: 1}}
+decoding: {{beam_size: 2, max_length_factor: 1.0, max_length_offset: 5}}
+""",
+        "utf-8",
+    )
+    result = nmt("train", folder / "config.yaml", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def run(world: Path, tmp_path: Path) -> Path:
+    """A copy of the run folder, to be damaged."""
+    return Path(shutil.copytree(world / "run", tmp_path / "run"))
+
+
+def test_scoring_a_model_is_scoring_what_it_translates(world: Path, tmp_path: Path) -> None:
+    saved, piped = tmp_path / "saved.en", tmp_path / "piped.en"
+    flags = ("--threads", 1, "--device", "cpu", "-b", 3)
+    scored = nmt("evaluate", world / "run", "--save-hypotheses", saved, "--json", *flags)
+    assert scored.exit_code == 0, scored.stderr
+    translated = nmt("translate", world / "run", "-i", world / "test.de", "-o", piped, *flags)
+    assert translated.exit_code == 0, translated.stderr
+    assert saved.read_bytes() == piped.read_bytes()
+    assert saved.read_bytes().count(b"\n") == 12
+    again = nmt("evaluate", "--hypothesis", piped, "--reference", world / "test.en", "--json")
+    first, second = (json.loads(result.stdout)["systems"][0] for result in (scored, again))
+    assert first["scores"] == second["scores"]
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(world: Path) -> None:
+    for command in (("evaluate", world / "run"), ("translate", world / "run")):
+        refused(4, "step-00000003", *command, "--checkpoint", "step-4")
+        refused(2, "best, last or step-N", *command, "--checkpoint", "newest")
+
+
+def test_flags_out_of_bounds_are_refused_by_every_command(world: Path) -> None:
+    """Fault 49."""
+    source = ("-i", world / "test.de")
+    refused(2, "beam_size", "evaluate", world / "run", "-b", 300)
+    refused(2, "beam_size", "translate", world / "run", *source, "-b", 300)
+    refused(2, "n_best", "translate", world / "run", *source, "-b", 2, "--n-best", 3)
+    refused(2, "training.max_steps", "train", world / "config.yaml", "--set", "training.max_step=1")
+    refused(2, "lr", "train", world / "config.yaml", "--set", "training.schedule.peak_lr=abc")
+
+
+def test_a_model_that_lost_a_part_names_it(run: Path) -> None:
+    """Fault 47."""
+    (run / "tokenizer" / "joint.model").unlink()
+    refused(4, "tokenizer", "evaluate", run)
+    refused(4, "tokenizer", "translate", run)
+
+
+def test_weights_that_were_changed_are_not_used(run: Path) -> None:
+    """Faults 10 and 47."""
+    for weights in run.glob("checkpoints/*/model.safetensors"):
+        content = bytearray(weights.read_bytes())
+        content[-9] ^= 1
+        weights.write_bytes(content)
+    refused(4, "model.safetensors", "evaluate", run)
+    refused(4, "model.safetensors", "translate", run)
+
+
+def test_an_older_checkpoint_than_asked_for_is_not_used_in_silence(run: Path) -> None:
+    """Fault 10."""
+    weights = run / "checkpoints" / "step-00000006" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    for command in ("evaluate", "translate"):
+        result = nmt(command, run, "--checkpoint", "last", text="eins zwei\n")
+        assert "step-00000006" in result.stderr, result.exit_code
+
+
+def test_a_configuration_that_does_not_fit_the_weights_is_told(run: Path) -> None:
+    """Fault 47."""
+    config = run / "config.yaml"
+    config.write_text(config.read_text("utf-8").replace("ff_dim: 64", "ff_dim: 96"), "utf-8")
+    refused(4, "(96, 32)", "evaluate", run)
+
+
+def test_a_place_that_cannot_be_written_is_named(world: Path) -> None:
+    """Fault 9."""
+    config = world / "config.yaml"
+    place = world / "test.de" / "below"  # a file is no folder, even for the superuser
+    assert "test.de" in str(place)
+    for command in (
+        ("prepare", config, "--set", f"prepared_dir={place}"),
+        ("train", config, "--run-dir", place),
+        ("translate", world / "run", "-i", world / "test.de", "-o", place),
+        ("evaluate", world / "run", "--save-hypotheses", place),
+    ):
+        result = nmt(*command)
+        assert result.exit_code in (2, 3, 4), (command, result.output)
+        assert "test.de" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_input_that_is_not_there_is_named(world: Path) -> None:
+    """Fault 33."""
+    missing = world / "missing.de"
+    refused(3, str(missing), "translate", world / "run", "-i", missing)
+    refused(
+        3, str(missing), "evaluate", world / "run", "--source", missing,
+        "--reference", world / "test.en",
+    )  # fmt: skip
+    refused(
+        3, str(missing), "prepare", world / "config.yaml",
+        "--set", f"data.valid.source={missing}", "--set", f"prepared_dir={world / 'other'}",
+    )  # fmt: skip
+    assert not (world / "other").exists()
+
+
+def test_output_goes_through_links_and_pipes_instead_of_replacing_them(
+    world: Path, tmp_path: Path
+) -> None:
+    source, flags = world / "test.de", ("-b", 1, "--quiet")
+    plain, link, pipe = tmp_path / "plain.en", tmp_path / "link.en", tmp_path / "pipe.en"
+    plain.write_text("old", "utf-8")
+    link.symlink_to(plain)
+    assert nmt("translate", world / "run", "-i", source, "-o", link, *flags).exit_code == 0
+    assert link.is_symlink()
+    assert plain.read_bytes().count(b"\n") == 12
+
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # the text fits into the pipe's buffer
+    try:
+        assert nmt("translate", world / "run", "-i", source, "-o", pipe, *flags).exit_code == 0
+        assert os.read(reader, 1 << 16) == plain.read_bytes()
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [link, pipe, plain]
