@@ -1,9 +1,9 @@
 """The embedded demo corpus: a small grammar of English-German sentence pairs.
 
 Numbers in words, prices, times, dates, and people who buy, look for and forget things: enough to
-show real morphology (gender, case, adjective endings, conjugation) and real reordering (verb second,
-participles and infinitives last, separable verbs, subordinate clauses). Each rule builds both
-languages side by side, so a pair is right by construction, and the same on every machine.
+show real morphology (gender, case, adjective endings, conjugation) and real reordering (verb
+second, participles and infinitives last, separable verbs, subordinate clauses). Each rule builds
+both languages side by side, so a pair is right by construction, and the same on every machine.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def number(value: int) -> Pair:
     """
     if value < len(_ONES):
         return _ONES[value]
-    if value < 100:  # noqa: PLR2004
+    if value < 100:
         tens, ones = _TENS[value // 10], value % 10
         if not ones:
             return tens
@@ -181,11 +181,11 @@ def ordinal(day: int) -> Pair:
     spelt = number(day)
     if day in _ENGLISH_ORDINALS:
         english = _ENGLISH_ORDINALS[day]
-    elif day > 20:  # noqa: PLR2004
+    elif day > 20:
         english = f"{_TENS[day // 10].english}-{ordinal(day % 10).english}"
     else:
         english = f"{spelt.english}th"
-    suffix = "te" if day < 20 else "ste"  # noqa: PLR2004
+    suffix = "te" if day < 20 else "ste"
     return Pair(english, _GERMAN_ORDINALS.get(day, spelt.german + suffix))
 
 
@@ -199,14 +199,14 @@ def clock_time(hour: int, minute: int) -> Pair:
     hour_german = "ein" if hour == 1 else now.german
     if minute == 0:
         return Pair(f"{now.english} o'clock", f"{hour_german} Uhr")
-    if minute == 30:  # noqa: PLR2004
+    if minute == 30:
         return Pair(f"half past {now.english}", f"halb {following.german}")
-    if minute < 30:  # noqa: PLR2004
-        if minute == 15:  # noqa: PLR2004
+    if minute < 30:
+        if minute == 15:
             return Pair(f"a quarter past {now.english}", f"Viertel nach {now.german}")
         few = number(minute)
         return Pair(f"{few.english} past {now.english}", f"{few.german} nach {now.german}")
-    if minute == 45:  # noqa: PLR2004
+    if minute == 45:
         return Pair(f"a quarter to {following.english}", f"Viertel vor {following.german}")
     few = number(60 - minute)
     return Pair(f"{few.english} to {following.english}", f"{few.german} vor {following.german}")
@@ -265,9 +265,9 @@ class _Speaker:
 
     def subject(self) -> Subject:
         kind = self._random.random()
-        if kind < 0.5:  # noqa: PLR2004
+        if kind < 0.5:
             return self._random.choice(_PRONOUNS)
-        if kind < 0.7:  # noqa: PLR2004
+        if kind < 0.7:
             name = self._random.choice(_NAMES)
             return Subject(name, name, "3s")
         person = the(self.adjective(), self._random.choice(_PEOPLE), "nominative")
@@ -285,7 +285,7 @@ class _Speaker:
             return the(adjective, noun, "accusative")
         if kind == 1:
             return a(adjective, noun)
-        if kind == 2:  # noqa: PLR2004
+        if kind == 2:
             return a(adjective, noun, negated=True)
         count = number(self._random.randrange(2, 100))
         words = (count, adjective, Pair(noun.plural, noun.german_plural))
@@ -302,7 +302,7 @@ class _Speaker:
         who, verb, what = self.subject(), self._random.choice(_VERBS), self.thing()
         english = f"{who.english} {_form(verb, who)} {what.english}"
         german_verb = verb.german + _ENDINGS[who.person]
-        if self._random.random() < 0.5:  # noqa: PLR2004
+        if self._random.random() < 0.5:
             return Pair(english, f"{who.german} {german_verb} {what.german}")
         day = self._random.choice(_DAYS)
         return Pair(
@@ -313,7 +313,7 @@ class _Speaker:
     def perfect(self) -> Pair:
         who, verb, what = self.subject(), self._random.choice(_VERBS), self.thing()
         have = _HAVE[who.person]
-        if self._random.random() < 0.5:  # noqa: PLR2004
+        if self._random.random() < 0.5:
             return Pair(
                 f"{who.english} {verb.past} {what.english}",
                 f"{who.german} {have} {what.german} {verb.participle}",
