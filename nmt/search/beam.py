@@ -104,7 +104,7 @@ def beam_search(
         config: Beam size, n best, length limits and penalty.
 
     Returns:
-        The n best hypotheses of each sentence, best first.
+        The n best hypotheses of each sentence, best first; fewer where fewer outputs are possible.
     """
     beam_size, device = config.beam_size, source.device
     shortest, longest = length_limits(source_lengths, config)

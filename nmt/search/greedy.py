@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import torch
@@ -30,7 +31,7 @@ def greedy_search(
         config: Length limits and penalty.
 
     Returns:
-        One hypothesis in a list of its own for each sentence.
+        One hypothesis in a list of its own for each sentence; none where no output is possible.
     """
     shortest, longest = length_limits(source_lengths, config)
     penalty = length_penalty(config)
@@ -47,14 +48,15 @@ def greedy_search(
         forbid(log_probs, length, shortest, longest)
         best, ids = log_probs[:, 0].max(dim=-1)
         totals = totals + best
-        ends = ids == EOS_ID
+        ends = (ids == EOS_ID) | best.isneginf()  # nothing may come: no translation
         if ends.any():
             done = ends.nonzero().squeeze(1)
             rows = zip(
                 alive[done].tolist(), history[done].tolist(), totals[done].tolist(), strict=True
             )
             for sentence, found, total in rows:
-                results[sentence] = [Hypothesis(tuple(found), total, total / penalty(length))]
+                if math.isfinite(total):
+                    results[sentence] = [Hypothesis(tuple(found), total, total / penalty(length))]
             stay = (~ends).nonzero().squeeze(1)
             state = stepper.select(state, stay, torch.zeros_like(stay).unsqueeze(1))
             alive, totals, ids, history = alive[stay], totals[stay], ids[stay], history[stay]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from nmt.model.transformer import DecoderState, Transformer
+from nmt.text.special import EOS_ID
 
 
 class ModelStepper:
@@ -18,9 +20,17 @@ class ModelStepper:
         return self._model.start(source, source_lengths)
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
-        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""
+        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
+
+        A learned table of positions ends: there nothing but EOS may come.
+        """
         logits, state = self._model.step(state, tokens)
-        return logits.float().log_softmax(dim=-1), state
+        log_probs = logits.float().log_softmax(dim=-1)
+        config = self._model.config
+        if config.positions == "learned" and state.length >= config.max_positions:
+            ends = log_probs[..., EOS_ID].clone()
+            log_probs.fill_(-torch.inf)[..., EOS_ID] = ends
+        return log_probs, state
 
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep sentences and beams."""

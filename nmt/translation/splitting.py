@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 _BORDERS = (
     re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*"),  # sentences
@@ -13,35 +14,56 @@ _BORDERS = (
 _SHORTEST_CUT = 8
 
 
-def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Return pieces of ``text`` that fit, in order, as long as they can be.
+class _Span(NamedTuple):
+    """A part of the text."""
+
+    start: int
+    end: int
+    size: int
+
+
+def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:
+    """Return pieces of ``text`` of at most ``limit``, in order, as long as they can be.
 
     Borders are tried in the order sentences, clauses, words; a word that does not fit is cut in
-    halves.
+    halves. Neighbours are joined by the sum of their sizes, so the time is linear in the text.
 
-    >>> split_text("One two. Three four, five. Six.", lambda piece: len(piece) <= 12)
+    Args:
+        text: What to cut.
+        size_of: Size of a text, for example its subwords. Any number above ``limit`` will do for
+            a text that is too long.
+        limit: Largest size of a piece. Pieces of a few characters are larger if they must.
+
+    >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
     """
-    return _merge([piece for piece in _pieces(text.strip(), fits, 0) if piece], fits)
-
-
-def _pieces(text: str, fits: Callable[[str], bool], level: int) -> list[str]:
-    if len(text) <= _SHORTEST_CUT or fits(text):
-        return [text]
-    if level == len(_BORDERS):
-        middle = len(text) // 2
-        halves = (text[:middle], text[middle:])
-        return [piece for half in halves for piece in _pieces(half, fits, level)]
-    parts = _BORDERS[level].split(text)
-    return [piece for part in parts for piece in _pieces(part, fits, level + 1)]
-
-
-def _merge(pieces: list[str], fits: Callable[[str], bool]) -> list[str]:
-    """Join neighbours while the whole fits."""
-    merged: list[str] = []
-    for piece in pieces:
-        if merged and fits(f"{merged[-1]} {piece}"):
-            merged[-1] = f"{merged[-1]} {piece}"
+    merged: list[_Span] = []
+    for span in _spans(text, 0, len(text), size_of, limit, 0):
+        if merged and merged[-1].size + span.size <= limit:
+            merged[-1] = _Span(merged[-1].start, span.end, merged[-1].size + span.size)
         else:
-            merged.append(piece)
-    return merged
+            merged.append(span)
+    return [text[span.start : span.end] for span in merged]
+
+
+def _spans(
+    text: str, start: int, end: int, size_of: Callable[[str], int], limit: int, level: int
+) -> Iterator[_Span]:
+    """Yield parts that fit, without the white space at the borders between them."""
+    piece = text[start:end].strip()
+    if not piece:
+        return
+    start = text.index(piece[0], start)
+    end = start + len(piece)
+    size = size_of(piece)
+    if size <= limit or len(piece) <= _SHORTEST_CUT:
+        yield _Span(start, end, size)
+        return
+    cuts = [(len(piece) // 2, len(piece) // 2)]
+    if level < len(_BORDERS):
+        cuts = [border.span() for border in _BORDERS[level].finditer(piece)]
+        level += 1
+    begin = 0
+    for cut_start, cut_end in (*cuts, (len(piece), len(piece))):
+        yield from _spans(text, start + begin, start + cut_start, size_of, limit, level)
+        begin = cut_end

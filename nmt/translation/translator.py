@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 
 from nmt.checkpoint.bundle import load_model
 from nmt.config.decoding import DecodingConfig
+from nmt.config.problems import find_problems
 from nmt.engine.device import choose_device, prepare_process
+from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
@@ -25,6 +28,7 @@ from nmt.translation.splitting import split_text
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 _LINES_AT_ONCE = 2000
+_CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +119,13 @@ class Translator:
             device: Where to compute.
             checkpoint: ``best``, ``last`` or ``step-N``.
             threads: CPU threads; torch's choice when None.
-            note: Told about lines that had to be cut.
+            note: Told about lines that had to be cut and damaged checkpoints passed over.
 
         Raises:
             CheckpointError: A part is missing or damaged.
         """
         prepare_process(threads)
-        bundle = load_model(Path(folder), checkpoint)
+        bundle = load_model(Path(folder), checkpoint, warn=note)
         chosen = choose_device(device)
         language = re.split("[-_]", bundle.config.target_language)[0].lower()
         return cls(
@@ -138,9 +142,16 @@ class Translator:
         """Return a translator of the same model with other decoding options.
 
         Raises:
-            pydantic.ValidationError: An option is unknown or out of bounds.
+            ConfigError: An option is unknown or out of bounds. Lists every problem.
         """
-        options = DecodingConfig.model_validate({**self.options.model_dump(), **changes})
+        try:
+            options = DecodingConfig.model_validate({**self.options.model_dump(), **changes})
+        except ValidationError as error:
+            problems = "\n  ".join(problem.text for problem in find_problems(error))
+            raise ConfigError(
+                f"Decoding options: {problems}.",
+                fix="Correct them; section decoding of `nmt config schema` describes each.",
+            ) from error
         return Translator(
             self._model,
             self._tokenizers,
@@ -170,6 +181,10 @@ class Translator:
         Args:
             lines: One sentence each.
             changes: Decoding options that differ from the translator's, for example beam_size=1.
+
+        Raises:
+            ConfigError: An option is unknown or out of bounds.
+            CheckpointError: The model's weights are broken.
         """
         if changes:
             return self.with_options(**changes).translate(lines)
@@ -184,6 +199,11 @@ class Translator:
             for row, best in zip(rows, hypotheses, strict=True):
                 found[row] = best
         self._model.train(was_training)
+        if not all(found):
+            raise CheckpointError(
+                "The model's probabilities are not numbers: its weights are broken.",
+                fix="Use another checkpoint, or train again.",
+            )
         by_line: dict[int, list[list[Hypothesis]]] = {}
         for piece, best in zip(pieces, found, strict=True):
             by_line.setdefault(piece.line, []).append(best)
@@ -194,28 +214,43 @@ class Translator:
         encoder = self._tokenizers.source
         pieces = []
         full = [i for i, text in enumerate(texts) if text.strip()]
-        # A token is at least one byte: only texts of more bytes than that can be too long.
-        short = [i for i in full if len(texts[i]) <= 20 * self._max_length]
+        short = [i for i in full if not self._is_far_too_long(texts[i])]
         encoded = dict(zip(short, encoder.encode_batch([texts[i] for i in short]), strict=True))
         for i in full:
             ids = encoded.get(i)
             if ids is not None and len(ids) <= self._max_length:
-                pieces.append(_Piece(i, [*ids, EOS_ID]))
+                if ids:  # a text of characters that normalisation drops is blank, too
+                    pieces.append(_Piece(i, [*ids, EOS_ID]))
                 continue
-            parts = split_text(texts[i], self._fits)
-            self._note(
-                f"line of {len(texts[i]):,} characters cut into {len(parts)} parts: the model "
-                f"reads {self._max_length} subwords at once"
-            )
-            pieces += [
-                _Piece(i, [*ids[: self._max_length], EOS_ID]) for ids in encoder.encode_batch(parts)
+            parts = [
+                part
+                for ids in encoder.encode_batch(split_text(texts[i], self._size, self._max_length))
+                for part in self._windows(ids)
             ]
+            if len(parts) > 1:
+                self._note(
+                    f"line of {len(texts[i]):,} characters cut into {len(parts):,} parts: the "
+                    f"model reads {self._max_length} subwords at once"
+                )
+            pieces += [_Piece(i, [*part, EOS_ID]) for part in parts]
         return pieces
 
-    def _fits(self, text: str) -> bool:
-        if len(text) > 20 * self._max_length:
-            return False
-        return len(self._tokenizers.source.encode(text)) <= self._max_length
+    def _is_far_too_long(self, text: str) -> bool:
+        """Whether a text need not be encoded to know that it does not fit."""
+        return len(text) > _CHARACTERS_OF_SUBWORD * self._max_length
+
+    def _size(self, text: str) -> int:
+        """Subwords of ``text``; more than fit if it is far too long."""
+        if self._is_far_too_long(text):
+            return self._max_length + 1
+        return len(self._tokenizers.source.encode(text))
+
+    def _windows(self, ids: list[int]) -> list[list[int]]:
+        """Cut what is too long still: a few characters of many bytes, or parts that joined badly.
+
+        Nothing comes of no ids.
+        """
+        return [ids[i : i + self._max_length] for i in range(0, len(ids), self._max_length)]
 
     def _batches(self, pieces: Sequence[_Piece]) -> Iterator[list[int]]:
         """Rows of like length under the budget of padded source tokens."""
