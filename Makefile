@@ -7,6 +7,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 DEMO := runs/demo
 DEMO_PREPARED := prepared/demo
+DEMO_SAMPLE := configs/demo.sample
 # Compiled kernels of the tests run one thread each; pytest brings the parallelism.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST_WORKERS ?= 2
@@ -30,13 +31,14 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 	@printf '\n== train: about three minutes; interrupt and repeat at will, it resumes\n'
 	$(BIN)/nmt train configs/demo.yaml
 	@printf '\n== translate: sentences that were not trained on\n'
-	head -n 5 $(DEMO_PREPARED)/valid/source.txt | $(BIN)/nmt translate $(DEMO) > $(DEMO)/sample.txt
-	@head -n 5 $(DEMO_PREPARED)/valid/source.txt | paste -d '\n' - $(DEMO)/sample.txt
+	$(BIN)/nmt translate $(DEMO) -i $(DEMO_SAMPLE).en -o $(DEMO)/sample.de
+	@paste -d '\n' $(DEMO_SAMPLE).en $(DEMO)/sample.de $(DEMO_SAMPLE).de | awk '{ \
+	  printf "%s %s\n", NR % 3 == 1 ? "\nsource     " : NR % 3 == 2 ? "translation" : "reference  ", $$0 }'
 	@printf '\n== evaluate: the held-out test set\n'
 	$(BIN)/nmt evaluate $(DEMO) -t test
 	@printf '\n== next\n'
-	@printf '  echo "How are you?" | $(BIN)/nmt translate $(DEMO)    your own sentence\n'
-	@printf '  README.md, "Your own two files"                      your own data\n'
+	@printf '  a sentence of yours:  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
+	@printf '  data of yours:        README.md, "Your own two files"\n'
 
 test: check $(DEV)  ## check, then all tests
 	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS)

@@ -6,6 +6,7 @@ import pytest
 
 from nmt.config.loader import load_config
 from nmt.config.reference import describe_keys
+from nmt.data.demo import demo_pairs
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -45,6 +46,15 @@ def test_base_is_the_published_recipe() -> None:
     assert training.max_steps == 100_000
     assert (config.decoding.beam_size, config.decoding.length_penalty) == (4, 0.6)
     assert config.tokenizer.vocab_size == 37_000
+
+
+def test_the_demo_translates_sentences_it_was_not_trained_on() -> None:
+    samples = [
+        (ROOT / "configs" / f"demo.sample.{language}").read_text(encoding="utf-8").splitlines()
+        for language in ("en", "de")
+    ]
+
+    assert set(zip(*samples, strict=True)) <= set(demo_pairs("test", "en", "de"))
 
 
 def test_the_reference_page_is_current() -> None:
