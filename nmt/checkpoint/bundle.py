@@ -70,7 +70,13 @@ def load_model(
         _check_tokenizers(folder, weights_dir)
     tokenizers = _load_tokenizers(folder)
     sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    model = build_model(config.model, *sizes)
+    try:
+        model = build_model(config.model, *sizes)
+    except ValueError as error:
+        raise CheckpointError(
+            f"config.yaml and tokenizer of {folder} do not fit each other: {error}.",
+            fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
+        ) from error
     _load_weights(model, weights_dir / MODEL)
     return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir)
 

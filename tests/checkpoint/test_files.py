@@ -1,0 +1,442 @@
+"""Checkpoints are whole or not there, and nothing unverified is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nmt.checkpoint import files
+from nmt.checkpoint.files import (
+    Checkpoint,
+    checkpoint_dir,
+    clean_partial,
+    list_checkpoints,
+    load_checkpoint,
+    load_tensors,
+    newest_checkpoint,
+    read_best,
+    remove_checkpoint,
+    save_checkpoint,
+    write_best,
+)
+from nmt.checkpoint.manifest import FORMAT_VERSION, Manifest
+from nmt.errors import CheckpointError
+
+MODEL = {"weight": torch.arange(12.0).view(3, 4), "bias": torch.ones(3)}
+STATE = {"epoch": 2, "names": ["ä", "b"], "nested": {"x": 0.1}}
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def save(run_dir: Path, step: int, model: dict[str, Tensor] | None = None) -> Path:
+    optimizer = {"random/cpu": torch.arange(9, dtype=torch.uint8), "step": torch.tensor([4.0])}
+    return save_checkpoint(run_dir, step, model=model or MODEL, optimizer=optimizer, state=STATE)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def flip_bit(path: Path, position: int = -5) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_reads_back_as_it_was_saved(tmp_path: Path) -> None:
+    found = load_checkpoint(save(tmp_path, 40))
+
+    assert found.step == 40
+    assert found.state == STATE
+    assert found.model.keys() == MODEL.keys()
+    assert all(torch.equal(found.model[name], MODEL[name]) for name in MODEL)
+    assert found.optimizer["random/cpu"].dtype == torch.uint8
+
+
+def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path: Path) -> None:
+    first = save(tmp_path / "a", 40)
+    found = load_checkpoint(first)
+    second = save_checkpoint(
+        tmp_path / "b", 40, model=found.model, optimizer=found.optimizer, state=found.state
+    )
+
+    assert contents(first) == contents(second)
+
+
+def test_views_of_one_buffer_and_transposed_tensors_are_saved_by_value(tmp_path: Path) -> None:
+    flat = torch.arange(12.0)
+    model = {"a": flat[:4].view(2, 2), "b": flat[4:].view(2, 4), "c": torch.ones(2, 3).t()}
+    found = load_checkpoint(save(tmp_path, 1, model)).model
+
+    assert all(torch.equal(found[name], model[name]) for name in model)
+
+
+def test_a_checkpoint_holds_safetensors_and_json_and_nothing_else(tmp_path: Path) -> None:
+    assert sorted(path.name for path in save(tmp_path, 5).iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Run folders whose process was killed at each point of saving step 2 after step 1."""
+    folder = tmp_path_factory.mktemp("kills")
+    script = Path(__file__).with_name("kills.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, script, folder], check=True, env=environment, timeout=100)
+    assert (folder / "done").exists()
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def test_a_kill_at_any_point_of_saving_leaves_the_checkpoint_before_or_the_new_one(
+    killed_runs: list[Path],
+) -> None:
+    """FAULTS 4, 5 and 6: before the rename, between the files, before the pointer."""
+    steps = []
+    for run_dir in killed_runs:
+        warnings: list[str] = []
+        newest = newest_checkpoint(run_dir, strict=True, warn=warnings.append)
+
+        assert newest is not None
+        found = load_checkpoint(newest)
+        assert warnings == []
+        assert found.state == {"step": found.step}
+        for tensors in (found.model, found.optimizer):
+            assert torch.equal(tensors["weight"], torch.full((64,), float(found.step)))
+        steps.append(found.step)
+    assert steps == sorted(steps)
+    assert steps.count(1) >= 8
+    assert steps.count(2) >= 3
+
+
+def test_the_pointer_is_a_hint_that_may_be_behind(killed_runs: list[Path]) -> None:
+    """FAULT 6."""
+    behind = [
+        run_dir
+        for run_dir in killed_runs
+        if list_checkpoints(run_dir)[-1][0] == 2
+        and read_best(run_dir) == checkpoint_dir(run_dir, 1)
+    ]
+
+    assert behind
+
+
+def test_the_next_start_removes_what_a_killed_process_left(killed_runs: list[Path]) -> None:
+    """FAULT 4."""
+    left = [run_dir for run_dir in killed_runs if [*run_dir.rglob(".tmp-*")]]
+    assert len(left) >= 8
+    for run_dir in left:
+        whole = contents(run_dir / "checkpoints" / "step-00000001")
+        clean_partial(run_dir)
+
+        assert not [*run_dir.rglob(".tmp-*")]
+        assert contents(run_dir / "checkpoints" / "step-00000001") == whole
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "empty"])
+def test_a_damaged_checkpoint_is_named_and_passed_over(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    """FAULT 10."""
+    older, newer = save(tmp_path, 10), save(tmp_path, 20)
+    path = newer / name
+    if damage == "flipped":
+        flip_bit(path)
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-7])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    warnings: list[str] = []
+
+    assert newest_checkpoint(tmp_path, warn=warnings.append) == older
+    assert len(warnings) == 1
+    assert str(path) in warnings[0]
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(newer)
+    with pytest.raises(CheckpointError, match=name) as caught:
+        newest_checkpoint(tmp_path, strict=True)
+    assert "--strict-resume" in caught.value.fix
+    assert caught.value.exit_code == 4
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("whole"), 10)
+
+
+@given(data=st.data())
+def test_a_bit_flipped_anywhere_is_found(whole: Path, data: Any) -> None:
+    """FAULT 10."""
+    path = whole / data.draw(st.sampled_from(["model.safetensors", "state.json"]))
+    position = data.draw(st.integers(0, path.stat().st_size - 1))
+    flip_bit(path, position)
+
+    with pytest.raises(CheckpointError, match=path.name):
+        load_checkpoint(whole)
+    flip_bit(path, position)
+    load_checkpoint(whole)
+
+
+def test_when_all_are_damaged_every_file_is_listed_and_nothing_changes(tmp_path: Path) -> None:
+    """FAULT 11."""
+    for step in (10, 20, 30):
+        flip_bit(save(tmp_path, step) / "model.safetensors")
+    before = contents(tmp_path)
+
+    with pytest.raises(CheckpointError) as caught:
+        newest_checkpoint(tmp_path)
+
+    assert caught.value.exit_code == 4
+    for step in (10, 20, 30):
+        assert f"step-{step:08d}/model.safetensors" in caught.value.problem
+    assert contents(tmp_path) == before
+
+
+def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-notes.txt").write_text("x")
+    (tmp_path / "checkpoints" / ".tmp-step-00000005-1").mkdir()
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_a_checkpoint_under_another_step_s_name_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 10).rename(checkpoint_dir(tmp_path, 99))
+
+    with pytest.raises(CheckpointError, match="holds step 10"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_newer_format_is_not_passed_over_for_an_older_checkpoint(tmp_path: Path) -> None:
+    """FAULT 16."""
+    save(tmp_path, 10)
+    newer = save(tmp_path, 20)
+    manifest = Manifest(FORMAT_VERSION + 1, "9.8.7", 20, Manifest.read(newer).files)
+    (newer / "manifest.json").write_text(manifest.text())
+
+    with pytest.raises(CheckpointError, match="format version 2"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_the_first_release_loads() -> None:
+    """FAULT 16: written once by release 0.1.0, and never again."""
+    assert newest_checkpoint(GOLDEN, strict=True) == checkpoint_dir(GOLDEN, 12)
+    found = load_checkpoint(checkpoint_dir(GOLDEN, 12))
+
+    assert found.step == 12
+    assert found.state["names"] == ["ä", "b"]
+    assert found.model["weight"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert found.optimizer["random/cpu"].tolist() == list(range(9))
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.witness),)
+
+
+def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_executed(tmp_path: Path) -> None:
+    """FAULT 17."""
+    witness = tmp_path / "executed"
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Malicious(witness)))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors"):
+        load_tensors(path)
+    torch.save({"weight": torch.ones(2)}, path)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors"):
+        load_tensors(path)
+
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("claim", [10 * 2**30, 2**63, 99_000_000])
+def test_a_header_claim_beyond_the_file_allocates_nothing(tmp_path: Path, claim: int) -> None:
+    """FAULT 17."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", claim) + b'{"a":{"dtype":"F32"}}')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors"):
+        load_tensors(path)
+
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+def test_a_shape_claim_beyond_the_file_is_refused(tmp_path: Path) -> None:
+    """FAULT 17."""
+    path = tmp_path / "model.safetensors"
+    header = b'{"a":{"dtype":"F32","shape":[2684354560],"data_offsets":[0,10737418240]}}'
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+    with pytest.raises(CheckpointError, match="no readable safetensors"):
+        load_tensors(path)
+
+
+def test_replaced_tensors_are_refused_even_if_readable(tmp_path: Path) -> None:
+    folder = save(tmp_path, 10)
+    save_file({"weight": torch.zeros(3, 4), "bias": torch.ones(3)}, folder / "model.safetensors")
+
+    with pytest.raises(CheckpointError, match="its content has changed"):
+        load_checkpoint(folder)
+
+
+def assert_only_the_first_is_left(run_dir: Path, before: dict[str, bytes]) -> None:
+    assert contents(run_dir) == before
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def test_too_little_space_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 8."""
+    save(tmp_path, 10)
+    before = contents(tmp_path)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 3 * 2**20))
+
+    with pytest.raises(CheckpointError, match=r"needs 5\.0 MiB, 3\.0 MiB are free") as caught:
+        save(tmp_path, 20, {"weight": torch.zeros(2**20)})
+
+    assert "Free disk space" in caught.value.fix
+    assert_only_the_first_is_left(tmp_path, before)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("call", [0, 1, 3, 4, 5])
+def test_a_failing_write_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: int
+) -> None:
+    """FAULT 8: the disk fills up at any point of the write."""
+    save(tmp_path, 10)
+    before = contents(tmp_path)
+    calls = 0
+
+    def failing(_descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > call:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(CheckpointError, match="step-00000020 was not written") as caught:
+        save(tmp_path, 20)
+    if call == 5:  # the new one was in its place already: whole, if not surely on the disk
+        assert newest_checkpoint(tmp_path) == checkpoint_dir(tmp_path, 20)
+        return
+    assert os.strerror(number) in caught.value.problem
+    assert ("Free disk space" in caught.value.fix) == (number != errno.EIO)
+    assert_only_the_first_is_left(tmp_path, before)
+
+
+def test_a_write_the_system_really_refuses_leaves_no_trace(tmp_path: Path) -> None:
+    """FAULT 8, with the kernel's own limit on file sizes."""
+    save(tmp_path, 10)
+    before = contents(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # Python ignores its signal
+    try:
+        with pytest.raises(CheckpointError, match="step-00000020 was not written"):
+            save(tmp_path, 20, {"weight": torch.zeros(99_999)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert_only_the_first_is_left(tmp_path, before)
+
+
+def test_errors_of_the_tensor_library_are_told_like_the_system_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 8: safetensors reports a full disk in words only."""
+    import safetensors
+
+    def full(_tensors: dict[str, Tensor], path: Path) -> None:
+        path.write_bytes(b"half")
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(CheckpointError, match="no space left on the disk") as caught:
+        save(tmp_path, 20)
+
+    assert "Free disk space" in caught.value.fix
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
+
+
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    flip_bit(save(tmp_path, 10) / "model.safetensors")
+    folder = save(tmp_path, 10)
+
+    assert isinstance(load_checkpoint(folder), Checkpoint)
+    assert [*(tmp_path / "checkpoints").iterdir()] == [folder]
+
+
+def test_a_removed_checkpoint_is_gone_whole(tmp_path: Path) -> None:
+    kept, removed = save(tmp_path, 10), save(tmp_path, 20)
+    remove_checkpoint(removed)
+
+    assert [*(tmp_path / "checkpoints").iterdir()] == [kept]
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_that_looks_like_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, removed = save(tmp_path, 10), save(tmp_path, 20)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    remove_checkpoint(removed)
+    monkeypatch.undo()
+
+    assert list_checkpoints(tmp_path) == [(10, kept)]
+    clean_partial(tmp_path)
+    assert [*(tmp_path / "checkpoints").iterdir()] == [kept]
+
+
+def test_the_pointer_names_a_checkpoint_that_is_there_or_nothing(tmp_path: Path) -> None:
+    assert read_best(tmp_path) is None
+    folder = save(tmp_path, 10)
+    write_best(tmp_path, 10)
+    assert read_best(tmp_path) == folder
+    assert (tmp_path / "best").read_text() == "step-00000010\n"
+    write_best(tmp_path, 20)
+    assert read_best(tmp_path) is None
+    for text in ("../../etc", "step-00000010/..", "", "\x00"):
+        (tmp_path / "best").write_text(text)
+        assert read_best(tmp_path) is None
+
+
+def test_random_garbage_is_never_read_as_tensors(tmp_path: Path) -> None:
+    generator = random.Random(1)
+    path = tmp_path / "model.safetensors"
+    for size in (0, 1, 7, 8, 9, 100, 5000):
+        path.write_bytes(generator.randbytes(size))
+        with pytest.raises(CheckpointError):
+            load_tensors(path)

@@ -1,0 +1,106 @@
+"""Manifests: what was written is what is read, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.checkpoint.manifest import FORMAT_VERSION, NAME, Manifest, UnknownFormatError
+from nmt.errors import CheckpointError
+
+
+def folder_with(folder: Path, **files: bytes) -> Manifest:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    manifest = Manifest.of(folder, files, step=7)
+    (folder / NAME).write_text(manifest.text(), encoding="utf-8")
+    return manifest
+
+
+def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    manifest = folder_with(tmp_path, weights=b"12345", state=b"{}")
+
+    assert Manifest.read(tmp_path) == manifest
+    assert manifest.files["weights"].size == 5
+    manifest.verify(tmp_path)
+
+
+@given(position=st.integers(min_value=0), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_or_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
+) -> None:
+    """FAULT 10, for the manifest itself: only white space may change unnoticed."""
+    folder = tmp_path_factory.mktemp("manifest")
+    manifest = folder_with(folder, weights=b"12345")
+    content = bytearray((folder / NAME).read_bytes())
+    content[position % len(content)] ^= 1 << bit
+    (folder / NAME).write_bytes(content)
+
+    try:
+        found = Manifest.read(folder)
+    except UnknownFormatError:
+        raise  # would mean that another release wrote it
+    except CheckpointError:
+        return
+    assert found == manifest
+
+
+def test_a_newer_format_is_named_with_the_release_that_wrote_it(tmp_path: Path) -> None:
+    """FAULT 16."""
+    folder_with(tmp_path)
+    newer = Manifest(FORMAT_VERSION + 1, "9.8.7", 7, {})
+    (tmp_path / NAME).write_text(newer.text(), encoding="utf-8")
+
+    with pytest.raises(UnknownFormatError, match=r"format version 2.*reads 1") as caught:
+        Manifest.read(tmp_path)
+    assert "nmt 9.8.7" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"sha256": 1}', '"text"', "\x00\xff", "[" * 9])
+def test_anything_else_is_damage(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text, encoding="latin-1")
+
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Manifest.read(tmp_path)
+
+
+def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+        Manifest.read(tmp_path)
+
+
+def test_damage_names_the_file_and_what_was_expected_and_found(tmp_path: Path) -> None:
+    """FAULT 10."""
+    manifest = folder_with(tmp_path, weights=b"12345", state=b"{}")
+    expected = manifest.files["weights"].sha256[:12]
+    (tmp_path / "weights").write_bytes(b"12346")
+    found = Manifest.of(tmp_path, ["weights"], 7).files["weights"].sha256[:12]
+
+    with pytest.raises(CheckpointError, match=f"weights has sha256 {found}.*{expected}"):
+        manifest.verify(tmp_path)
+    (tmp_path / "weights").write_bytes(b"1234")
+    with pytest.raises(CheckpointError, match="weights has 4 bytes, but 5 were written"):
+        manifest.verify(tmp_path)
+    (tmp_path / "weights").unlink()
+    with pytest.raises(CheckpointError, match="weights is missing"):
+        manifest.verify(tmp_path)
+    manifest.verify(tmp_path, ["state"])
+
+
+def test_a_file_the_manifest_does_not_list_is_not_trusted(tmp_path: Path) -> None:
+    manifest = folder_with(tmp_path, state=b"{}")
+    (tmp_path / "weights").write_bytes(b"12345")
+
+    with pytest.raises(CheckpointError, match="weights is missing"):
+        manifest.verify(tmp_path, ["weights"])
+
+
+def test_the_text_is_stable(tmp_path: Path) -> None:
+    manifest = folder_with(tmp_path, weights=b"12345", state=b"{}")
+
+    assert manifest.text() == Manifest.read(tmp_path).text()
+    assert list(json.loads(manifest.text())) == sorted(json.loads(manifest.text()))

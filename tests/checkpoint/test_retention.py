@@ -1,0 +1,42 @@
+"""Which checkpoints go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.checkpoint.retention import expired
+
+STEPS = st.sets(st.integers(1, 500), max_size=30)
+SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
+COUNTS = st.integers(1, 6)
+
+
+@given(steps=STEPS, scores=SCORES, keep_last=COUNTS, keep_best=COUNTS)
+def test_the_newest_and_the_best_stay_and_nothing_else(
+    steps: set[int], scores: dict[int, float], keep_last: int, keep_best: int
+) -> None:
+    gone = expired(steps, scores, keep_last=keep_last, keep_best=keep_best)
+    kept = steps - set(gone)
+
+    assert set(gone) <= steps
+    assert set(sorted(steps)[-keep_last:]) <= kept
+    present = {step: scores[step] for step in steps if step in scores}
+    for step in kept - set(sorted(steps)[-keep_last:]):
+        assert sum(score > present[step] for score in present.values()) < keep_best
+    if present:
+        assert max(present.values()) in {present[step] for step in kept if step in present}
+    assert len(kept) <= keep_last + keep_best
+
+
+@given(steps=STEPS, scores=SCORES, keep_last=COUNTS, keep_best=COUNTS)
+def test_what_was_kept_is_kept_again(
+    steps: set[int], scores: dict[int, float], keep_last: int, keep_best: int
+) -> None:
+    kept = steps - set(expired(steps, scores, keep_last=keep_last, keep_best=keep_best))
+
+    assert expired(kept, scores, keep_last=keep_last, keep_best=keep_best) == []
+
+
+def test_the_earlier_of_equals_is_the_best() -> None:
+    assert expired([1, 2, 3], {1: 5.0, 2: 5.0}, keep_last=1, keep_best=1) == [2]
