@@ -70,7 +70,7 @@ def warmup_stable_decay(
     final_share: float,
 ) -> float:
     """Rise, hold the peak, and fall in a straight line over the last share (Hu et al. 2024)."""
-    begin = max(warmup_steps, total_steps - round(decay_share * total_steps))
+    begin = max(warmup_steps, total_steps - max(round(decay_share * total_steps), 1))
     rising = constant(step, peak_lr=peak_lr, warmup_steps=warmup_steps)
     return rising * (1 - (1 - final_share) * _share(step, begin, total_steps))
 

@@ -1,0 +1,135 @@
+"""Laws of the learning rate."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config.training import ScheduleConfig
+from nmt.training.schedule import build_schedule, inverse_sqrt, noam
+
+SHAPES = get_args(ScheduleConfig.model_fields["shape"].annotation)
+ENDING = ("linear", "cosine", "wsd")
+PEAKS = st.floats(1e-6, 1.0)
+WARMUPS = st.integers(1, 300)
+TOTALS = st.integers(1, 2000)
+SHARES = st.floats(0, 1)
+
+
+def schedule(shape: str, total_steps: int | None = None, **options: Any) -> Any:
+    config = ScheduleConfig.model_validate({"shape": shape, **options})
+    return build_schedule(config, model_dim=64, total_steps=total_steps)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(peak=PEAKS, warmup=WARMUPS, extra=st.integers(1, 2000))
+def test_the_rate_rises_in_a_straight_line_to_its_peak_at_the_end_of_warm_up(
+    shape: str, peak: float, warmup: int, extra: int
+) -> None:
+    total = 2 * warmup + extra
+    rate = schedule(shape, total, peak_lr=peak, warmup_steps=warmup)
+    rates = [rate(step) for step in range(1, total + 1)]
+    top = peak * (64 * warmup) ** -0.5 if shape == "noam" else peak
+
+    assert max(rates) == pytest.approx(top)
+    assert rates[warmup - 1] == pytest.approx(top)
+    for step in range(1, warmup + 1):
+        assert rates[step - 1] == pytest.approx(top * step / warmup)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(peak=PEAKS, warmup=st.integers(0, 300), total=TOTALS, share=SHARES)
+def test_the_rate_never_jumps_nor_rises_again_nor_leaves_its_bounds(
+    shape: str, peak: float, warmup: int, total: int, share: float
+) -> None:
+    options = {"peak_lr": peak, "warmup_steps": warmup, "final_share": share}
+    rate = schedule(shape, total, **options)
+    rates = [rate(step) for step in range(1, total + 1)]
+    top = rates.index(max(rates))
+
+    assert all(0 <= value <= peak * (1 + 1e-9) for value in rates)
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    falling = rates[top:]
+    assert all(b <= a * (1 + 1e-9) for a, b in pairwise(falling))
+    assert all(type(value) is float for value in rates)
+
+
+@pytest.mark.parametrize("shape", ENDING)
+@given(peak=PEAKS, warmup=WARMUPS, total=st.integers(2, 2000), share=SHARES)
+def test_a_decay_ends_at_its_final_share_at_the_last_update(
+    shape: str, peak: float, warmup: int, total: int, share: float
+) -> None:
+    rate = schedule(shape, total, peak_lr=peak, warmup_steps=warmup, final_share=share)
+
+    assert rate(total) == pytest.approx(peak * share, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", ENDING)
+@given(warmup=st.integers(1, 100), total=st.integers(300, 2000))
+def test_neighbouring_updates_have_neighbouring_rates(shape: str, warmup: int, total: int) -> None:
+    rate = schedule(shape, total, peak_lr=1.0, warmup_steps=warmup, decay_share=0.5)
+    steepest = max(1 / warmup, math.pi / 2 / (total - warmup), 1 / (total // 2 - 1))
+
+    assert all(abs(rate(s + 1) - rate(s)) <= steepest * 1.01 for s in range(1, total))
+
+
+def test_noam_is_the_paper_s_formula() -> None:
+    for step in (1, 10, 3999, 4000, 4001, 100_000):
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert noam(step, model_dim=512, warmup_steps=4000, factor=1.0) == expected
+
+
+@given(step=st.integers(1, 10**6), warmup=st.integers(1, 10_000))
+def test_noam_is_the_inverse_square_root_named_by_a_factor(step: int, warmup: int) -> None:
+    peak = 2.0 * (256 * warmup) ** -0.5
+
+    assert noam(step, model_dim=256, warmup_steps=warmup, factor=2.0) == pytest.approx(
+        inverse_sqrt(step, peak_lr=peak, warmup_steps=warmup)
+    )
+
+
+def test_wsd_holds_the_peak_until_its_decay() -> None:
+    rate = schedule("wsd", 100, peak_lr=1.0, warmup_steps=10, decay_share=0.3)
+
+    assert {rate(step) for step in range(10, 71)} == {1.0}
+    assert rate(85) == pytest.approx(0.5)
+    assert rate(100) == 0
+
+
+def test_cosine_is_half_way_down_in_the_middle() -> None:
+    rate = schedule("cosine", 100, peak_lr=1.0, warmup_steps=20, final_share=0.1)
+
+    assert rate(60) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_warm_up_starts_at_the_peak(shape: str) -> None:
+    rate = schedule(shape, 1000, peak_lr=1.0, warmup_steps=0)
+
+    assert rate(1) == pytest.approx(64**-0.5 if shape == "noam" else 1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", ENDING)
+@pytest.mark.parametrize("total", [1, 2, 3, 10])
+def test_a_budget_shorter_than_the_warm_up_still_reaches_the_peak(shape: str, total: int) -> None:
+    rate = schedule(shape, total, peak_lr=1.0, warmup_steps=4000, decay_share=0.2)
+
+    assert max(rate(step) for step in range(1, total + 1)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("shape", ENDING)
+def test_a_schedule_with_an_end_needs_a_budget(shape: str) -> None:
+    with pytest.raises(ValueError, match="needs a budget"):
+        schedule(shape, None)
+
+
+@pytest.mark.parametrize("shape", ENDING)
+def test_updates_past_the_end_stay_at_the_final_share(shape: str) -> None:
+    rate = schedule(shape, 100, peak_lr=1.0, warmup_steps=10, final_share=0.25)
+
+    assert rate(101) == rate(10_000) == pytest.approx(0.25)
