@@ -28,7 +28,7 @@ setup: $(DEV)  ## install the package and the developer's tools into .venv
 demo: $(CORE)  ## train a small translator in minutes, translate with it, score it
 	@printf '\n== prepare: cut the demo corpus into subwords\n'
 	$(BIN)/nmt prepare configs/demo.yaml
-	@printf '\n== train: about three minutes; interrupt and repeat at will, it resumes\n'
+	@printf '\n== train: some minutes; interrupt and repeat at will, it resumes\n'
 	$(BIN)/nmt train configs/demo.yaml
 	@printf '\n== translate: sentences that were not trained on\n'
 	$(BIN)/nmt translate $(DEMO) -i $(DEMO_SAMPLE).en -o $(DEMO)/sample.de
