@@ -247,13 +247,14 @@ class _Preparation:
     def _pairs(
         self, name: str, corpus: CorpusConfig, verb: str
     ) -> Iterator[SentencePair | BadPair]:
-        return tqdm(
+        pairs = tqdm(
             read_corpus(corpus, self.options),
             desc=f"{verb} {name}",
             unit=" pairs",
             disable=True if self.quiet else None,
             leave=False,
         )
+        return iter(pairs)
 
     def _test_hashes(self) -> dict[bytes, str]:
         """Hashes of the held-out source sentences, to find them in the training data."""
@@ -329,7 +330,11 @@ class _Preparation:
         folder = self.folder / part
         with StoreWriter(folder, vocab_size, append=index > 0) as writer:
             while block := list(islice(pairs, _BLOCK_PAIRS)):
-                usable = [pair for pair in block if self._keep_text(pair, counts, is_train)]
+                usable = [
+                    pair
+                    for pair in block
+                    if self._keep_text(pair, counts, is_train) and isinstance(pair, SentencePair)
+                ]
                 source = tokenizers.source.encode_batch([p.source for p in usable], self.threads)
                 target = tokenizers.target.encode_batch([p.target for p in usable], self.threads)
                 kept = [
@@ -347,7 +352,9 @@ class _Preparation:
                 if not is_train:
                     _append_text(folder, [usable[i] for i in kept])
 
-    def _keep_text(self, pair: Any, counts: Counter[str], is_train: bool) -> bool:
+    def _keep_text(
+        self, pair: SentencePair | BadPair, counts: Counter[str], is_train: bool
+    ) -> bool:
         counts["read"] += 1
         if isinstance(pair, BadPair):
             counts[pair.reason] += 1

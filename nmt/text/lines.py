@@ -11,37 +11,36 @@ import bz2
 import gzip
 import importlib
 import lzma
-import zlib
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
 from nmt.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK_BYTES = 1 << 20
-_DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a file to read bytes, decompressing .gz, .bz2, .xz and (with its library) .zst.
+    """Open a file to read bytes, decompressing gzip, bzip2, xz and (with its library) Zstandard.
+
+    The first bytes decide, not the suffix; what a pipe gives is taken as it is.
 
     Raises:
-        DataError: The file is missing, a folder, unreadable, or needs a library that is missing.
+        DataError: The file is missing, a folder, unreadable, not what its suffix says, or needs a
+            library that is missing.
     """
     try:
         if path.is_dir():
             raise DataError(f"{path} is a folder, not a text file.", fix="Name the file inside it.")
-        match path.suffix:
-            case ".gz":
-                return cast(IO[bytes], gzip.open(path, "rb"))
-            case ".bz2":
-                return bz2.open(path, "rb")
-            case ".xz":
-                return lzma.open(path, "rb")
-            case ".zst":
-                return _open_zstandard(path)
-        return path.open("rb")
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return path.open("rb")  # a pipe: its first bytes can be read only once
+            start = file.read(_LONGEST_MARK)
+        return _opener(start, path)(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist.",
@@ -53,16 +52,39 @@ def open_binary(path: Path) -> IO[bytes]:
         ) from error
 
 
+def _opener(start: bytes, path: Path) -> Callable[[Path], IO[bytes]]:
+    for suffix, (mark, opener) in _COMPRESSIONS.items():
+        if start.startswith(mark):
+            return opener
+        if path.suffix == suffix and start:
+            raise DataError(
+                f"{path} is named {suffix}, but its contents are not.",
+                fix="Download it again, or rename it if it is plain text.",
+            )
+    return lambda path: path.open("rb")
+
+
 def _open_zstandard(path: Path) -> IO[bytes]:
-    for name in ("compression.zstd", "zstandard"):
+    # Not `zstandard`: it takes a file that is cut off for a whole one.
+    for name in ("compression.zstd", "backports.zstd"):
         try:
             return cast(IO[bytes], importlib.import_module(name).open(path, "rb"))
         except ImportError:
             continue
     raise DataError(
         f"{path} is compressed with Zstandard, and no library for it is installed.",
-        fix="Run `pip install zstandard`, or decompress the file.",
+        fix="Run `pip install backports.zstd`, or decompress the file.",
     )
+
+
+_COMPRESSIONS: dict[str, tuple[bytes, Callable[[Path], IO[bytes]]]] = {
+    ".gz": (b"\x1f\x8b", lambda path: cast(IO[bytes], gzip.open(path, "rb"))),
+    ".bz2": (b"BZh", lambda path: bz2.open(path, "rb")),
+    ".xz": (b"\xfd7zXZ\0", lambda path: lzma.open(path, "rb")),
+    ".zst": (b"\x28\xb5\x2f\xfd", _open_zstandard),
+}
+"""By suffix: how the file starts, and how to open it."""
+_LONGEST_MARK = max(len(mark) for mark, _ in _COMPRESSIONS.values())
 
 
 def split_lines(
@@ -78,36 +100,40 @@ def split_lines(
     Raises:
         DataError: The stream is damaged, for example a truncated gzip file.
     """
-    rest, too_long, is_first = b"", False, True
-    while True:
-        try:
-            chunk = stream.read(_CHUNK_BYTES)
-        except _DAMAGE as error:
-            raise DataError(
-                f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
-            ) from error
+    parts: list[bytes] = []  # of a line that began in an earlier chunk
+    held, is_first = 0, True
+    while chunk := _read(stream, name):
         if is_first:
             chunk, is_first = chunk.removeprefix(_BOM), False
-        if not chunk:
-            break
         *lines, last = chunk.split(b"\n")
         for line in lines:
-            whole = rest + line if rest else line
-            rest = b""
-            if too_long or (max_bytes is not None and len(whole) > max_bytes):
-                yield None
-            else:
-                yield whole.removesuffix(b"\r")
-            too_long = False
-        if too_long:
-            continue
-        rest += last
-        if max_bytes is not None and len(rest) > max_bytes:
-            rest, too_long = b"", True
-    if too_long:
-        yield None
-    elif rest:
-        yield rest.removesuffix(b"\r")
+            if held:
+                held += len(line)
+                line = None if _is_over(held, max_bytes) else b"".join((*parts, line))
+                parts, held = [], 0
+            elif _is_over(len(line), max_bytes):
+                line = None
+            yield line if line is None else line.removesuffix(b"\r")
+        held += len(last)
+        if _is_over(held, max_bytes):
+            parts = []
+        elif last:
+            parts.append(last)
+    if held:
+        yield None if _is_over(held, max_bytes) else b"".join(parts).removesuffix(b"\r")
+
+
+def _read(stream: IO[bytes], name: str) -> bytes:
+    try:
+        return stream.read(_CHUNK_BYTES)
+    except Exception as error:  # every library of a compression has errors of its own
+        raise DataError(
+            f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
+        ) from error
+
+
+def _is_over(size: int, limit: int | None) -> bool:
+    return limit is not None and size > limit
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
@@ -124,6 +150,11 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
+        if number == 1 and line.startswith(_UTF16_MARKS):
+            raise DataError(
+                f"{name} is UTF-16, not UTF-8.",
+                fix=f"Convert it: iconv -f UTF-16 -t UTF-8 {name}",
+            ) from error
         raise DataError(
             f"{name}, line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not "
             "UTF-8.",
