@@ -1,0 +1,69 @@
+"""The demo corpus: right German, a function of the source, held-out sets held out."""
+
+from __future__ import annotations
+
+import pytest
+
+from nmt.data.demo import clock_time, demo_pairs, number, ordinal
+from nmt.errors import ConfigError
+
+
+def test_every_sentence_stands_once_in_all_splits() -> None:
+    splits = {name: list(demo_pairs(name, "en", "de")) for name in ("train", "valid", "test")}
+    pairs = [pair for split in splits.values() for pair in split]
+
+    assert {name: len(split) for name, split in splits.items()} == {
+        "train": 24_000,
+        "valid": 300,
+        "test": 300,
+    }
+    assert len({english for english, _ in pairs}) == len(pairs)
+    assert len({german for _, german in pairs}) == len(pairs)
+
+
+def test_either_direction_works_and_no_other_language() -> None:
+    english, german = next(demo_pairs("test", "en", "de"))
+
+    assert next(demo_pairs("test", "de-AT", "en_US")) == (german, english)
+    with pytest.raises(ConfigError, match="en and de"):
+        next(demo_pairs("test", "en", "fr"))
+
+
+@pytest.mark.parametrize(
+    ("value", "english", "german"),
+    [
+        (1, "one", "eins"),
+        (16, "sixteen", "sechzehn"),
+        (21, "twenty-one", "einundzwanzig"),
+        (30, "thirty", "dreißig"),
+        (77, "seventy-seven", "siebenundsiebzig"),
+        (101, "one hundred and one", "einhunderteins"),
+        (600, "six hundred", "sechshundert"),
+    ],
+)
+def test_numbers_are_spelt_in_both_languages(value: int, english: str, german: str) -> None:
+    assert number(value) == (english, german)
+
+
+def test_times_and_dates_are_spelt_in_both_languages() -> None:
+    assert clock_time(1, 0) == ("one o'clock", "ein Uhr")
+    assert clock_time(12, 30) == ("half past twelve", "halb eins")
+    assert clock_time(3, 45) == ("a quarter to four", "Viertel vor vier")
+    assert clock_time(7, 35) == ("twenty-five to eight", "fünfundzwanzig vor acht")
+    assert ordinal(1) == ("first", "erste")
+    assert ordinal(12) == ("twelfth", "zwölfte")
+    assert ordinal(21) == ("twenty-first", "einundzwanzigste")
+    assert ordinal(30) == ("thirtieth", "dreißigste")
+
+
+def test_sentences_have_german_word_order_and_endings() -> None:
+    pairs = dict(demo_pairs("train", "en", "de"))
+
+    for english, german in pairs.items():
+        if english.startswith("Yesterday"):
+            assert german.split()[1] in {"habe", "hast", "hat", "haben"}
+            assert german.rstrip(".").split()[-1][:2] in {"ge", "be", "ve"}
+        if " because " in english:
+            assert german.rstrip(".").split()[-1] in {"will", "willst", "wollen"}
+        if " must " in english:
+            assert german.endswith("en.")

@@ -1,0 +1,91 @@
+"""The store gives back what was written; a batch is what a naive loop would build."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.data.batch import collate
+from nmt.data.store import ParallelStore, StoreWriter
+from nmt.errors import DataError
+
+PAIRS = st.lists(
+    st.tuples(
+        st.lists(st.integers(4, 90), min_size=1, max_size=9),
+        st.lists(st.integers(4, 90), min_size=1, max_size=9),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def store_of(
+    folder: Path, pairs: list[tuple[list[int], list[int]]], vocab_size: int = 100
+) -> ParallelStore:
+    half = len(pairs) // 2
+    for index, part in enumerate((pairs[:half], pairs[half:])):
+        with StoreWriter(folder / "s", vocab_size, append=index > 0) as writer:
+            lines = list(range(1, len(part) + 1))
+            writer.append([s for s, _ in part], [t for _, t in part], index, lines)
+    return ParallelStore.open(folder / "s")
+
+
+@settings(max_examples=30)
+@given(pairs=PAIRS, vocab_size=st.sampled_from([100, 70_000]), data=st.data())
+def test_reading_gives_back_what_was_written(
+    pairs: list[tuple[list[int], list[int]]], vocab_size: int, data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = store_of(Path(folder), pairs, vocab_size)
+        rows = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=8))
+        sources, source_offsets = store.source_ids(np.array(rows, dtype=np.int64))
+        targets, offsets = store.target_ids(np.array(rows, dtype=np.int64))
+
+        assert len(store) == len(pairs)
+        assert store.source_lengths.tolist() == [len(s) for s, _ in pairs]
+        assert sources.tolist() == [i for row in rows for i in pairs[row][0]]
+        assert targets.tolist() == [i for row in rows for i in pairs[row][1]]
+        assert np.diff(offsets).tolist() == [len(pairs[row][1]) for row in rows]
+        assert source_offsets[-1] == len(sources)
+        half = len(pairs) // 2
+        assert store.corpus.tolist() == [0] * half + [1] * (len(pairs) - half)
+
+
+@settings(max_examples=30)
+@given(pairs=PAIRS)
+def test_a_batch_has_bos_eos_and_padding_where_they_belong(
+    pairs: list[tuple[list[int], list[int]]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        rows = np.arange(len(pairs))[::-1].copy()
+        batch = collate(store_of(Path(folder), pairs), rows)
+
+    def padded(lists: list[list[int]]) -> list[list[int]]:
+        width = max(map(len, lists))
+        return [ids + [0] * (width - len(ids)) for ids in lists]
+
+    backwards = pairs[::-1]
+    assert batch.source.tolist() == padded([[*s, 3] for s, _ in backwards])
+    assert batch.target_input.tolist() == padded([[2, *t] for _, t in backwards])
+    assert batch.target_output.tolist() == padded([[*t, 3] for _, t in backwards])
+    real = [i for s, _ in backwards for i in [*s, 3]]
+    assert batch.source.flatten()[batch.source_index].tolist() == real
+    assert batch.num_target_tokens == sum(len(t) + 1 for _, t in pairs)
+    assert batch.num_padded_tokens == batch.source.numel() + batch.target_input.numel()
+
+
+def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
+    store_of(tmp_path, [([5, 6], [7])] * 4)
+    path = tmp_path / "s" / "source.ids.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+
+    with pytest.raises(DataError, match=r"source\.ids\.bin"):
+        ParallelStore.open(tmp_path / "s")
+    (tmp_path / "s" / "corpus.bin").unlink()
+    with pytest.raises(DataError, match="not a complete token store"):
+        ParallelStore.open(tmp_path / "s")
