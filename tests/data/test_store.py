@@ -82,10 +82,12 @@ def test_a_batch_has_bos_eos_and_padding_where_they_belong(
 def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
     store_of(tmp_path, [([5, 6], [7])] * 4)
     path = tmp_path / "s" / "source.ids.bin"
-    path.write_bytes(path.read_bytes()[:-2])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
 
     with pytest.raises(DataError, match=r"source\.ids\.bin"):
         ParallelStore.open(tmp_path / "s")
+    path.write_bytes(whole)
     (tmp_path / "s" / "corpus.bin").unlink()
     with pytest.raises(DataError, match="not a complete token store"):
         ParallelStore.open(tmp_path / "s")

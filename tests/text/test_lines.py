@@ -1,11 +1,11 @@
-"""Lines are what `wc -l` counts, whatever else the bytes hold."""
-
 from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import io
 import lzma
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,94 +13,167 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.text import lines as lines_module
+from nmt.text import lines
 from nmt.text.lines import decode_line, open_binary, read_lines, split_lines
 
-PIECES = st.lists(
-    st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", "\u2028".encode(), "\x85".encode()]),
-    max_size=40,
-)
+ODD = "first\u2028same\x85same\x0csame\rsame\0\nsecond\n"
 
 
-@given(pieces=PIECES, chunk=st.integers(1, 7))
-def test_only_line_feeds_end_lines_however_the_bytes_arrive(
-    pieces: list[bytes], chunk: int
+def written(folder: Path, content: bytes, name: str = "text.de") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"\r", b"\n"])), st.integers(1, 5))
+def test_lines_do_not_depend_on_the_size_of_the_chunks(letters: list[bytes], size: int) -> None:
+    data = b"".join(letters)
+    expected = data.split(b"\n")
+    if expected[-1] == b"":
+        del expected[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_CHUNK_BYTES", size)
+
+        found = list(split_lines(io.BytesIO(data), "text"))
+
+    assert found == [line.removesuffix(b"\r") for line in expected]
+
+
+@given(st.binary(max_size=40), st.integers(0, 6), st.integers(1, 5))
+def test_a_line_over_the_limit_is_none_and_nothing_else_changes(
+    data: bytes, limit: int, size: int
 ) -> None:
-    """FAULTS 35: a lone CR, U+2028 and NEL stay inside; a CR before LF goes."""
-    text = b"".join(pieces)
-    expected = [line.removesuffix(b"\r") for line in text.split(b"\n")]
-    if text.endswith(b"\n") or not text:
-        expected.pop()
-    before = lines_module._CHUNK_BYTES
-    lines_module._CHUNK_BYTES = chunk
-    try:
-        assert list(split_lines(io.BytesIO(text), "x")) == expected
-    finally:
-        lines_module._CHUNK_BYTES = before
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    expected = data.split(b"\n")
+    if expected[-1] == b"":
+        del expected[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_CHUNK_BYTES", size)
+
+        found = list(split_lines(io.BytesIO(data), "text", max_bytes=limit))
+
+    assert found == [None if len(x) > limit else x.removesuffix(b"\r") for x in expected]
 
 
-def test_a_byte_order_mark_and_a_missing_last_line_feed_do_not_matter() -> None:
+def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
     """FAULTS 35."""
-    found = list(split_lines(io.BytesIO(b"\xef\xbb\xbfa\x00\x0cb\r\nc"), "x"))
+    path = written(tmp_path, ODD.encode())
 
-    assert found == [b"a\x00\x0cb", b"c"]
+    assert read_lines(path) == ["first\u2028same\x85same\x0csame\rsame\0", "second"]
 
 
-@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=8), limit=st.integers(1, 20))
-def test_over_long_lines_come_out_as_none_in_their_place(lengths: list[int], limit: int) -> None:
-    """FAULTS 37."""
-    text = b"".join(b"x" * length + b"\n" for length in lengths)
-    before = lines_module._CHUNK_BYTES
-    lines_module._CHUNK_BYTES = 3
-    try:
-        found = list(split_lines(io.BytesIO(text), "x", max_bytes=limit))
-    finally:
-        lines_module._CHUNK_BYTES = before
+def test_byte_order_mark_and_crlf_go_and_a_missing_last_line_feed_does_no_harm(
+    tmp_path: Path,
+) -> None:
+    """FAULTS 35."""
+    path = written(tmp_path, b"\xef\xbb\xbfone\r\n\r\ntwo\r")
 
-    assert [None if line is None else len(line) for line in found] == [
-        None if length > limit else length for length in lengths
-    ]
+    assert read_lines(path) == ["one", "", "two"]
+
+
+def test_a_megabyte_line_is_never_held(tmp_path: Path) -> None:
+    """FAULTS 37: chunks of a line over the limit are dropped as they come."""
+    path = written(tmp_path, b"short\n" + b"x" * 5_000_000 + b"\nshort\n")
+
+    with path.open("rb") as file:
+        found = list(split_lines(file, "text", max_bytes=1000))
+
+    assert found == [b"short", None, b"short"]
 
 
 @pytest.mark.parametrize(
-    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+    ("suffix", "compress"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), ("", bytes)],
 )
-def test_compressed_files_are_read_like_plain_ones(
-    tmp_path: Path, suffix: str, compress: object
+@pytest.mark.parametrize("is_suffix_kept", [True, False])
+def test_compression_is_told_by_the_first_bytes(
+    tmp_path: Path, suffix: str, compress: type[bytes], is_suffix_kept: bool
 ) -> None:
-    path = tmp_path / f"text{suffix}"
-    path.write_bytes(compress("Grüße\nzwei\n".encode()))  # type: ignore[operator]
+    content = compress(b"eins\nzwei\n")
+    path = written(tmp_path, content, "text" + (suffix if is_suffix_kept else ""))
 
-    assert read_lines(path) == ["Grüße", "zwei"]
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """FAULTS 33: missing, a folder, a truncated gzip file."""
-    broken = tmp_path / "broken.gz"
-    broken.write_bytes(gzip.compress(b"text\n" * 1000)[:-9])
-    for path, what in (
-        (tmp_path / "gone", "does not exist"),
-        (tmp_path, "is a folder"),
-        (broken, "damaged or cut off"),
-    ):
-        with pytest.raises(DataError, match=f"{path}.*{what}") as caught:
-            read_lines(path)
-        assert caught.value.exit_code == 3
+    assert read_lines(path) == ["eins", "zwei"]
 
 
-def test_bytes_that_are_not_utf_8_are_named_by_file_line_and_byte() -> None:
-    """FAULTS 34."""
-    with pytest.raises(DataError, match=r"a\.txt, line 7, byte 3: 0xff"):
-        decode_line(b"ab\xffc", "a.txt", 7)
-
-
-def test_a_missing_zstandard_library_is_named(
+def test_zstandard_without_its_library_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(name: str) -> object:
-        raise ImportError(name)
+    for name in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = written(tmp_path, b"\x28\xb5\x2f\xfd1234", "text.zst")
 
-    (tmp_path / "text.zst").touch()
-    monkeypatch.setattr(lines_module.importlib, "import_module", refuse)
-    with pytest.raises(DataError, match=r"pip install zstandard"):
-        open_binary(tmp_path / "text.zst")
+    with pytest.raises(DataError, match=r"text\.zst is compressed with Zstandard"):
+        open_binary(path)
+
+
+def test_zstandard_is_read_and_its_damage_found(tmp_path: Path) -> None:
+    """FAULTS 33, where the library is there."""
+    try:
+        zstd = importlib.import_module("compression.zstd")
+    except ImportError:
+        zstd = pytest.importorskip("backports.zstd")
+    content = zstd.compress(b"eins\n" * 1000) + zstd.compress(b"zwei\n")
+
+    assert len(read_lines(written(tmp_path, content, "whole.zst"))) == 1001
+    with pytest.raises(DataError, match=r"cut\.zst is damaged or cut off"):
+        read_lines(written(tmp_path, content[:-5], "cut.zst"))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_truncated_file_is_named(tmp_path: Path, compress: type[bytes]) -> None:
+    """FAULTS 33."""
+    path = written(tmp_path, compress(b"eins\n" * 1000)[:-9], "cut")
+
+    with pytest.raises(DataError, match="cut is damaged or cut off"):
+        read_lines(path)
+
+
+def test_a_file_that_is_not_what_its_suffix_says_is_named(tmp_path: Path) -> None:
+    """FAULTS 33: a saved error page is not a corpus."""
+    path = written(tmp_path, b"<html>not found</html>", "train.de.gz")
+
+    with pytest.raises(DataError, match=r"train\.de\.gz is named \.gz, but its contents are not"):
+        read_lines(path)
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    """FAULTS 33."""
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        read_lines(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="is a folder"):
+        read_lines(tmp_path)
+
+
+def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
+    """FAULTS 34."""
+    path = written(tmp_path, b"gut\nsch\xf6n\n")
+
+    with pytest.raises(DataError, match=r"text\.de, line 2, byte 4: 0xf6 is not UTF-8") as raised:
+        read_lines(path)
+
+    assert raised.value.exit_code == 3
+    assert "on_bad_utf8" in raised.value.fix
+
+
+def test_utf16_is_recognised(tmp_path: Path) -> None:
+    """FAULTS 34."""
+    with pytest.raises(DataError, match="is UTF-16"):
+        read_lines(written(tmp_path, "schön\n".encode("utf-16")))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_decoding_undoes_encoding(text: str) -> None:
+    assert decode_line(text.encode(), "text", 1) == text
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    import os
+    import threading
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(b"eins\nzwei\n"))
+    writer.start()
+
+    assert read_lines(pipe) == ["eins", "zwei"]
+    writer.join()
