@@ -5,6 +5,7 @@ Shapes: B sentences still searched, K beams, V vocabulary, t tokens so far.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -74,8 +75,8 @@ class _Pools:
         continuation of ``best_live`` can score above their quotient.
         """
         found = self._found[sentence]
-        if len(found) >= self._config.beam_size or best_live == -torch.inf:
-            return True
+        if len(found) >= self._config.beam_size or not math.isfinite(best_live):
+            return True  # also where broken weights give no numbers
         if len(found) < self._config.n_best:
             return False
         worst_kept = sorted((h.score for h in found), reverse=True)[self._config.n_best - 1]

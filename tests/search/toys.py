@@ -1,0 +1,108 @@
+"""A stepper made of a table, and slow searches that are right by inspection."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nmt.config.decoding import DecodingConfig
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.limits import length_limits, length_penalty
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+FIRST_WORD = 4
+Table = Callable[[tuple[int, ...]], Tensor]
+"""Source and prefix, in one tuple -> log probabilities of the next token. (V,), float32."""
+
+
+def random_table(seed: int, vocab_size: int, sharpness: float = 2.0) -> Table:
+    """Log probabilities that are a pure function of source and prefix."""
+
+    def log_probs(key: tuple[int, ...]) -> Tensor:
+        generator = random.Random(f"{seed} {key}")
+        logits = [generator.gauss(0.0, sharpness) for _ in range(vocab_size)]
+        return torch.tensor(logits).log_softmax(-1)
+
+    return log_probs
+
+
+class ToyState(NamedTuple):
+    """The sources, and the prefix of each beam, BOS first."""
+
+    sources: list[tuple[int, ...]]
+    prefixes: list[list[tuple[int, ...]]]
+
+
+class TableStepper:
+    """A `Stepper` that looks up its table; remembers how many rows each step asked for."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.rows: list[int] = []
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> ToyState:
+        rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
+        return ToyState([tuple(ids[:n]) for ids, n in rows], [[()] for _ in source])
+
+    def step(self, state: ToyState, tokens: Tensor) -> tuple[Tensor, ToyState]:
+        assert len(tokens) == len(state.sources)
+        prefixes = [
+            [(*prefix, token) for prefix, token in zip(old, new, strict=True)]
+            for old, new in zip(state.prefixes, tokens.tolist(), strict=True)
+        ]
+        self.rows.append(len(tokens))
+        values = [
+            torch.stack([self._table((*source, *prefix)) for prefix in beams])
+            for source, beams in zip(state.sources, prefixes, strict=True)
+        ]
+        return torch.stack(values), ToyState(state.sources, prefixes)
+
+    def select(self, state: ToyState, sentences: Tensor, beams: Tensor) -> ToyState:
+        chosen = sentences.tolist()
+        assert chosen == sorted(set(chosen))
+        return ToyState(
+            [state.sources[row] for row in chosen],
+            [
+                [state.prefixes[row][beam] for beam in kept]
+                for row, kept in zip(chosen, beams.tolist(), strict=True)
+            ],
+        )
+
+
+def sources(lengths: Sequence[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Sources of these lengths, EOS included, all different: (B, S) and (B,)."""
+    generator = random.Random(seed)
+    rows = torch.full((len(lengths), max(lengths)), PAD_ID)
+    for row, length in enumerate(lengths):
+        words = [generator.randrange(FIRST_WORD, 10**9) for _ in range(length - 1)]
+        rows[row, :length] = torch.tensor([*words, EOS_ID])
+    return rows, torch.tensor(lengths)
+
+
+def all_hypotheses(
+    table: Table, source: tuple[int, ...], vocab_size: int, config: DecodingConfig
+) -> list[Hypothesis]:
+    """Every output within the length limits, best first."""
+    limits = length_limits(torch.tensor([len(source)]), config)
+    shortest, longest = (int(limit) for limit in limits)
+    penalty = length_penalty(config)
+    words = [i for i in range(vocab_size) if i not in (PAD_ID, UNK_ID, BOS_ID, EOS_ID)]
+    found = []
+    for length in range(shortest, longest + 1):
+        for ids in itertools.product(words, repeat=length - 1):
+            total, prefix = 0.0, (*source, BOS_ID)
+            for token in (*ids, EOS_ID):
+                total += float(table(prefix)[token])
+                prefix = (*prefix, token)
+            found.append(Hypothesis(ids, total, total / penalty(length)))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def ids_of(results: Sequence[Sequence[Hypothesis]]) -> list[list[tuple[int, ...]]]:
+    """The ids alone."""
+    return [[hypothesis.ids for hypothesis in found] for found in results]
