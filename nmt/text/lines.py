@@ -11,8 +11,6 @@ import bz2
 import gzip
 import importlib
 import lzma
-import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
@@ -36,10 +34,10 @@ def open_binary(path: Path) -> IO[bytes]:
     try:
         if path.is_dir():
             raise DataError(f"{path} is a folder, not a text file.", fix="Name the file inside it.")
-        with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return path.open("rb")  # a pipe: its first bytes can be read only once
-            start = file.read(_LONGEST_MARK)
+        start = b""
+        if path.is_file():  # the first bytes of a pipe can be read only once
+            with path.open("rb") as file:
+                start = file.read(_LONGEST_MARK)
         return _opener(start, path)(path)
     except FileNotFoundError as error:
         raise DataError(
@@ -53,14 +51,14 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def _opener(start: bytes, path: Path) -> Callable[[Path], IO[bytes]]:
-    for suffix, (mark, opener) in _COMPRESSIONS.items():
+    for mark, opener in _COMPRESSIONS.values():
         if start.startswith(mark):
             return opener
-        if path.suffix == suffix and start:
-            raise DataError(
-                f"{path} is named {suffix}, but its contents are not.",
-                fix="Download it again, or rename it if it is plain text.",
-            )
+    if start and path.suffix in _COMPRESSIONS:
+        raise DataError(
+            f"{path} is named {path.suffix}, but its contents are not.",
+            fix="Download it again, or rename it if it is plain text.",
+        )
     return lambda path: path.open("rb")
 
 
@@ -77,10 +75,14 @@ def _open_zstandard(path: Path) -> IO[bytes]:
     )
 
 
+def _open_gzip(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb"))
+
+
 _COMPRESSIONS: dict[str, tuple[bytes, Callable[[Path], IO[bytes]]]] = {
-    ".gz": (b"\x1f\x8b", lambda path: cast(IO[bytes], gzip.open(path, "rb"))),
-    ".bz2": (b"BZh", lambda path: bz2.open(path, "rb")),
-    ".xz": (b"\xfd7zXZ\0", lambda path: lzma.open(path, "rb")),
+    ".gz": (b"\x1f\x8b", _open_gzip),
+    ".bz2": (b"BZh", bz2.BZ2File),
+    ".xz": (b"\xfd7zXZ\0", lzma.LZMAFile),
     ".zst": (b"\x28\xb5\x2f\xfd", _open_zstandard),
 }
 """By suffix: how the file starts, and how to open it."""
@@ -101,26 +103,26 @@ def split_lines(
         DataError: The stream is damaged, for example a truncated gzip file.
     """
     parts: list[bytes] = []  # of a line that began in an earlier chunk
-    held, is_first = 0, True
+    held, is_first = 0, True  # held: bytes of that line, kept or not
     while chunk := _read(stream, name):
         if is_first:
             chunk, is_first = chunk.removeprefix(_BOM), False
         *lines, last = chunk.split(b"\n")
         for line in lines:
-            if held:
-                held += len(line)
-                line = None if _is_over(held, max_bytes) else b"".join((*parts, line))
-                parts, held = [], 0
-            elif _is_over(len(line), max_bytes):
-                line = None
-            yield line if line is None else line.removesuffix(b"\r")
+            if _is_over(held + len(line), max_bytes):
+                yield None
+            else:
+                yield (b"".join((*parts, line)) if held else line).removesuffix(b"\r")
+            parts, held = [], 0
         held += len(last)
         if _is_over(held, max_bytes):
             parts = []
         elif last:
             parts.append(last)
-    if held:
-        yield None if _is_over(held, max_bytes) else b"".join(parts).removesuffix(b"\r")
+    if _is_over(held, max_bytes):
+        yield None
+    elif held:
+        yield b"".join(parts).removesuffix(b"\r")
 
 
 def _read(stream: IO[bytes], name: str) -> bytes:

@@ -6,6 +6,7 @@ import importlib
 import io
 import lzma
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_megabyte_line_is_never_held(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("is_suffix_kept", [True, False])
 def test_compression_is_told_by_the_first_bytes(
-    tmp_path: Path, suffix: str, compress: type[bytes], is_suffix_kept: bool
+    tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes], is_suffix_kept: bool
 ) -> None:
     content = compress(b"eins\nzwei\n")
     path = written(tmp_path, content, "text" + (suffix if is_suffix_kept else ""))
@@ -120,7 +121,7 @@ def test_zstandard_is_read_and_its_damage_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_a_truncated_file_is_named(tmp_path: Path, compress: type[bytes]) -> None:
+def test_a_truncated_file_is_named(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     """FAULTS 33."""
     path = written(tmp_path, compress(b"eins\n" * 1000)[:-9], "cut")
 
