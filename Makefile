@@ -7,6 +7,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 DEMO := runs/demo
 DEMO_PREPARED := prepared/demo
+BENCH_MODEL ?= runs/multi30k-de-en
 DEMO_SAMPLE := configs/demo.sample
 # Compiled kernels of the tests run one thread each; pytest brings the parallelism.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
@@ -58,8 +59,11 @@ format: $(DEV)  ## rewrite the code in the house's format
 	$(BIN)/ruff check --fix
 
 bench: $(CORE)  ## measure training and decoding on this machine
+	$(BIN)/nmt prepare configs/multi30k.yaml
 	$(BIN)/python scripts/bench_training.py
-	$(BIN)/python scripts/bench_decoding.py
+	@test -d $(BENCH_MODEL) || { \
+	  echo "no $(BENCH_MODEL) to decode with; first: $(BIN)/nmt train configs/multi30k.yaml" >&2; exit 2; }
+	$(BIN)/python scripts/bench_decoding.py $(BENCH_MODEL)
 
 clean-demo:  ## remove the demo's prepared data and run
 	rm -rf $(DEMO) $(DEMO_PREPARED)
