@@ -11,7 +11,6 @@ _BORDERS = (
     re.compile(r"(?<=[,;:])\s+|(?<=[\uff0c\u3001\uff1b\uff1a\u060c\u061b])\s*"),  # clauses
     re.compile(r"\s+"),  # words
 )
-_SHORTEST_CUT = 8
 
 
 class _Span(NamedTuple):
@@ -32,7 +31,7 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
         text: What to cut.
         size_of: Size of a text, for example its subwords. Any number above ``limit`` will do for
             a text that is too long.
-        limit: Largest size of a piece. Pieces of a few characters are larger if they must.
+        limit: Largest size of a piece. A single character is larger if it must.
 
     >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
@@ -56,7 +55,7 @@ def _spans(
     start = text.index(piece[0], start)
     end = start + len(piece)
     size = size_of(piece)
-    if size <= limit or len(piece) <= _SHORTEST_CUT:
+    if size <= limit or len(piece) == 1:
         yield _Span(start, end, size)
         return
     cuts = [(len(piece) // 2, len(piece) // 2)]

@@ -246,7 +246,7 @@ class Translator:
         return len(self._tokenizers.source.encode(text))
 
     def _windows(self, ids: list[int]) -> list[list[int]]:
-        """Cut what is too long still: a few characters of many bytes, or parts that joined badly.
+        """Cut what is too long still: a character of many bytes, or parts that joined badly.
 
         Nothing comes of no ids.
         """

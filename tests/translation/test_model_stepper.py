@@ -1,0 +1,88 @@
+"""Searching a real, untrained Transformer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.model.factory import build_model
+from nmt.model.layout import Layout
+from nmt.model.transformer import Transformer
+from nmt.search.beam import beam_search
+from nmt.search.greedy import greedy_search
+from nmt.text.special import BOS_ID, EOS_ID
+from nmt.translation.model_stepper import ModelStepper
+
+SHAPE = {
+    "encoder_layers": 1, "decoder_layers": 2, "model_dim": 32, "ff_dim": 48, "num_heads": 4,
+    "embeddings": "separate",
+}  # fmt: skip
+VOCAB_SIZE = 40
+
+
+def batch(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    source = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        source[row, : length - 1] = torch.randint(4, VOCAB_SIZE, (length - 1,))
+        source[row, length - 1] = EOS_ID
+    return source, torch.tensor(lengths)
+
+
+def again_from_the_beginning(model: Transformer, source: Tensor, longest: int) -> tuple[int, ...]:
+    """Greedy search that decodes the whole prefix at every step."""
+    ids = [BOS_ID]
+    layout = Layout(torch.arange(len(source)), 1, len(source))
+    while True:
+        target = Layout(torch.arange(len(ids)), 1, len(ids))
+        memory = model.encode(source, layout)
+        scores = model.logits(model.decode(torch.tensor(ids), memory, target, layout)[-1])
+        scores[:EOS_ID] = -torch.inf
+        token = int(scores.argmax())
+        if token == EOS_ID or len(ids) == longest:
+            return tuple(ids[1:])
+        ids.append(token)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_position": "pre", "positions": "rotary", "norm": "rms", "activation": "swiglu"},
+        {"positions": "learned", "num_kv_heads": 2, "qk_norm": True, "output_bias": True},
+    ],
+)
+@torch.no_grad()
+def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
+    changes: dict[str, object],
+) -> None:
+    torch.manual_seed(7)
+    model = build_model(ModelConfig.model_validate({**SHAPE, **changes}), VOCAB_SIZE, VOCAB_SIZE)
+    model.eval()
+    source, lengths = batch([9, 4, 1, 6, 9])
+    config = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=6)
+    results = greedy_search(ModelStepper(model), source, lengths, config)
+    for row, length, (found,) in zip(source, lengths.tolist(), results, strict=True):
+        assert found.ids == again_from_the_beginning(model, row[:length], length + 6)
+    wide = beam_search(ModelStepper(model), source, lengths, config)
+    assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
+
+
+def test_probabilities_sum_to_one() -> None:
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    stepper = ModelStepper(model)
+    log_probs, _ = stepper.step(stepper.start(*batch([5, 3])), torch.full((2, 1), BOS_ID))
+    assert log_probs.shape == (2, 1, VOCAB_SIZE)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 1))
+
+
+def test_an_output_ends_where_the_learned_positions_end() -> None:
+    torch.manual_seed(7)
+    values = {**SHAPE, "positions": "learned", "max_positions": 8}
+    model = build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
+    for beam_size, search in ((1, greedy_search), (3, beam_search)):
+        config = DecodingConfig(beam_size=beam_size, max_length_offset=30)
+        results = search(ModelStepper(model), *batch([7, 4]), config)
+        assert all(len(found[0].ids) <= 7 for found in results)

@@ -1,0 +1,67 @@
+"""Cutting long texts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.translation.splitting import split_text
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_sentences_come_before_clauses_and_clauses_before_words() -> None:
+    text = "One two. Three four, five six seven. Eight nine ten."
+    expected = ["One two. Three four,", "five six seven.", "Eight nine ten."]
+    assert split_text(text, words, 4) == expected
+    assert split_text("a b c d e f g h i", words, 4) == ["a b c d", "e f g h", "i"]
+
+
+def test_texts_without_spaces_are_cut_at_their_own_marks_and_gain_no_spaces() -> None:
+    weather, walk = "今天天气很好\u3002", "我们去公园\u3002"
+    assert split_text(weather + walk, len, 8) == [weather, walk]
+    assert split_text(f"今天\uff0c{weather}好\u3002{walk}", len, 8) == [
+        "今天\uff0c", weather, f"好\u3002{walk}",
+    ]  # fmt: skip
+
+
+def test_a_word_that_does_not_fit_is_cut_in_halves() -> None:
+    assert split_text("x" * 40, len, 10) == ["x" * 10] * 4
+
+
+def test_a_text_that_fits_is_left_alone() -> None:
+    assert split_text("  One.  Two. ", len, 20) == ["One.  Two."]
+    assert split_text(" \t ", len, 5) == []
+
+
+@given(st.text("ab c.,。\n\u00a0", max_size=200), st.integers(8, 40))
+def test_nothing_is_lost_and_all_pieces_fit(text: str, limit: int) -> None:
+    """By words, as white space between joined pieces does not count in the sum of sizes."""
+
+    def size_of(piece: str) -> int:
+        return len("".join(piece.split()))
+
+    pieces = split_text(text, size_of, limit)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    assert all(0 < size_of(piece) <= limit for piece in pieces)
+    assert all(piece == piece.strip() for piece in pieces)
+
+
+def test_the_work_is_linear_in_the_text() -> None:
+    """Fault 45."""
+
+    def read_for(count: int) -> int:
+        read = 0
+
+        def size_of(piece: str) -> int:
+            nonlocal read
+            read += len(piece) if len(piece) <= 2000 else 0
+            return words(piece) if len(piece) <= 2000 else 10**9
+
+        pieces = split_text("zwei, drei. " * count, size_of, 100)
+        assert len(pieces) == 2 * count / 100
+        return read
+
+    assert read_for(50_000) < 4 * len("zwei, drei. ") * 50_000

@@ -1,0 +1,163 @@
+"""Lines to translations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from nmt.errors import CheckpointError, ConfigError
+from nmt.model.transformer import Transformer
+from nmt.text.sentencepiece import SentencePieceTokenizer
+from nmt.text.tokenizer import Tokenizers
+from nmt.translation.translator import Translator
+from tests.translation.conftest import OPTIONS, sentences
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_the_text_does_not_depend_on_batches_or_order(
+    translator: Translator, beam_size: int
+) -> None:
+    """Fault 46."""
+    lines = sentences(24, seed=5)
+    expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
+    order = random.Random(1).sample(range(24), 24)
+    for batch_tokens in (1, 40, 250, 100_000):
+        for rows in (list(range(24)), order):
+            results = translator.translate(
+                [lines[row] for row in rows], beam_size=beam_size, batch_tokens=batch_tokens
+            )
+            for row, result in zip(rows, results, strict=True):
+                assert result.source == lines[row]
+                assert result.text == expected[row].text
+                assert result.score == pytest.approx(expected[row].score, abs=1e-4)
+
+
+ODD_LINES = [
+    "Hund \U0001f415\u200d\U0001f9ba und \U0001f469\u200d\U0001f467 heute",
+    "שלום עולם",
+    "\u202e\u0645\u0631\u062d\u0628\u0627\u202c",
+    "\udcff lone \ud83d surrogates",
+    "\0 null",
+    "a\u2028b\u0085c\fd\re",
+    "der\tHund",
+    "\u200b",
+    "汉字没有空格" * 40,
+    "e\u0301" * 30,
+    "\U0001f415" * 100,
+    "\ufeff",
+    "\u017ftra\u00dfe \ufb01 \u2163 \u2460",
+]
+
+
+def test_odd_lines_give_a_line_each(translator: Translator) -> None:
+    """Fault 45."""
+    results = translator.translate(ODD_LINES)
+    assert [result.source for result in results] == ODD_LINES
+    for result in results:
+        assert "\n" not in result.text
+        assert "\r" not in result.text
+        result.text.encode()
+
+
+def test_a_very_long_line_is_cut_told_and_translated_to_one_line(
+    model: Transformer, tokenizers: Tokenizers
+) -> None:
+    """Fault 45."""
+    notes: list[str] = []
+    options = OPTIONS.model_copy(
+        update={"beam_size": 1, "max_length_factor": 0.0, "max_length_offset": 1}
+    )
+    translator = Translator(
+        model, tokenizers, options, torch.device("cpu"), max_length=250, note=notes.append
+    )
+    long = "der Hund läuft und " * 25_000
+    results = translator.translate(["klein", long, "groß"])
+    assert [result.source for result in results] == ["klein", long, "groß"]
+    assert len(notes) == 1
+    assert "line of 475,000 characters cut into" in notes[0]
+    assert results[0] == translator.translate(["klein"])[0]
+
+
+def test_nothing_of_a_long_line_is_dropped(translator: Translator, tokenizers: Tokenizers) -> None:
+    """Fault 45: also where a few characters are many subwords."""
+    for text in (" ".join(sentences(40)), "🐕" * 500, "漢" * 333 + "。" + "字" * 100):
+        pieces = translator._pieces([text])
+        assert len(pieces) > 1
+        assert all(1 < len(piece.ids) <= 33 for piece in pieces)
+        joined = "".join(tokenizers.source.decode(piece.ids) for piece in pieces)
+        assert joined.replace(" ", "") == text.replace(" ", "")
+
+
+def test_blank_lines_stay_blank(translator: Translator) -> None:
+    """Fault 42."""
+    results = translator.translate(["", "Hund", " \t\u3000 ", "\u200b", ""])
+    assert [bool(result.text) for result in results[:1] + results[2:]] == [False] * 4
+    assert [result.score for result in results[2:]] == [0.0] * 3
+    assert translator.translate([]) == []
+    assert translator.translate(["", " "], n_best=2)[0].alternatives == ()
+
+
+def test_a_stream_gives_what_a_list_gives(translator: Translator) -> None:
+    lines = [*sentences(23), ""]
+    streamed = list(translator.translate_stream(iter(lines), lines_at_once=5))
+    listed = translator.translate(lines)
+    assert [result.text for result in streamed] == [result.text for result in listed]
+
+
+def test_alternatives_come_best_first_and_begin_with_the_translation(
+    translator: Translator,
+) -> None:
+    for result in translator.translate(sentences(8, longest=4), n_best=3):
+        assert len(result.alternatives) == 3
+        assert (result.text, result.score) == (
+            result.alternatives[0].text, result.alternatives[0].score,
+        )  # fmt: skip
+        scores = [alternative.score for alternative in result.alternatives]
+        assert scores == sorted(scores, reverse=True)
+        assert len(result.as_dict()["alternatives"]) == 3
+    assert translator.translate(["Hund"])[0].alternatives == ()
+
+
+def test_line_breaks_spelt_by_bytes_do_not_break_the_line(
+    translator: Translator, tokenizers: Tokenizers
+) -> None:
+    assert isinstance(tokenizers.target, SentencePieceTokenizer)
+    processor = tokenizers.target._processor
+    breaks = [processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>")]
+    ids = [*tokenizers.target.encode("Hund"), *breaks, *tokenizers.target.encode("Katze")]
+    assert "\n" in tokenizers.target.decode(ids)
+    assert translator._text(ids).split() == ["Hund", "Katze"]
+
+
+def test_options_out_of_bounds_are_named(translator: Translator) -> None:
+    """Fault 49."""
+    with pytest.raises(ConfigError, match=r"n_best \(5\) is more than beam_size \(3\)"):
+        translator.with_options(n_best=5)
+    with pytest.raises(ConfigError, match=r"n_best \(3\) is more than beam_size \(2\)"):
+        translator.translate(["Hund"], n_best=3, beam_size=2)
+    with pytest.raises(ConfigError, match="beam_size is 0"):
+        translator.with_options(beam_size=0)
+    with pytest.raises(ConfigError, match="beam_sice"):
+        translator.with_options(beam_sice=2)
+
+
+def test_the_model_comes_back_in_the_mode_it_was_in(
+    model: Transformer, translator: Translator
+) -> None:
+    model.train()
+    translator.translate(["Hund"])
+    assert model.training
+    model.eval()
+
+
+def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: Tokenizers) -> None:
+    import copy
+
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.output_weight.fill_(torch.nan)
+    translator = Translator(broken, tokenizers, OPTIONS, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match="not numbers"):
+        translator.translate(["Hund"])
