@@ -28,7 +28,7 @@ from nmt.errors import CheckpointError
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (MODEL, OPTIMIZER, STATE)
-_TEMPORARY_PREFIX = ".tmp-"
+_TEMPORARY_PREFIX, _REPLACED_PREFIX = ".tmp-", ".replaced-"
 _MARGIN_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -98,15 +98,23 @@ def save_checkpoint(
         (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         _force_to_disk(temporary / MANIFEST)
         _force_to_disk(temporary)
-        if folder.exists():  # a damaged one, passed over when the run started
-            remove_checkpoint(folder)
-        temporary.rename(folder)
-        _force_to_disk(parent)
+        _put_in_place(temporary, folder)
     except (OSError, safetensors.SafetensorError) as error:
         raise _not_written(folder, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    """Give a finished folder its name; one of the same step is kept aside until that is done."""
+    replaced = folder.with_name(f"{_REPLACED_PREFIX}{folder.name}")
+    if folder.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(replaced)
+    temporary.rename(folder)
+    _force_to_disk(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -201,7 +209,7 @@ def newest_checkpoint(
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.
     """
     problems = []
-    for step, folder in reversed(list_checkpoints(run_dir)):
+    for step, folder in sorted(list_checkpoints(run_dir) + _set_aside(run_dir), reverse=True):
         try:
             _verify(folder, step)
         except UnknownFormatError:
@@ -225,6 +233,16 @@ def newest_checkpoint(
     return None
 
 
+def _set_aside(run_dir: Path) -> list[tuple[int, Path]]:
+    """Checkpoints whose replacement was cut short: nothing has taken their name yet."""
+    found = []
+    for path in checkpoints_dir(run_dir).glob(f"{_REPLACED_PREFIX}step-*"):
+        name = path.name.removeprefix(_REPLACED_PREFIX)
+        if re.fullmatch(r"step-\d+", name) and not path.with_name(name).exists():
+            found.append((int(name.removeprefix("step-")), path))
+    return found
+
+
 def _verify(folder: Path, step: int) -> None:
     manifest = Manifest.read(folder)
     if manifest.step != step:
@@ -235,7 +253,11 @@ def _verify(folder: Path, step: int) -> None:
 
 
 def clean_partial(run_dir: Path) -> None:
-    """Remove what an earlier process was writing, or deleting, when it was killed."""
+    """Undo what an earlier process was writing, replacing or deleting when it was killed."""
+    for _, path in _set_aside(run_dir):
+        path.rename(path.with_name(path.name.removeprefix(_REPLACED_PREFIX)))
+    for path in checkpoints_dir(run_dir).glob(f"{_REPLACED_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
     for folder in (run_dir, checkpoints_dir(run_dir)):
         for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
             if path.is_dir():

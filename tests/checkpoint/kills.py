@@ -1,8 +1,8 @@
 """A process that saves a checkpoint and kills itself before the N-th thing it does to the disk.
 
-Usage: python kills.py FOLDER. Makes FOLDER/00, FOLDER/01, ... one run folder for each N, each with
-a whole checkpoint of step 1 and what was left of the saving of step 2. FOLDER/done is written when
-a save came through. One process imports torch, and forks.
+Usage: python kills.py FOLDER STEP. Makes FOLDER/00, FOLDER/01, ... one run folder for each N, each
+with a whole checkpoint of step 1 and what was left of the saving of STEP, which may be 1 again.
+FOLDER/done is written when a save came through. One process imports torch, and forks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nmt.checkpoint import files
 MOST = 50
 
 
-def save(run_dir: Path, step: int) -> None:
-    values = {"weight": torch.full((64,), float(step))}
-    files.save_checkpoint(run_dir, step, model=values, optimizer=values, state={"step": step})
+def save(run_dir: Path, step: int, version: str) -> None:
+    values = {"weight": torch.full((64,), 1.0 if version == "old" else 2.0)}
+    files.save_checkpoint(run_dir, step, model=values, optimizer=values, state={"is": version})
     files.write_best(run_dir, step)
 
 
@@ -55,14 +55,14 @@ def kill_before(number: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, step: int) -> None:
     for number in range(MOST):
         run_dir = folder / f"{number:02d}"
-        save(run_dir, 1)
+        save(run_dir, 1, "old")
         child = os.fork()
         if child == 0:
             kill_before(number)
-            save(run_dir, 2)
+            save(run_dir, step, "new")
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
             (folder / "done").touch()
@@ -70,4 +70,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

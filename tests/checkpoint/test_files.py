@@ -101,36 +101,57 @@ def test_a_checkpoint_holds_safetensors_and_json_and_nothing_else(tmp_path: Path
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
 
-@pytest.fixture(scope="module")
-def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Run folders whose process was killed at each point of saving step 2 after step 1."""
-    folder = tmp_path_factory.mktemp("kills")
+def kill_everywhere(folder: Path, step: int) -> list[Path]:
+    """Run folders with step 1, whose process was killed at each point of saving ``step``."""
     script = Path(__file__).with_name("kills.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, script, folder], check=True, env=environment, timeout=100)
+    command = [sys.executable, str(script), str(folder), str(step)]
+    subprocess.run(command, check=True, env=environment, timeout=100)
     assert (folder / "done").exists()
     return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return kill_everywhere(tmp_path_factory.mktemp("kills"), 2)
+
+
+def version_of(run_dir: Path) -> str:
+    """Which version the newest checkpoint is, after checking that all its parts agree."""
+    newest = newest_checkpoint(run_dir, strict=True, warn=pytest.fail)
+    assert newest is not None
+    found = load_checkpoint(newest)
+    version = str(found.state["is"])
+    for tensors in (found.model, found.optimizer):
+        assert tensors["weight"].unique().tolist() == [1.0 if version == "old" else 2.0]
+    return version
 
 
 def test_a_kill_at_any_point_of_saving_leaves_the_checkpoint_before_or_the_new_one(
     killed_runs: list[Path],
 ) -> None:
     """FAULTS 4, 5 and 6: before the rename, between the files, before the pointer."""
-    steps = []
-    for run_dir in killed_runs:
-        warnings: list[str] = []
-        newest = newest_checkpoint(run_dir, strict=True, warn=warnings.append)
+    versions = [version_of(run_dir) for run_dir in killed_runs]
 
-        assert newest is not None
-        found = load_checkpoint(newest)
-        assert warnings == []
-        assert found.state == {"step": found.step}
-        for tensors in (found.model, found.optimizer):
-            assert torch.equal(tensors["weight"], torch.full((64,), float(found.step)))
-        steps.append(found.step)
-    assert steps == sorted(steps)
-    assert steps.count(1) >= 8
-    assert steps.count(2) >= 3
+    assert versions == sorted(versions, reverse=True)
+    assert versions.count("old") >= 8
+    assert versions.count("new") >= 3
+
+
+def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_one_of_the_two(
+    tmp_path: Path,
+) -> None:
+    """FAULTS 4 and 7: a run stopped where a validation was due saves the same step once more."""
+    aside = 0
+    for run_dir in kill_everywhere(tmp_path, 1):
+        version = version_of(run_dir)
+        aside += not checkpoint_dir(run_dir, 1).exists()
+        clean_partial(run_dir)
+
+        assert version_of(run_dir) == version
+        names = [path.name for path in (run_dir / "checkpoints").iterdir()]
+        assert names == ["step-00000001"]
+    assert aside == 1
 
 
 def test_the_pointer_is_a_hint_that_may_be_behind(killed_runs: list[Path]) -> None:
