@@ -7,9 +7,11 @@ are ready. Input is read as bytes and split on LF only.
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import select
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -50,16 +52,21 @@ class OutputFormat:
                 yield f"{number} ||| {text} ||| {score:.4f}"
 
 
-def read_chunks(stream: IO[bytes], *, lines_at_once: int = _MOST_LINES) -> Iterator[list[bytes]]:
+def read_chunks(
+    stream: IO[bytes], *, lines_at_once: int = _MOST_LINES, name: str = "standard input"
+) -> Iterator[list[bytes]]:
     """Yield lines, without LF, in chunks: full ones from a file, small ones from a slow writer.
 
     A chunk ends when it is full, or when the writer pauses: so lines that come one at a time are
     answered one at a time, and nothing waits for the end of the input.
+
+    Raises:
+        DataError: The input, called ``name``, is damaged: for example a gzip file cut off.
     """
     rest: list[bytes] = []  # pieces of a line whose end has not come
     lines: list[bytes] = []
     size = 0
-    while data := _read_some(stream):
+    while data := _read_some(stream, name):
         *whole, last = data.split(b"\n")
         for line in whole:
             lines.append(b"".join([*rest, line]).removesuffix(b"\r"))
@@ -79,10 +86,15 @@ def read_chunks(stream: IO[bytes], *, lines_at_once: int = _MOST_LINES) -> Itera
         yield lines
 
 
-def _read_some(stream: IO[bytes]) -> bytes:
+def _read_some(stream: IO[bytes], name: str) -> bytes:
     """Return what is there, waiting only if nothing is."""
     read = getattr(stream, "read1", stream.read)
-    return bytes(read(_READ_BYTES))
+    try:
+        return bytes(read(_READ_BYTES))
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(
+            f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
+        ) from error
 
 
 def _more_is_waiting(stream: IO[bytes]) -> bool:
@@ -122,6 +134,7 @@ def translate(
     style: OutputFormat,
     *,
     lines_at_once: int = _MOST_LINES,
+    name: str = "standard input",
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Translate every line of ``source`` to ``output``; return how many there were.
@@ -132,10 +145,11 @@ def translate(
         output: Where translations go, flushed after every chunk.
         style: How they are written.
         lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
+        name: What messages call ``source``.
         progress: Told the lines of each finished chunk.
     """
     number = 0
-    for chunk in read_chunks(source, lines_at_once=lines_at_once):
+    for chunk in read_chunks(source, lines_at_once=lines_at_once, name=name):
         texts = list(decode_lines(chunk, number + 1, stderr_note))
         for offset, result in enumerate(translator.translate(texts)):
             for line in style.lines(number + offset, result):
@@ -174,6 +188,7 @@ def translate_files(
             writer,
             style,
             lines_at_once=lines_at_once or _MOST_LINES,
+            name="standard input" if source is None else str(source),
             progress=bar.update,
         )
 

@@ -39,7 +39,7 @@ def settings(**changes: Any) -> DecodingConfig:
 
 def test_the_toy_is_a_stepper() -> None:
     stepper: Stepper[ToyState] = TableStepper(random_table(0, 5))
-    assert stepper
+    assert isinstance(stepper, TableStepper)
 
 
 @given(seeds, st.integers(5, 12), st.lists(st.integers(1, 7), min_size=1, max_size=5))

@@ -1,0 +1,245 @@
+"""``nmt translate`` as a user and a script see it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from nmt.checkpoint.files import save_checkpoint
+from nmt.checkpoint.run import write_run_files
+from nmt.cli.app import app
+from nmt.config.data import TokenizerConfig
+from nmt.config.run import RunConfig
+from nmt.model.factory import build_model
+from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from tests.translation.conftest import sentences
+
+LINES = sentences(9, seed=4, longest=8)
+COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "translate")
+FLAGS = ("--device", "cpu", "--threads", "1")
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a model that was never trained."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "tokenizer").mkdir()
+    model_file = folder / "tokenizer" / "joint.model"
+    train_sentencepiece(
+        iter(sentences(300)), model_file, TokenizerConfig(vocab_size=320), threads=1
+    )
+    pair = {"source": "a.de", "target": "a.en"}
+    shape = {"preset": "tiny", "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2}
+    config = RunConfig.model_validate({
+        "name": "small", "source_language": "de", "target_language": "en",
+        "data": {"train": [pair], "valid": pair},
+        "model": {**shape, "model_dim": 32, "ff_dim": 48},
+        "training": {"max_steps": 1},
+        "decoding": {"beam_size": 3, "max_length_factor": 1.0, "max_length_offset": 2},
+    })  # fmt: skip
+    size = SentencePieceTokenizer.load(model_file).vocab_size
+    torch.manual_seed(1)
+    weights = build_model(config.model, size, size).state_dict()
+    write_run_files(folder / "run", config, folder / "tokenizer")
+    save_checkpoint(folder / "run", 1, model=weights, optimizer={"m": torch.zeros(1)}, state={})
+    return folder / "run"
+
+
+@pytest.fixture
+def own_run(run_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the run folder, to be damaged."""
+    return Path(shutil.copytree(run_dir, tmp_path / "run"))
+
+
+def translate(run: Path, *arguments: object, text: str | bytes = "") -> Result:
+    flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
+    return CliRunner().invoke(app, ["translate", *flags], input=text)
+
+
+def translated(run: Path, *arguments: object, text: str | bytes = "") -> list[str]:
+    """The output lines of a run that succeeds."""
+    result = translate(run, *arguments, text=text)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "" or result.stdout.endswith("\n")
+    return result.stdout.split("\n")[:-1]
+
+
+def refused(result: Result, code: int, *words: str) -> None:
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert "Traceback" not in result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_as_many_lines_come_out_as_go_in(run_dir: Path) -> None:
+    """Fault 42."""
+    lines = ["", *LINES, " ", "a\u2028b\u0085c", "שלום", "\U0001f415", "", "der\r"]
+    found = translated(run_dir, text="\n".join(lines) + "\n")
+    assert len(found) == len(lines)
+    assert [i for i, text in enumerate(found) if not text][:2] == [0, 10]
+    assert found[1:10] == translated(run_dir, text="\n".join(LINES))  # the last without an LF
+    assert translated(run_dir, "-b", 1, "--batch-tokens", 1, text="") == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_a_line_is_answered_before_the_next_one_comes(run_dir: Path, flags: list[str]) -> None:
+    """Fault 43."""
+    with subprocess.Popen(
+        [*COMMAND, run_dir, *FLAGS, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in LINES[:3]:
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+            assert read_line(process.stdout).endswith(b"\n")
+        process.stdin.close()
+        assert process.stdout.read() == b""
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def read_line(stream: IO[bytes]) -> bytes:
+    """The next line, if one comes in time; nothing is left in the buffer of the stream."""
+    found = b""
+    while not found.endswith(b"\n"):
+        assert select.select([stream], [], [], PATIENCE_SECONDS)[0], "no answer"
+        found += os.read(stream.fileno(), 1 << 16)
+    return found
+
+
+def test_a_reader_that_goes_away_ends_it_in_silence(run_dir: Path, tmp_path: Path) -> None:
+    """Fault 44."""
+    source, status = tmp_path / "source.de", tmp_path / "status"
+    source.write_text("\n".join(LINES * 20) + "\n", "utf-8")
+    script = '("$@"; echo $? > "$STATUS") | head -1'
+    result = subprocess.run(
+        ["sh", "-c", script, "sh", *COMMAND, run_dir, *FLAGS, "--stream", "-i", source],
+        capture_output=True,
+        env={**os.environ, "STATUS": str(status)},
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    assert result.stdout.count(b"\n") == 1
+    assert result.stderr == b""
+    assert status.read_text() == "141\n"
+
+
+def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run_dir: Path) -> None:
+    """Fault 45."""
+    result = translate(run_dir, text=b"Hund\nKat\xffze\nHaus\n")
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 3
+    assert "note: line 2, byte 4: 0xff is not UTF-8" in result.stderr
+
+
+def test_a_line_that_is_too_long_gives_a_line_and_a_note(run_dir: Path) -> None:
+    """Fault 45."""
+    result = translate(run_dir, "-b", 1, text="Hund\n" + "der Hund läuft " * 200 + "\nHaus\n")
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 3
+    assert result.stderr.count("note: line of 3,000 characters cut into") == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        ("config.yaml", "config.yaml"),
+        ("tokenizer/joint.model", "joint.model"),
+        ("checkpoints", "checkpoints"),
+        ("checkpoints/step-00000001/manifest.json", "manifest.json"),
+        ("checkpoints/step-00000001/model.safetensors", "model.safetensors"),
+    ],
+)
+def test_a_missing_part_is_named(own_run: Path, part: str, word: str) -> None:
+    """Fault 47."""
+    path = own_run / part
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    refused(translate(own_run, text="Hund\n"), 4, word, "fix:")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("ff_dim: 48", "ff_dim: 64", ["(64, 32)"]),
+        ("decoder_layers: 1", "decoder_layers: 2", ["missing: decoder.1"]),
+        ("beam_size: 3", "beam_sizes: 3", ["decoding.beam_size?"]),
+        ("beam_size: 3", "beam_size: many", ["decoding.beam_size", "many"]),
+        ("beam_size: 3", "beam_size: [", ["config.yaml"]),
+    ],
+)
+def test_a_changed_configuration_is_named(
+    own_run: Path, old: str, new: str, words: list[str]
+) -> None:
+    """Fault 47."""
+    path = own_run / "config.yaml"
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+    refused(translate(own_run, text="Hund\n"), 4, *words, "fix:")
+
+
+def test_files_are_read_and_written_as_the_pipe_is(run_dir: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.de.gz", tmp_path / "out.en"
+    source.write_bytes(gzip.compress("\n".join(LINES).encode()))
+    assert translated(run_dir, "-i", source, "-o", output) == []
+    assert output.read_text("utf-8").split("\n")[:-1] == translated(run_dir, text="\n".join(LINES))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de.gz", "out.en"]
+
+
+def test_a_failure_leaves_the_output_as_it_was(run_dir: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.de.gz", tmp_path / "out.en"
+    output.write_text("old\n")
+    content = gzip.compress(os.urandom(1 << 17).hex().encode())
+    source.write_bytes(content[: len(content) // 2])
+    result = translate(run_dir, "-b", 1, "-i", source, "-o", output)
+    refused(result, 3, "in.de.gz", "cut off")
+    assert output.read_text() == "old\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de.gz", "out.en"]
+
+
+def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> None:
+    found = translated(run_dir, "--format", "json", "--n-best", 2, text=f"{LINES[0]}\n\n")
+    first, blank = (json.loads(line) for line in found)
+    assert set(first) == {"source", "translation", "score", "alternatives"}
+    assert first["source"] == LINES[0]
+    assert [set(alternative) for alternative in first["alternatives"]] == [{"text", "score"}] * 2
+    assert first["alternatives"][0] == {"text": first["translation"], "score": first["score"]}
+    assert blank == {"source": "", "translation": "", "score": 0.0, "alternatives": []}
+
+
+def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
+    found = translated(run_dir, "--n-best", 2, text=f"{LINES[0]}\n\n{LINES[1]}\n")
+    rows = [line.split(" ||| ") for line in found]
+    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
+    scores = [float(row[2]) for row in rows]
+    assert scores[0] >= scores[1]
+
+
+def test_bad_flags_are_refused(run_dir: Path, tmp_path: Path) -> None:
+    """Fault 49."""
+    refused(translate(run_dir, "--n-best", 3, "-b", 2), 2, "n_best (3)", "beam_size (2)")
+    refused(translate(run_dir, "--n-best", 4), 2, "n_best (4)", "beam_size (3)")
+    refused(translate(run_dir, "-b", 0), 2, "--beam-size")
+    refused(translate(run_dir, "-b", 999), 2, "beam_size is 999")
+    refused(translate(run_dir, "--length-penalty", "-1"), 2, "--length-penalty")
+    refused(translate(run_dir, "--length-penalty", "nan"), 2, "--length-penalty")
+    refused(translate(run_dir, "--format", "xml"), 2, "xml")
+    refused(translate(run_dir, "--beam-sise", 3), 2, "--beam-sise")
+    refused(translate(run_dir, "--checkpoint", "newest"), 2, "best, last or step-N")
+    refused(translate(run_dir, "--checkpoint", "step-7"), 4, "step-00000007", "step-00000001")
+    refused(translate(tmp_path / "none"), 4, "none")
+    refused(translate(run_dir, "-i", tmp_path / "none.de"), 3, "none.de")
