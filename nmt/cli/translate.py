@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nmt.cli.options import Quiet, Verbose
+from nmt.cli.options import Quiet, Set, Verbose
 
 EPILOG = """\b
 Examples:
@@ -78,6 +78,7 @@ def translate(
     checkpoint: Annotated[str, typer.Option(help="best, last or step-N of a run folder.")] = "best",
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
     stream: Annotated[
         bool, typer.Option("--stream", help="Answer every line before reading the next.")
     ] = False,
@@ -91,6 +92,11 @@ def translate(
     translator = Translator.load(
         model, device=device.value, checkpoint=checkpoint, threads=threads, note=stderr_note
     )
+    if set_:
+        from nmt.config.loader import load_config
+
+        chosen = load_config(model / "config.yaml", set_).decoding
+        translator = translator.with_options(**chosen.model_dump())
     wanted: dict[str, Any] = {
         "beam_size": beam_size,
         "n_best": n_best,
