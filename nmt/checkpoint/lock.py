@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -55,8 +56,9 @@ class RunLock:
             ) from error
         started = time.strftime("%Y-%m-%d %H:%M:%S%z")
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
-        file.flush()
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
+        with suppress(OSError):  # a full disk: the lock holds without a name, too
+            os.write(file.fileno(), holder.encode())
         self._file = file
         return self
 

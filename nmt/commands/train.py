@@ -37,7 +37,7 @@ from nmt.text.tokenizer import load_tokenizers
 from nmt.training.optimizer import FlatAdamW
 from nmt.training.report import NoteReport, Reporter, make_reporter
 from nmt.training.schedule import build_schedule
-from nmt.training.signals import StoppedBySignal, StopSignal
+from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal
 from nmt.training.stopping import History
 from nmt.training.trainer import Surroundings, Trainer, TrainingSummary, measure_update_seconds
 from nmt.training.update import Updater
@@ -101,14 +101,23 @@ class CheckpointSaver:
                 raise
             self.note(step, f"not saved: {error.problem}")
             return None
-        if history.best is not None:
-            write_best(self.run_dir, history.best.step)
-        scores = {entry.step: entry.score for entry in history.entries}
+        try:
+            self._tidy(history)
+        except OSError as error:  # the checkpoint is whole; the next one makes up for this
+            self.note(step, f"best and old checkpoints not brought up to date: {error.strerror}")
+        return folder.name
+
+    def _tidy(self, history: History) -> None:
+        """Name the best of the checkpoints there are, and remove the expired."""
+        training = self.config.training
         present = dict(list_checkpoints(self.run_dir))
+        scored = History(tuple(entry for entry in history.entries if entry.step in present))
+        if scored.best is not None:
+            write_best(self.run_dir, scored.best.step)
+        scores = {entry.step: entry.score for entry in scored.entries}
         kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
         for old in expired(present, scores, **kept):
             remove_checkpoint(present[old])
-        return folder.name
 
 
 def train(
@@ -133,7 +142,10 @@ def train(
             sys.stderr.write(prepared.as_text() + "\n")
         with StopSignal() as stop:
             run = _Run(config, stop, quiet=quiet)
-            summary = run.train(strict_resume=strict_resume, exact=exact)
+            try:
+                summary = run.train(strict_resume=strict_resume, exact=exact)
+            except Interrupted as interrupted:  # before the first update: nothing is to be saved
+                raise StoppedBySignal(interrupted.number) from None
     if stop.number is not None:
         raise StoppedBySignal(stop.number)
     return summary
@@ -180,30 +192,55 @@ class _Run:
         checkpoint = load_checkpoint(found) if found else None
         if checkpoint is not None:
             warnings += check_resumable(checkpoint.state, self.record, run_dir=run_dir, exact=exact)
-            total_steps = self._budget(checkpoint.state["progress"]["total_steps"])
+            progress = checkpoint.state["progress"]
+            timed = self._time_budget(progress.get("timed"))
         else:
-            total_steps = self._budget(None)
+            timed = self._time_budget(None)
+        total_steps = self._budget(timed)
         clean_partial(run_dir)
         changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
         start = checkpoint.step if checkpoint else 0
         if checkpoint is not None:
             warnings += [f"setting changed since the last start: {change}" for change in changes]
-        reporter = make_reporter(run_dir, start=start, total=total_steps, quiet=self.quiet)
+        history = checkpoint.state["progress"]["history"] if checkpoint else []
+        reporter = make_reporter(
+            run_dir,
+            start=start,
+            total=total_steps,
+            quiet=self.quiet,
+            last_validation=history[-1][0] if history else 0,
+        )
         try:
             trainer = self._trainer(reporter, total_steps)
             if checkpoint is not None:
                 trainer.resume(
                     model=checkpoint.model, optimizer=checkpoint.optimizer, state=checkpoint.state
                 )
-            trainer.progress.total_steps = total_steps
+            trainer.progress.total_steps, trainer.progress.timed = total_steps, timed
             for text in [*warnings, self._greeting(start, total_steps)]:
                 reporter.report(NoteReport(start, text))
             return trainer.run()
         finally:
             reporter.close()
 
-    def _budget(self, recorded: int | None) -> int | None:
-        """Return the number of updates; a time budget was measured once and is recorded."""
+    def _time_budget(self, recorded: tuple[float, int] | None) -> tuple[float, int] | None:
+        """Return the minutes and the updates they hold.
+
+        These were measured once and are recorded, so that a resumed run ends where one that was
+        not stopped does; if the minutes were changed since, the updates are in proportion.
+        """
+        minutes = self.config.training.max_minutes
+        if minutes is None:
+            return None
+        if recorded is not None:
+            recorded_minutes, steps = recorded
+            return minutes, max(1, round(steps * minutes / recorded_minutes))
+        check = self.stop.check
+        seconds = measure_update_seconds(self.updater, self.optimizer, self.loader, check=check)
+        return minutes, max(1, math.floor(minutes * 60 / seconds))
+
+    def _budget(self, timed: tuple[float, int] | None) -> int | None:
+        """Return the number of updates in all, if it is known."""
         training = self.config.training
         limits = []
         if training.max_steps is not None:
@@ -211,12 +248,8 @@ class _Run:
         if training.max_epochs is not None:
             epochs = range(training.max_epochs)
             limits.append(sum(self.loader.updates_per_epoch(epoch) for epoch in epochs))
-        if training.max_minutes is not None:
-            if recorded is not None:
-                limits.append(recorded)
-            else:
-                seconds = measure_update_seconds(self.updater, self.optimizer, self.loader)
-                limits.append(max(1, math.floor(training.max_minutes * 60 / seconds)))
+        if timed is not None:
+            limits.append(timed[1])
         return min(limits, default=None)
 
     def _greeting(self, start: int, total_steps: int | None) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from tqdm import tqdm
+
+from nmt.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,25 @@ class Reporter(Protocol):
         ...
 
 
+class _LineFile:
+    """Appends lines. While the disk is full they wait in memory: reporting stops no training."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+
+    def write(self, line: str) -> None:
+        """Write one line at once, if there is room."""
+        self._waiting += f"{line}\n".encode()
+        with suppress(OSError):
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class JsonLines:
     """Appends one JSON object a line to ``metrics.jsonl``: updates and validations.
 
@@ -131,35 +153,36 @@ class JsonLines:
     Args:
         path: The file; made if missing.
         resume_step: Lines of later steps are left over from a run that was cut off, and go.
+        last_validation: The same for validations, as one of ``resume_step`` may be made again.
     """
 
-    def __init__(self, path: Path, resume_step: int) -> None:
+    def __init__(self, path: Path, resume_step: int, last_validation: int | None = None) -> None:
         if path.exists():
-            _keep_lines(path, resume_step)
-        self._file = path.open("a", encoding="utf-8", newline="\n")
+            last = resume_step if last_validation is None else last_validation
+            _keep_lines(path, {UpdateReport.kind: resume_step, ValidationReport.kind: last})
+        self._file = _LineFile(path)
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
         if not isinstance(event, UpdateReport | ValidationReport):
             return
         line = {"kind": event.kind, **asdict(event)}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps(line, ensure_ascii=False))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _keep_lines(path: Path, last_step: int) -> None:
+def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
     kept = []
     for line in path.read_bytes().split(b"\n"):
         try:
             values: dict[str, Any] = json.loads(line)
-        except ValueError:  # the last line of a killed process may be half a line
-            continue
-        if values["step"] <= last_step:
-            kept.append(line + b"\n")
+            if values["step"] <= last_steps[values["kind"]]:
+                kept.append(line + b"\n")
+        except (ValueError, KeyError, TypeError):
+            continue  # the last line of a killed process may be half a line
     temporary = path.with_name(f".tmp-{path.name}")  # a kill here must not cost the lines
     temporary.write_bytes(b"".join(kept))
     temporary.replace(path)
@@ -169,12 +192,11 @@ class Log:
     """Appends readable lines with the time to ``log.txt``."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", newline="\n")
+        self._file = _LineFile(path)
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {event.line()}\n")
-        self._file.flush()
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {event.line()}")
 
     def close(self) -> None:
         """Close the file."""
@@ -238,12 +260,29 @@ class AllReporters:
             reporter.close()
 
 
-def make_reporter(run_dir: Path, *, start: int, total: int | None, quiet: bool) -> Reporter:
-    """Return the reporter of a run: metrics.jsonl, log.txt and, unless ``quiet``, the console."""
-    reporters: list[Reporter] = [
-        JsonLines(run_dir / "metrics.jsonl", start),
-        Log(run_dir / "log.txt"),
-    ]
+def make_reporter(
+    run_dir: Path,
+    *,
+    start: int,
+    total: int | None,
+    quiet: bool,
+    last_validation: int | None = None,
+) -> Reporter:
+    """Return the reporter of a run: metrics.jsonl, log.txt and, unless ``quiet``, the console.
+
+    Raises:
+        CheckpointError: The files cannot be written.
+    """
+    try:
+        reporters: list[Reporter] = [
+            JsonLines(run_dir / "metrics.jsonl", start, last_validation),
+            Log(run_dir / "log.txt"),
+        ]
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or run_dir} cannot be written: {error.strerror}.",
+            fix="Set run_dir to a folder you can write to, or free disk space.",
+        ) from error
     if not quiet:
         reporters.append(Console(start, total))
     return AllReporters(reporters)

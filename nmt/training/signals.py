@@ -19,6 +19,11 @@ class StoppedBySignal(SystemExit):
 class Interrupted(Exception):  # noqa: N818 - not a failure: the work is left and done again later
     """Long work between two updates is given up, because the process was asked to stop."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+        """The signal that came."""
+
 
 class StopSignal:
     """Holds the wish to stop while the context is open.
@@ -46,8 +51,8 @@ class StopSignal:
         Raises:
             Interrupted: A signal came.
         """
-        if self.requested:
-            raise Interrupted
+        if self.number is not None:
+            raise Interrupted(self.number)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:

@@ -19,6 +19,7 @@ from torch import Tensor
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.engine.seeding import random_state, restore_random_state
+from nmt.errors import CheckpointError
 from nmt.training.optimizer import FlatAdamW
 from nmt.training.report import (
     NoteReport,
@@ -68,6 +69,8 @@ class Progress:
     """The batch to be read next."""
     total_steps: int | None = None
     """Updates in all; None when only patience ends training."""
+    timed: tuple[float, int] | None = None
+    """A time budget in minutes, and the updates it was measured to hold."""
     history: History = field(default_factory=History)
     """Validation scores so far."""
     nats: float = 0.0
@@ -95,17 +98,19 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
-        names = ("step", "total_steps", "nats", "source_tokens", "target_tokens", "padded_tokens")
-        values = {name: getattr(self, name) for name in (*names, "skipped")}
+        names = ("step", "total_steps", "timed", "nats", "source_tokens", "target_tokens")
+        values = {name: getattr(self, name) for name in (*names, "padded_tokens", "skipped")}
         return values | {"position": asdict(self.position), "history": self.history.as_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
         """Take `as_dict` back."""
         plain = dict(values)
+        timed = plain.pop("timed", None)
         return cls(
             position=Position(**plain.pop("position")),
             history=History.from_dict(plain.pop("history")),
+            timed=(float(timed[0]), int(timed[1])) if timed else None,
             **plain,
         )
 
@@ -208,8 +213,7 @@ class Trainer:
             if self._stop.requested:
                 reason = "signal"
             reason = reason or self._finished()
-        if self._saved_step < self.progress.step:
-            self._save()
+        self._save_end()
         best = self.progress.history.best
         return TrainingSummary(
             step=self.progress.step,
@@ -218,6 +222,17 @@ class Trainer:
             best_score=best.score if best else None,
             training_seconds=self._seconds + self._interval_seconds,
         )
+
+    def _save_end(self) -> None:
+        step = self.progress.step
+        if self._saved_step < step:
+            self._save()
+        if self._saved_step < step:
+            raise CheckpointError(
+                f"Training has ended, but step {step:,} could not be saved: the disk is full.",
+                fix="Free disk space, then start the same command again: it goes on from "
+                f"step {self._saved_step:,}.",
+            )
 
     def _finished(self) -> str | None:
         total = self.progress.total_steps
@@ -313,12 +328,17 @@ class Trainer:
 
 
 def measure_update_seconds(
-    updater: Updater, optimizer: FlatAdamW, loader: Loader, *, num_updates: int = 16
+    updater: Updater,
+    optimizer: FlatAdamW,
+    loader: Loader,
+    *,
+    num_updates: int = 16,
+    check: Callable[[], None] = lambda: None,
 ) -> float:
     """Return the median seconds of an update, and leave no trace.
 
     Makes some updates with a learning rate of zero, then puts weights, optimizer and random
-    generators back as they were.
+    generators back as they were. ``check`` is called between them; it may raise to interrupt.
     """
     device = updater.model.output_weight.device
     weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
@@ -326,6 +346,7 @@ def measure_update_seconds(
     generators, counters = random_state(device), updater.counters()
     updates, seconds = loader.updates(Position()), []
     for _ in range(num_updates):
+        check()
         batches, _after = next(updates)
         begin = time.perf_counter()
         updater(batches, 0.0)

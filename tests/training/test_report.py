@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -185,3 +186,22 @@ def test_scores_that_were_not_measured_are_left_out() -> None:
     )
 
     assert plain.line() == "validation at step 5: perplexity 2.72 (0.5 s)"
+
+
+def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) -> None:
+    """FAULT 8: reporting never stops a training that may go on."""
+    path = tmp_path / "metrics.jsonl"
+    reporter = JsonLines(path, resume_step=0)
+    reporter.report(update(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    try:
+        for step in (2, 3):
+            reporter.report(update(step))
+        assert path.read_bytes().count(b"\n") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    reporter.report(update(4))
+    reporter.close()
+
+    assert [line["step"] for line in read(path)] == [1, 2, 3, 4]

@@ -1,0 +1,464 @@
+"""A run that is stopped anywhere and started again ends as one that was not stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
+from nmt.checkpoint.lock import RunLock
+from tests.training.runs import Harm, Result, Server
+
+STEPS = 30
+CONFIG: dict[str, Any] = {
+    "name": "toy",
+    "source_language": "de",
+    "target_language": "en",
+    "prepared_dir": "prepared",
+    "data": {
+        "train": [{"source": "train.de", "target": "train.en"}],
+        "valid": {"source": "valid.de", "target": "valid.en"},
+    },
+    "tokenizer": {"vocab_size": 60, "byte_fallback": False},
+    "filters": {"max_length": 30},
+    "batch": {"max_tokens": 120, "accumulate": 3},
+    "model": {
+        "model_dim": 32,
+        "ff_dim": 32,
+        "num_heads": 2,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "dropout": 0.1,
+    },
+    "training": {
+        "max_steps": STEPS,
+        "threads": 1,
+        "precision": "float32",
+        "device": "cpu",
+        "schedule": {"shape": "constant", "peak_lr": 0.003, "warmup_steps": 5},
+        "validation": {"max_sentences": 8},
+        "report_every": 3,
+        "save_every": 5,
+        "validate_every": 10,
+    },
+}
+
+
+def write_corpus(folder: Path) -> None:
+    """Words, and the same words with their letters reversed."""
+    draw = random.Random(1)
+    for part, number in (("train", 300), ("valid", 12)):
+        lines = [
+            ["".join(draw.choices("abcdefghij", k=draw.randint(1, 4))) for _ in range(count)]
+            for count in (draw.randint(1, 5) for _ in range(number))
+        ]
+        (folder / f"{part}.de").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (folder / f"{part}.en").write_text(
+            "".join(" ".join(word[::-1] for word in line) + "\n" for line in lines)
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("training")
+    write_corpus(folder)
+    (folder / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
+    with Server(folder) as started:
+        yield started
+
+
+class Run:
+    """One run folder, and the ways to train in it."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._server = server
+        self.config = server.folder / "toy.yaml"
+        self.folder = server.folder / "runs" / name
+
+    def train(self, *flags: str, harm: Harm | None = None, **settings: object) -> Result:
+        changes = [f"--set=training.{key}={json.dumps(value)}" for key, value in settings.items()]
+        place = f"--run-dir={self.folder}"
+        return self._server.train(self.config, place, *changes, *flags, harm=harm)
+
+    def finish(self, *flags: str, **settings: object) -> None:
+        result = self.train(*flags, harm=None, **settings)
+        assert result.code == 0, result.stderr
+
+    def hashes(self, step: int = STEPS) -> dict[str, str]:
+        folder = checkpoint_dir(self.folder, step)
+        return {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            for name in ("model.safetensors", "optimizer.safetensors", "state.json")
+        }
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl, without what depends on the clock."""
+        lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
+        return [
+            {key: value for key, value in json.loads(line).items() if "second" not in key}
+            for line in lines
+        ]
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        return list_checkpoints(self.folder)
+
+    def steps(self) -> list[int]:
+        return [step for step, _ in self.checkpoints()]
+
+    def state(self, step: int) -> dict[str, Any]:
+        text = (checkpoint_dir(self.folder, step) / "state.json").read_text()
+        state: dict[str, Any] = json.loads(text)
+        return state
+
+    def contents(self) -> dict[str, bytes]:
+        """All files but the lock, which every start writes."""
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        }
+
+
+@pytest.fixture
+def run(server: Server, request: pytest.FixtureRequest) -> Run:
+    return Run(server, re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture(scope="module")
+def whole(server: Server) -> Run:
+    """The run that nothing happened to."""
+    found = Run(server, "whole")
+    found.finish()
+    return found
+
+
+def assert_equal(run: Run, whole: Run) -> None:
+    assert run.hashes() == whole.hashes()
+    assert run.metrics() == whole.metrics()
+    assert (run.folder / "best").read_bytes() == (whole.folder / "best").read_bytes()
+    assert not [*run.folder.rglob(".tmp-*")]
+
+
+@pytest.fixture(scope="module")
+def stopped_once(server: Server) -> Run:
+    run = Run(server, "stopped")
+    result = run.train(harm=Harm("update", 12, (signal.SIGTERM,)))
+    assert result.code == 143, result.stderr
+    return run
+
+
+@pytest.fixture
+def stopped(run: Run, stopped_once: Run) -> Run:
+    """A run that was stopped at step 12; it has checkpoints of steps 10 and 12."""
+    shutil.copytree(stopped_once.folder, run.folder)
+    return run
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 16
+    path.write_bytes(content)
+
+
+def test_the_toy_run_does_what_the_other_tests_need(whole: Run, stopped: Run) -> None:
+    metrics = whole.metrics()
+
+    assert [line["step"] for line in metrics if line["kind"] == "update"] == [*range(3, 31, 3)]
+    assert [line["step"] for line in metrics if line["kind"] == "validation"] == [10, 20, 30]
+    assert metrics[-2]["epoch"] >= 1
+    assert metrics[-2]["loss"] < metrics[0]["loss"]
+    assert stopped.steps() == [10, 12]
+
+
+def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_once(
+    run: Run, whole: Run
+) -> None:
+    """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
+    run.finish(max_steps=10, report_every=5)
+    run.finish()
+
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert run.hashes()[name] == whole.hashes()[name]
+    for change in ("training.max_steps: was 10, is 30", "training.report_every: was 5, is 3"):
+        assert f"setting changed since the last start: {change}" in run.log()
+    recorded = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert recorded["training"]["max_steps"] == STEPS
+
+
+def test_a_run_stopped_and_resumed_in_new_processes_equals_one_that_was_not(
+    run: Run, whole: Run
+) -> None:
+    """FAULTS 2 and 19: in mid-epoch, with accumulation and dropout, by a signal from outside."""
+    command = [sys.executable, "-m", "nmt", "train", str(run.config), f"--run-dir={run.folder}"]
+    cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
+        metrics = run.folder / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert 3 <= run.steps()[-1] < STEPS
+    run.finish("--exact", "--strict-resume")
+
+    assert_equal(run, whole)
+
+
+def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Run) -> None:
+    """FAULTS 3 and 19."""
+    for updates, step in ((8, 8), (15, 23)):
+        assert run.train(harm=Harm("update", updates, (signal.SIGTERM,))).code == 143
+        assert run.steps()[-1] == step
+    run.finish("--exact", "--strict-resume")
+
+    assert_equal(run, whole)
+
+
+def test_a_validation_that_was_due_is_made_up_for(run: Run, whole: Run) -> None:
+    """FAULTS 18 and 19: the signal comes in the update before a validation."""
+    assert run.train(harm=Harm("update", 20, (signal.SIGTERM,))).code == 143
+    assert run.steps()[-1] == 20
+    assert [line["step"] for line in run.metrics() if line["kind"] == "validation"] == [10]
+    run.finish()
+
+    assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_signal_while_validating_is_granted_and_the_validation_made_again(
+    run: Run, whole: Run, count: int
+) -> None:
+    """FAULTS 18 and 19; the third is the one after the last update."""
+    assert run.train(harm=Harm("validation", count, (signal.SIGTERM,))).code == 143
+    assert run.steps()[-1] == 10 * count
+    assert len([line for line in run.metrics() if line["kind"] == "validation"]) == count - 1
+    # Once more, in the validation that makes up for it.
+    assert run.train(harm=Harm("validation", 1, (signal.SIGINT,))).code == 130
+    run.finish()
+
+    assert_equal(run, whole)
+
+
+def test_an_interrupt_saves_and_two_leave_at_once(run: Run, whole: Run) -> None:
+    """FAULT 20."""
+    assert run.train(harm=Harm("update", 7, (signal.SIGINT,))).code == 130
+    assert run.steps() == [5, 7]
+    assert run.train(harm=Harm("update", 2, (signal.SIGINT, signal.SIGINT))).code == 130
+    assert run.steps() == [5, 7]
+    run.finish("--strict-resume")
+
+    assert_equal(run, whole)
+
+
+def test_a_signal_while_saving_lets_the_save_be_whole(run: Run, whole: Run) -> None:
+    """FAULT 21."""
+    assert run.train(harm=Harm("save", 3, (signal.SIGTERM,))).code == 143
+    assert run.steps()[-1] == 15
+    run.finish("--strict-resume")
+
+    assert_equal(run, whole)
+
+
+def test_kills_at_random_moments_cost_nothing_but_time(run: Run, whole: Run) -> None:
+    """FAULT 7."""
+    seconds = whole.train("--json").seconds  # what a start and an end take
+    draw = random.Random(7)
+    for _ in range(4):
+        result = run.train(harm=Harm(kill_after=seconds + draw.uniform(0, 0.6)))
+        assert result.code in (0, -signal.SIGKILL), result.stderr
+    run.finish("--strict-resume")
+
+    assert_equal(run, whole)
+
+
+def test_a_kill_while_a_checkpoint_of_the_same_step_is_replaced_loses_nothing(
+    run: Run, whole: Run
+) -> None:
+    """FAULTS 4 and 7: the only checkpoint there is, saved again with the validation added."""
+    only = {"keep_last": 1, "save_every": 100}
+    assert run.train(harm=Harm("update", 10, (signal.SIGTERM,)), **only).code == 143
+    assert run.steps() == [10]
+    result = run.train(harm=Harm("replaced", 1, (signal.SIGKILL,)), **only)
+    assert result.code == -signal.SIGKILL, result.stderr
+    run.finish("--strict-resume", **only)
+
+    assert run.log().count("resuming at step 10") == 2
+    assert run.hashes() == whole.hashes()
+    assert run.metrics() == whole.metrics()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_full_disk_stops_with_the_earlier_checkpoints_intact(
+    run: Run, whole: Run, count: int
+) -> None:
+    """FAULT 8."""
+    result = run.train(harm=Harm(full_saves=(count,)))
+
+    assert result.code == 4
+    step = 5 * count
+    assert f"step-{step:08d} was not written: No space left on device" in result.stderr
+    assert "fix: Free disk space" in result.stderr
+    assert run.steps()[-1] == step - 5
+    assert not [*run.folder.rglob(".tmp-*")]
+    run.finish("--strict-resume")
+    assert_equal(run, whole)
+
+
+def test_a_full_disk_is_noted_and_training_goes_on_if_configured(run: Run, whole: Run) -> None:
+    """FAULT 8."""
+    result = run.train(on_full_disk="continue", harm=Harm(full_saves=(1, 4)))
+
+    assert result.code == 0, result.stderr
+    assert result.stderr.count("not saved: ") == 2
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert run.hashes()[name] == whole.hashes()[name]
+    assert (run.folder / "best").read_text().strip() in {p.name for _, p in run.checkpoints()}
+
+
+def test_a_run_whose_end_could_not_be_saved_does_not_succeed(run: Run, whole: Run) -> None:
+    """FAULT 8."""
+    result = run.train(on_full_disk="continue", harm=Harm(full_saves=tuple(range(6, 20))))
+
+    assert result.code == 4
+    assert "step 30 could not be saved" in result.stderr
+    assert run.steps()[-1] == 25
+    run.finish(on_full_disk="continue")
+    assert run.hashes() == whole.hashes()
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_else(
+    server: Server, whole: Run
+) -> None:
+    """FAULT 9."""
+    (server.folder / "file").write_text("x")
+    result = server.train(whole.config, f"--run-dir={server.folder}/file/run")
+
+    assert result.code == 4
+    assert "file/run cannot be written" in result.stderr
+    assert "fix: Set run_dir" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "config.yaml", "checkpoints"])
+def test_a_place_taken_by_something_else_is_told_without_a_traceback(run: Run, name: str) -> None:
+    """FAULT 9."""
+    run.folder.mkdir()
+    if name == "checkpoints":
+        (run.folder / name).write_text("x")
+    else:
+        (run.folder / name).mkdir()
+    result = run.train()
+
+    assert result.code == 4
+    assert str(run.folder) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    stopped: Run, whole: Run
+) -> None:
+    """FAULT 10."""
+    flip_bit(checkpoint_dir(stopped.folder, 12) / "optimizer.safetensors")
+    refused = stopped.train("--strict-resume")
+    assert refused.code == 4
+    assert "step-00000012/optimizer.safetensors has sha256" in refused.stderr
+    assert stopped.steps() == [10, 12]
+    stopped.finish()
+
+    assert "damaged checkpoint passed over: " in stopped.log()
+    assert "resuming at step 10" in stopped.log()
+    assert_equal(stopped, whole)
+
+
+def test_when_all_checkpoints_are_damaged_nothing_is_changed(stopped: Run) -> None:
+    """FAULT 11."""
+    for _, folder in stopped.checkpoints():
+        flip_bit(folder / "model.safetensors")
+    before = stopped.contents()
+    result = stopped.train()
+
+    assert result.code == 4
+    for step in (10, 12):
+        assert f"step-{step:08d}/model.safetensors has sha256" in result.stderr
+    assert stopped.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set=model.ff_dim=48"], "model.ff_dim: was 32, is 48"),
+        (["--set=training.seed=2"], "training.seed: was 1, is 2"),
+        (["--set=tokenizer.vocab_size=50", "--set=prepared_dir=other"], "vocab_hash: was "),
+        (["--set=data.train.0.max_pairs=200", "--set=prepared_dir=fewer"], "data_hash: was "),
+    ],
+)
+def test_another_model_or_other_data_are_refused(
+    stopped: Run, flags: list[str], message: str
+) -> None:
+    """FAULT 12."""
+    before = stopped.contents()
+    result = stopped.train(*flags)
+
+    assert result.code == 4, result.stderr
+    assert message in result.stderr
+    assert stopped.contents() == before
+
+
+def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(
+    stopped: Run,
+) -> None:
+    """FAULT 14."""
+    refused = stopped.train("--exact", threads=2)
+    assert refused.code == 4
+    assert "threads: was 1, is 2" in refused.stderr
+    assert stopped.steps() == [10, 12]
+    stopped.finish(threads=2)
+
+    assert "resumed run is not bit-exact: threads: was 1, is 2" in stopped.log()
+    assert stopped.steps()[-1] == STEPS
+
+
+def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
+    """FAULT 15."""
+    with RunLock(stopped.folder):
+        result = stopped.train()
+
+    assert result.code == 4
+    assert f"is in use by process {os.getpid()} on " in result.stderr
+
+
+def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
+    """FAULT 1: the number of updates is part of the run."""
+    minutes = {"max_steps": None, "max_minutes": 0.005, "save_every": 1, "validate_every": 1000}
+    stop = Harm("update", 18, (signal.SIGTERM,))  # the probe makes 16 of them
+    assert run.train(**minutes, harm=stop).code == 143
+    total = run.state(2)["progress"]["total_steps"]
+    run.finish(**minutes)
+
+    assert run.steps()[-1] == total
+    run.finish(**(minutes | {"max_minutes": 0.01}))
+    assert run.steps()[-1] in (2 * total, 2 * total + 1)
+
+
+def test_a_signal_in_the_probe_of_a_time_budget_is_granted(run: Run) -> None:
+    """FAULT 19."""
+    stop = Harm("update", 3, (signal.SIGTERM,))
+    result = run.train(max_steps=None, max_minutes=60, harm=stop)
+
+    assert result.code == 143, result.stderr
+    assert run.steps() == []
