@@ -229,6 +229,17 @@ def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
     assert scores[0] >= scores[1]
 
 
+def test_keys_are_changed_for_this_call_only(run_dir: Path) -> None:
+    before = (run_dir / "config.yaml").read_bytes()
+
+    flag = translated(run_dir, "--beam-size", 1, text="ab cd\n")
+    key = translated(run_dir, "--set", "decoding.beam_size=1", text="ab cd\n")
+
+    assert key == flag
+    assert (run_dir / "config.yaml").read_bytes() == before
+    refused(translate(run_dir, "--set", "decoding.beem_size=1"), 2, "decoding.beam_size")
+
+
 def test_bad_flags_are_refused(run_dir: Path, tmp_path: Path) -> None:
     """Fault 49."""
     refused(translate(run_dir, "--n-best", 3, "-b", 2), 2, "n_best (3)", "beam_size (2)")
