@@ -25,8 +25,8 @@ class Harm:
     """What happens to the process, and when."""
 
     place: str = ""
-    """``update``, ``validation`` or ``save``: at the start of the ``count``-th one, from 1.
-    ``replaced``: when a checkpoint has lost its name, to be removed or replaced."""
+    """``prepare``, ``update``, ``validation`` or ``save``: at the start of the ``count``-th,
+    from 1. ``replaced``: when a checkpoint has lost its name, to be removed or replaced."""
     count: int = 0
     signals: tuple[int, ...] = ()
     """Sent to itself there."""
@@ -152,14 +152,18 @@ def _arm(harm: Harm) -> None:
     import safetensors.torch
 
     from nmt.checkpoint import files
+    from nmt.data.store import StoreWriter
     from nmt.training.update import Updater
     from nmt.training.validation import Validator
 
     counter = _Counter(harm)
-    if harm.place == "update":
-        counter.before(Updater, "__call__")
-    elif harm.place == "validation":
-        counter.before(Validator, "__call__")
+    methods: dict[str, tuple[type, str]] = {
+        "prepare": (StoreWriter, "append"),
+        "update": (Updater, "__call__"),
+        "validation": (Validator, "__call__"),
+    }
+    if harm.place in methods:
+        counter.before(*methods[harm.place])
     saves = 0
 
     def save_file(tensors: Any, path: Path) -> None:

@@ -266,6 +266,52 @@ def test_an_interrupt_saves_and_two_leave_at_once(run: Run, whole: Run) -> None:
     assert_equal(run, whole)
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_a_signal_while_preparing_is_granted_at_once(
+    run: Run, server: Server, number: int, code: int
+) -> None:
+    """FAULTS 19 and 20: nothing is half-prepared afterwards (a shell reports -15 as 143)."""
+    place = server.folder / f"interrupted-{number}"
+    data = f"--set=prepared_dir={place}"
+    result = run.train(data, harm=Harm("prepare", 1, (number,)))
+    assert result.code == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert not place.exists()
+    run.finish(data, max_steps=1)
+
+    assert not [*server.folder.glob(f".{place.name}*")]
+
+
+def test_weights_in_bf16_and_a_schedule_that_ends_resume_as_exactly(run: Run) -> None:
+    """FAULTS 1 and 18: the master weights are what is saved."""
+    settings = {"precision": "bf16", "schedule.shape": "linear", "max_steps": 12}
+    run.finish(**settings)
+    hashes = run.hashes(12)
+    shutil.rmtree(run.folder)
+    assert run.train(harm=Harm("update", 7, (signal.SIGTERM,)), **settings).code == 143
+    run.finish("--exact", **settings)
+
+    assert run.hashes(12) == hashes
+
+
+def test_patience_counts_on_over_a_restart(run: Run) -> None:
+    """FAULT 18."""
+    settings = {"max_steps": None, "patience": 3, "validate_every": 4, "schedule.peak_lr": 1e-7}
+    run.finish(**settings)
+    last, metrics = run.steps()[-1], run.metrics()
+    assert len([line for line in metrics if line["kind"] == "validation"]) >= 4
+    hashes = run.hashes(last)
+    shutil.rmtree(run.folder)
+    assert run.train(harm=Harm("update", last - 5, (signal.SIGTERM,)), **settings).code == 143
+    run.finish(**settings)
+
+    assert run.steps()[-1] == last
+    assert run.hashes(last) == hashes
+    assert run.metrics() == metrics
+
+
 def test_a_signal_while_saving_lets_the_save_be_whole(run: Run, whole: Run) -> None:
     """FAULT 21."""
     assert run.train(harm=Harm("save", 3, (signal.SIGTERM,))).code == 143
@@ -427,10 +473,10 @@ def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(
     assert refused.code == 4
     assert "threads: was 1, is 2" in refused.stderr
     assert stopped.steps() == [10, 12]
-    stopped.finish(threads=2)
+    stopped.finish(threads=2, max_steps=13)
 
     assert "resumed run is not bit-exact: threads: was 1, is 2" in stopped.log()
-    assert stopped.steps()[-1] == STEPS
+    assert stopped.steps()[-1] == 13
 
 
 def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:

@@ -1,0 +1,103 @@
+"""What the loop does beside updates, on a stand-in for the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config.training import OptimizerConfig
+from nmt.data.batch import Batch
+from nmt.data.loader import Loader, Position
+from nmt.engine.precision import Precision
+from nmt.engine.seeding import random_state
+from nmt.training.optimizer import FlatAdamW
+from nmt.training.signals import Interrupted
+from nmt.training.trainer import Progress, measure_update_seconds
+from nmt.training.update import Updater
+from tests.training.test_update import batch_of, small_model
+
+CPU = torch.device("cpu")
+
+
+class Batches:
+    """Gives the same few batches for ever."""
+
+    def updates(self, _start: Position) -> Iterator[tuple[list[Batch], Position]]:
+        while True:
+            yield [batch_of([3, 5, 4]), batch_of([2, 2], seed=1)], Position()
+
+
+LOADER = cast(Loader, Batches())
+
+
+def updater_in(precision: Precision) -> tuple[Updater, FlatAdamW]:
+    model = small_model(dropout=0.1)
+    optimizer = FlatAdamW(model, OptimizerConfig(weight_decay=0.1), precision.weight_dtype)
+    return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0), optimizer
+
+
+def everything(updater: Updater, optimizer: FlatAdamW) -> dict[str, Tensor]:
+    working = {f"working/{name}": p.detach() for name, p in updater.model.named_parameters()}
+    gradients = {
+        f"gradient/{name}": p.grad
+        for name, p in updater.model.named_parameters()
+        if p.grad is not None
+    }
+    counters = {name: torch.tensor(value) for name, value in updater.counters().items()}
+    parts = optimizer.weights() | optimizer.state() | random_state(CPU)
+    return {name: t.clone() for name, t in (parts | working | gradients | counters).items()}
+
+
+@pytest.mark.parametrize("name", ["float32", "bf16"])
+@pytest.mark.parametrize("updates_before", [0, 2])
+def test_measuring_leaves_no_trace(name: str, updates_before: int) -> None:
+    updater, optimizer = updater_in(Precision("bf16" if name == "bf16" else "float32", "cpu"))
+    batches, _ = next(LOADER.updates(Position()))
+    for _ in range(updates_before):
+        updater(batches, 0.01)
+    before = everything(updater, optimizer)
+    seconds = measure_update_seconds(updater, optimizer, LOADER, num_updates=4)
+    after = everything(updater, optimizer)
+
+    assert seconds > 0
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    # The next update is the one that would have been made without measuring, too.
+    torch.manual_seed(3)
+    updater(batches, 0.01)
+    twin, twin_optimizer = updater_in(updater.precision)
+    twin_optimizer.load(
+        {name: before[name] for name in optimizer.weights()},
+        {name: t for name, t in before.items() if name == "step" or name.startswith("exp_avg")},
+    )
+    torch.manual_seed(3)
+    twin(batches, 0.01)
+    expected = twin_optimizer.weights()
+    assert all(torch.equal(t, expected[name]) for name, t in optimizer.weights().items())
+
+
+def test_measuring_can_be_interrupted() -> None:
+    """FAULT 19."""
+    updater, optimizer = updater_in(Precision("float32", "cpu"))
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Interrupted(15)
+
+    with pytest.raises(Interrupted):
+        measure_update_seconds(updater, optimizer, LOADER, check=check)
+    assert optimizer.state()["step"] == 2
+
+
+def test_progress_reads_back_as_it_was_written() -> None:
+    progress = Progress(step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, nats=1.5)
+    progress.history = progress.history.add(5, 21.0)
+
+    assert Progress.from_dict(progress.as_dict()) == progress
