@@ -10,6 +10,41 @@ from hypothesis import settings
 settings.register_profile("nmt", deadline=None)
 settings.load_profile("nmt")
 
+TINY_PAIRS = (
+    ("Ein Hund läuft.", "A dog runs."),
+    ("Eine Katze schläft.", "A cat sleeps."),
+    ("Zwei Männer gehen.", "Two men walk."),
+    ("Zwei Frauen singen.", "Two women sing."),
+    ("Ein Kind lacht.", "A child laughs."),
+    ("Der Hund schläft.", "The dog sleeps."),
+    ("Die Katze läuft.", "The cat runs."),
+    ("Der Mann geht.", "The man walks."),
+    ("Die Frau singt.", "The woman sings."),
+    ("Das Kind schläft.", "The child sleeps."),
+    ("Ein Mann lacht.", "A man laughs."),
+    ("Eine Frau geht.", "A woman walks."),
+    ("Zwei Hunde laufen.", "Two dogs run."),
+    ("Zwei Katzen schlafen.", "Two cats sleep."),
+    ("Zwei Kinder lachen.", "Two children laugh."),
+    ("Der Mann singt.", "The man sings."),
+    ("Die Frau lacht.", "The woman laughs."),
+    ("Das Kind geht.", "The child walks."),
+    ("Ein Kind singt.", "A child sings."),
+    ("Der Hund läuft.", "The dog runs."),
+)
+"""Twenty German-English sentences."""
+
+
+@pytest.fixture
+def tiny_corpus(tmp_path: Path) -> Path:
+    """A folder with 20 pairs, line by line in ``train.de`` and ``train.en``."""
+    folder = tmp_path / "tiny_corpus"
+    folder.mkdir()
+    for side, language in enumerate(("de", "en")):
+        text = "".join(f"{pair[side]}\n" for pair in TINY_PAIRS)
+        (folder / f"train.{language}").write_bytes(text.encode())
+    return folder
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

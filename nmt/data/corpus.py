@@ -7,20 +7,23 @@ side makes the pair blank, bad or over-long, and never shifts the other side.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nmt.config.data import CorpusConfig
 from nmt.data.demo import demo_pairs
-from nmt.data.huggingface import huggingface_pairs
+from nmt.data.huggingface import huggingface_pairs, local_files
+from nmt.data.published import published_pairs
 from nmt.errors import DataError
 from nmt.text.lines import decode_line, open_binary, split_lines
 
 _MOST_BYTES_PER_CHARACTER = 4
+# A line of TSV or JSON holds both sides, other fields, and characters spelt \uXXXX.
+_LINE_PER_SIDE = 8
 
 
 class SentencePair(NamedTuple):
@@ -50,17 +53,22 @@ class ReadOptions:
     max_characters: int = 10_000
 
 
-def corpus_name(config: CorpusConfig) -> str:
-    """Return the name of a corpus in reports: its own, or one made of its place."""
-    place = config.source or config.tsv or config.jsonl or config.huggingface or config.sacrebleu
-    return config.name or (f"demo-{config.demo}" if config.demo else str(place))
+def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
+    """Return a name for each corpus in reports: its own or that of its place, made unique."""
+    names = ["valid"]  # the validation set stands beside them
+    for corpus in corpora:
+        place = corpus.source or corpus.tsv or corpus.jsonl or corpus.huggingface
+        demo = f"demo-{corpus.demo}" if corpus.demo else corpus.sacrebleu
+        name = corpus.name or str(place or demo)
+        names.append(f"{name} ({len(names)})" if name in names else name)
+    return names[1:]
 
 
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the files that a corpus is read from; none for hubs and the demo."""
     paths = [config.source, config.target, config.tsv, config.jsonl]
-    if config.huggingface is not None and Path(config.huggingface).is_file():
-        paths.append(Path(config.huggingface))
+    if config.huggingface is not None:
+        paths += local_files(config.huggingface)
     return tuple(path for path in paths if path is not None)
 
 
@@ -86,27 +94,41 @@ def _all_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentenceP
     elif config.huggingface is not None:
         texts = huggingface_pairs(config, *languages)
     else:
-        texts = _sacrebleu_pairs(str(config.sacrebleu), *languages)
-    return (SentencePair(*pair, line) for line, pair in enumerate(texts, start=1))
+        texts = published_pairs(str(config.sacrebleu), *languages)
+    return (_pair(*pair, line, options) for line, pair in enumerate(texts, start=1))
+
+
+def _pair(source: str, target: str, line: int, options: ReadOptions) -> SentencePair | BadPair:
+    """Check texts that did not come as lines: they may hold line feeds and lone surrogates."""
+    if max(len(source), len(target)) > options.max_characters:
+        return BadPair("too many characters", line)
+    return SentencePair(_one_line(source), _one_line(target), line)
+
+
+def _one_line(text: str) -> str:
+    if text.isascii():
+        return text.replace("\n", " ") if "\n" in text else text
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\n", " ")
 
 
 def _numbered_lines(
-    path: Path, options: ReadOptions, stack: ExitStack
+    path: Path, options: ReadOptions, max_characters: int, stack: ExitStack
 ) -> Iterator[tuple[int, str | BadPair]]:
-    max_bytes = options.max_characters * _MOST_BYTES_PER_CHARACTER
+    max_bytes = max_characters * _MOST_BYTES_PER_CHARACTER
     stream = stack.enter_context(open_binary(path))
-    for number, line in enumerate(split_lines(stream, str(path), max_bytes=max_bytes), start=1):
+    name = str(path)
+    for number, line in enumerate(split_lines(stream, name, max_bytes=max_bytes), start=1):
         if line is None:
             yield number, BadPair("too many characters", number)
             continue
         try:
-            text = decode_line(line, str(path), number)
+            text = decode_line(line, name, number)
         except DataError:
             if options.on_bad_utf8 == "error":
                 raise
             yield number, BadPair("bad utf-8", number)
             continue
-        too_long = len(text) > options.max_characters
+        too_long = len(text) > max_characters
         yield number, BadPair("too many characters", number) if too_long else text
 
 
@@ -114,8 +136,8 @@ def _aligned_pairs(
     source: Path, target: Path, options: ReadOptions
 ) -> Iterator[SentencePair | BadPair]:
     with ExitStack() as stack:
-        sources = _numbered_lines(source, options, stack)
-        targets = _numbered_lines(target, options, stack)
+        sources = _numbered_lines(source, options, options.max_characters, stack)
+        targets = _numbered_lines(target, options, options.max_characters, stack)
         number = 0
         for left, right in zip_longest(sources, targets):
             if left is None or right is None:
@@ -131,72 +153,67 @@ def _aligned_pairs(
             else:
                 yield SentencePair(left[1], right[1], number)
         if number == 0:
-            raise DataError(f"{source} is empty.", fix="Name a file with one sentence a line.")
+            raise DataError(
+                f"{source} and {target} are empty.", fix="Name files with one sentence a line."
+            )
+
+
+def _records(path: Path, options: ReadOptions) -> Iterator[tuple[int, str | BadPair]]:
+    """Yield the lines of a file that holds both sides on each."""
+    number = 0
+    with ExitStack() as stack:
+        most = options.max_characters * _LINE_PER_SIDE
+        for number, line in _numbered_lines(path, options, most, stack):
+            yield number, line
+    if number == 0:
+        raise DataError(f"{path} is empty.", fix="Name a file with one pair a line.")
 
 
 def _tsv_pairs(
     path: Path, columns: tuple[int, int], options: ReadOptions
 ) -> Iterator[SentencePair | BadPair]:
-    number = 0
-    with ExitStack() as stack:
-        for number, line in _numbered_lines(path, options, stack):
-            if isinstance(line, BadPair):
-                yield line
-                continue
-            cells = line.split("\t")
-            if max(columns) >= len(cells) and line.strip():
-                raise DataError(
-                    f"{path}, line {number:,}: {len(cells)} columns, but column {max(columns)} "
-                    "(counted from 0) is wanted.",
-                    fix="Set columns of the corpus, or repair the line.",
-                )
-            left, right = ("", "") if not line.strip() else (cells[i] for i in columns)
-            yield SentencePair(left, right, number)
-    if number == 0:
-        raise DataError(f"{path} is empty.", fix="Name a file with one pair a line.")
+    for number, line in _records(path, options):
+        if isinstance(line, BadPair):
+            yield line
+            continue
+        cells = line.split("\t")
+        if max(columns) < len(cells):
+            yield _pair(cells[columns[0]], cells[columns[1]], number, options)
+        elif line.strip():
+            raise DataError(
+                f"{path}, line {number:,}: {len(cells)} columns, but column {max(columns)} "
+                "(counted from 0) is wanted.",
+                fix="Set columns of the corpus, or repair the line.",
+            )
+        else:
+            yield SentencePair("", "", number)
 
 
 def _jsonl_pairs(path: Path, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
-    number = 0
-    with ExitStack() as stack:
-        for number, line in _numbered_lines(path, options, stack):
-            if isinstance(line, BadPair):
-                yield line
-                continue
-            if not line.strip():
-                continue
-            try:
-                translation = json.loads(line)["translation"]
-                left, right = (
-                    translation[language]
-                    for language in (options.source_language, options.target_language)
-                )
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f'{path}, line {number:,}: no {{"translation": '
-                    f'{{"{options.source_language}": ..., "{options.target_language}": ...}}}}'
-                    f" ({type(error).__name__}: {error}).",
-                    fix="Write one JSON object with both languages on each line.",
-                ) from error
-            yield SentencePair(str(left), str(right), number)
-    if number == 0:
-        raise DataError(f"{path} is empty.", fix="Name a file with one JSON object a line.")
+    for number, line in _records(path, options):
+        if isinstance(line, BadPair):
+            yield line
+            continue
+        if not line.strip():
+            yield SentencePair("", "", number)
+            continue
+        try:
+            translation = json.loads(line)["translation"]
+            left = _json_text(translation[options.source_language])
+            right = _json_text(translation[options.target_language])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f'{path}, line {number:,}: no {{"translation": '
+                f'{{"{options.source_language}": ..., "{options.target_language}": ...}}}}'
+                f" ({type(error).__name__}: {error}).",
+                fix="Write one JSON object with both languages on each line.",
+            ) from error
+        yield _pair(left, right, number, options)
 
 
-def _sacrebleu_pairs(name: str, source_language: str, target_language: str):  # type: ignore[no-untyped-def]
-    import sacrebleu  # noqa: PLC0415
-
-    pair = f"{source_language}-{target_language}"
-    try:
-        sources = sacrebleu.get_source_file(name, pair)
-        targets = sacrebleu.get_reference_files(name, pair)[0]
-    except (SystemExit, Exception) as error:
-        raise DataError(
-            f"sacrebleu has no test set {name} for {pair}, or cannot download it: {error}",
-            fix="`sacrebleu --list` shows the test sets; the first use needs the internet.",
-        ) from error
-    yield from zip(_text_lines(sources), _text_lines(targets), strict=True)
-
-
-def _text_lines(path: str) -> list[str]:
-    return Path(path).read_bytes().decode("utf-8").split("\n")[:-1]
+def _json_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r:.40} is not text")

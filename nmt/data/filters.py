@@ -10,7 +10,7 @@ BLANK_TARGET = "blank target"
 TOO_LONG = "too many subwords"
 TOO_SHORT = "too few subwords"
 RATIO = "length ratio"
-DUPLICATE = "duplicate"
+DUPLICATE = "repeats an earlier pair"
 
 _SHORT_PAIR_ALLOWANCE = 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,23 @@ from nmt.config.data import CorpusConfig
 from nmt.errors import DataError
 
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+_ROWS_AT_ONCE = 1000
 
 
 def huggingface_pairs(
     config: CorpusConfig, source_language: str, target_language: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (source, target) of each row.
+    """Yield (source, target) of each row; a missing text is empty.
 
     A row has a ``translation`` column with both language codes, or a column named after each.
 
     Raises:
         DataError: The data set cannot be loaded, or lacks the columns.
     """
-    name = str(config.huggingface)
-    for number, row in enumerate(_load(name, config), start=1):
-        texts = row.get("translation", row)
+    name, number = str(config.huggingface), 0
+    for number, row in enumerate(_rows(name, config), start=1):
         try:
+            texts = row.get("translation") or row
             left, right = texts[source_language], texts[target_language]
         except (KeyError, TypeError) as error:
             raise DataError(
@@ -33,12 +35,40 @@ def huggingface_pairs(
                 f"its columns are {', '.join(map(str, row))}.",
                 fix="Name data with a `translation` column or a column for each language code.",
             ) from error
-        yield left or "", right or ""
+        yield _text(left), _text(right)
+    if number == 0:
+        raise DataError(f"{name} (split {config.split}) has no rows.", fix="Check the split.")
 
 
-def _load(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
-    import datasets  # noqa: PLC0415 - half a second, and only this corpus needs it
+def local_files(name: str) -> list[Path]:
+    """Return the files behind a local name, in order; none for a hub id."""
+    path = Path(name)
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
 
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
+    try:
+        for block in _load(name, config).iter(batch_size=_ROWS_AT_ONCE):
+            columns = list(block)
+            for values in zip(*block.values(), strict=True):
+                yield dict(zip(columns, values, strict=True))
+    except DataError:
+        raise
+    except Exception as error:  # of the network, of a format, of `datasets` itself
+        raise DataError(
+            f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
+            f"{type(error).__name__}: {error}",
+            fix="Check the name, the subset and the network, or download it and name the files.",
+        ) from error
+
+
+def _load(name: str, config: CorpusConfig) -> Any:
     path = Path(name)
     options: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
     if path.is_file():
@@ -48,15 +78,15 @@ def _load(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
                 f"{path}: `datasets` reads {', '.join(_LOADERS)} here, not {path.suffix}.",
                 fix="Convert the file, or name it as source + target, tsv or jsonl.",
             )
-        # A single local file is one split, whatever name the configuration asks for.
-        options |= {"path": kind, "data_files": {config.split: str(path)}}
+        # A single local file is one split, whatever name the configuration asks for. It is always
+        # streamed: a copy in the cache of `datasets` would gain nothing.
+        options |= {"path": kind, "data_files": {config.split: str(path)}, "streaming": True}
+        if kind == "csv":
+            options["keep_default_na"] = False  # "null" and "NA" are words
     else:
         options |= {"path": name, "name": config.subset}
-    try:
-        return iter(datasets.load_dataset(**options))
-    except Exception as error:
-        raise DataError(
-            f"`datasets` cannot load {name} (subset {config.subset}, split {config.split}): "
-            f"{type(error).__name__}: {error}",
-            fix="Check the name, the subset and the network, or download it and name the files.",
-        ) from error
+    import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
+
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return datasets.load_dataset(**options)

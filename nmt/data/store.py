@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -144,7 +145,7 @@ class StoreWriter:
         """Write many pairs of one corpus."""
         for side, rows in zip(_SIDES, (source, target), strict=True):
             lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-            flat = np.fromiter((i for row in rows for i in row), self._dtype, int(lengths.sum()))
+            flat = np.fromiter(chain.from_iterable(rows), self._dtype, int(lengths.sum()))
             offsets = self._ends[side] + np.cumsum(lengths)
             self._files[f"{side}.ids.bin"].write(flat.tobytes())
             self._files[f"{side}.offsets.bin"].write(offsets.astype("<i8").tobytes())

@@ -15,6 +15,10 @@ from nmt.config.data import TokenizerConfig
 from nmt.errors import TokenizerError
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
+# The least that the configuration allows with byte_fallback.
+_SMALLEST_WITH_BYTES = 300
+_LONGEST_LINE_BYTES = 40_000
+
 
 class SentencePieceTokenizer:
     """One SentencePiece model. See `nmt.text.tokenizer.Tokenizer`."""
@@ -30,7 +34,10 @@ class SentencePieceTokenizer:
             TokenizerError: It is no SentencePiece model, or has other special ids than ours.
         """
         try:
-            processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+            model = path.read_bytes()
+            if not model:  # SentencePiece takes no bytes for no model, and says nothing
+                raise RuntimeError("empty")
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
             raise TokenizerError(
                 f"{path} is not a readable SentencePiece model.",
@@ -56,8 +63,11 @@ class SentencePieceTokenizer:
 
     def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Encode many lines at once, with this many threads."""
-        clean = [_encodable(line) for line in lines]
-        return list(self._processor.encode(clean, num_threads=threads))
+        try:
+            "".join(lines).encode()
+        except UnicodeEncodeError:  # rare, and dear to look for line by line
+            lines = [_encodable(line) for line in lines]
+        return list(self._processor.encode(list(lines), num_threads=threads))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``; special ids are left out."""
@@ -77,7 +87,14 @@ def _encodable(line: str) -> str:
 def train_sentencepiece(
     lines: Iterator[str], path: Path, config: TokenizerConfig, *, threads: int
 ) -> None:
-    """Learn a model from ``lines`` and write it to ``path``.
+    """Learn a model from ``lines`` and write it to ``path``: the same bytes for the same input.
+
+    Args:
+        lines: The text, in an order that matters; lines above 40,000 bytes are left out.
+        path: The new file; none is left where learning fails.
+        config: Kind and size.
+        threads: Processors to use. Part of the input: unigram probabilities depend on it in the
+            last digits, and the file records it.
 
     Raises:
         TokenizerError: The text allows no vocabulary of this size; the message names the largest.
@@ -93,7 +110,7 @@ def train_sentencepiece(
                 character_coverage=config.character_coverage,
                 byte_fallback=config.byte_fallback,
                 normalization_rule_name=config.normalization,
-                max_sentence_length=4 * 10_000,
+                max_sentence_length=_LONGEST_LINE_BYTES,
                 num_threads=threads,
                 pad_id=PAD_ID,
                 unk_id=UNK_ID,
@@ -109,19 +126,29 @@ def train_sentencepiece(
 
 
 def _explained(message: str, config: TokenizerConfig) -> TokenizerError:
-    largest = re.search(r"value <= (\d+)", message)
-    smallest = re.search(r"smaller than required_chars[^\d]*(\d+)? ?vs ?(\d+)", message)
-    if largest:
+    """Say what SentencePiece means in one sentence, with a size that works."""
+    found = re.search(r"value <= (\d+)", message)
+    if found:
+        largest = int(found[1])
+        fix = f"Set tokenizer.vocab_size to {largest} or less."
+        if config.byte_fallback and largest < _SMALLEST_WITH_BYTES:
+            fix = "Set tokenizer.byte_fallback: false, or give it more text."
         return TokenizerError(
             f"The training text allows no vocabulary of {config.vocab_size:,} entries; "
-            f"the largest is {int(largest[1]):,}.",
-            fix=f"Set tokenizer.vocab_size to {largest[1]} or less.",
+            f"the largest is {largest:,}.",
+            fix=fix,
         )
-    if smallest:
+    found = re.search(r"smaller than required_chars.*vs (\d+)", message)
+    if found:
         return TokenizerError(
             f"A vocabulary of {config.vocab_size:,} entries does not hold the text's characters: "
-            f"{smallest[2]} are needed.",
-            fix="Raise tokenizer.vocab_size, or lower tokenizer.character_coverage.",
+            f"{int(found[1]):,} are needed.",
+            fix=f"Set tokenizer.vocab_size to {found[1]} or more, or lower "
+            "tokenizer.character_coverage.",
+        )
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return TokenizerError(
+            "There is no text to learn a vocabulary from.", fix="Check the training corpora."
         )
     return TokenizerError(
         f"SentencePiece could not learn from the training text: {message.strip()}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ import pytest
 
 from nmt.commands.prepare import prepare
 from nmt.config.run import RunConfig
+from nmt.data.checks import CONTROL, MARKUP
+from nmt.data.filters import DUPLICATE
 from nmt.data.prepared import PreparedData
 from nmt.errors import DataError, NmtError, TokenizerError
+from nmt.text.sentencepiece import train_sentencepiece
 from nmt.text.tokenizer import load_tokenizers
 
 NUMBERS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -187,11 +191,11 @@ def test_overlap_markup_and_control_characters_are_counted(tmp_path: Path) -> No
     write(tmp_path, "train.de", source)
     write(tmp_path, "train.en", target)
 
-    found = prepare(config_for(tmp_path), quiet=True).findings
+    report = prepare(config_for(tmp_path), quiet=True)
 
-    assert found["source sentence also in valid"] == 5
-    assert found["HTML or XML tags"] == 1
-    assert found["control characters"] == 1
+    assert report.overlap["valid"] == {"pairs": 5, "sources_in_train": 5, "pairs_in_train": 5}
+    assert report.findings["numbers"][MARKUP] == 1
+    assert report.findings["numbers"][CONTROL] == 1
 
 
 def test_duplicates_go_if_that_is_wished(tmp_path: Path) -> None:
@@ -200,10 +204,13 @@ def test_duplicates_go_if_that_is_wished(tmp_path: Path) -> None:
     write(tmp_path, "train.de", source + source)
     write(tmp_path, "train.en", target + target)
 
-    assert prepare(config_for(tmp_path), quiet=True).counts["numbers"]["kept"] == 120
-    report = prepare(config_for(tmp_path, filters={"deduplicate": True}), quiet=True)
+    counted = prepare(config_for(tmp_path), quiet=True)
+    dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}), quiet=True)
 
-    assert report.counts["numbers"]["duplicate"] == 60
+    assert counted.counts["numbers"]["kept"] == 120
+    assert counted.findings["numbers"][DUPLICATE] == 60
+    assert dropped.counts["numbers"] == {"read": 120, "kept": 60, DUPLICATE: 60}
+    assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -215,7 +222,7 @@ def test_a_vocabulary_the_text_does_not_allow_names_the_largest(tmp_path: Path, 
 
     largest = int("".join(filter(str.isdigit, caught.value.fix)))
     report = prepare(config_for(tmp_path, tokenizer={**big, "vocab_size": largest}), quiet=True)
-    assert report.vocabulary["source"] == largest
+    assert report.sides[0].vocab_size == largest
 
 
 def test_unchanged_input_is_left_alone_and_changed_input_is_not(tmp_path: Path) -> None:
@@ -242,7 +249,7 @@ def test_report_only_writes_nothing(tmp_path: Path) -> None:
     report = prepare(config, report_only=True, quiet=True)
 
     assert report.counts["numbers"]["kept"] == 120
-    assert not (tmp_path / "new" / "prepared").exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
@@ -284,40 +291,6 @@ def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
         assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
 
 
-def test_hugging_face_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    source, target = corpus(120)
-    pairs = list(zip(source, target, strict=True))
-    base = config_for(tmp_path).model_dump(mode="json")
-    program = (
-        "import sys, json, pyarrow as pa, pyarrow.parquet as pq\n"
-        "pairs = json.load(open(sys.argv[1]))\n"
-        "rows = [{'translation': {'de': s, 'en': t}} for s, t in pairs]\n"
-        "pq.write_table(pa.Table.from_pylist(rows), sys.argv[2])\n"
-    )
-    pairs_path = tmp_path / "pairs.json"
-    pairs_path.write_text(json.dumps(pairs), encoding="utf-8")
-    parquet = str(tmp_path / "train.parquet")
-    subprocess.run([sys.executable, "-c", program, str(pairs_path), parquet], check=True)
-    csv = write(tmp_path, "train.csv", ["de,en", *(f"{s},{t}" for s, t in pairs)])
-    rows = [json.dumps({"de": s, "en": t}) for s, t in pairs]
-    jsonl = write(tmp_path, "hf.json", rows)
-    for name, streaming in ((parquet, False), (parquet, True), (csv, False), (jsonl, True)):
-        base["data"]["train"] = [{"huggingface": name, "streaming": streaming}]
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(base), encoding="utf-8")
-        # In a process of its own: `datasets` reads its cache folder from HF_HOME when imported.
-        run = (
-            "import sys, pathlib\n"
-            "from nmt.config.run import RunConfig\n"
-            "from nmt.commands.prepare import prepare\n"
-            "c = RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_text())\n"
-            "prepare(c, quiet=True, force=True)\n"
-        )
-        subprocess.run([sys.executable, "-c", run, str(path)], check=True)
-        assert decoded(tmp_path / "prepared") == pairs
-
-
 def test_preparing_does_not_load_torch(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(config_for(tmp_path).model_dump_json(), encoding="utf-8")
@@ -332,3 +305,179 @@ def test_preparing_does_not_load_torch(tmp_path: Path) -> None:
 
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)
     assert (tmp_path / "prepared" / "manifest.json").exists()
+
+
+def test_a_validation_set_without_a_usable_pair_is_refused(tmp_path: Path) -> None:
+    """FAULTS 36."""
+    config = config_for(tmp_path)
+    write(tmp_path, "valid.de", ["", ""])
+    write(tmp_path, "valid.en", ["one", ""])
+
+    with pytest.raises(DataError, match="No validation pair is left") as caught:
+        prepare(config, quiet=True)
+
+    assert "blank source 1" in caught.value.problem
+    assert not list(tmp_path.glob("*prepared*"))
+
+
+def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"No training pair is left .* too many subwords 120"):
+        prepare(config_for(tmp_path, filters={"max_length": 1}), quiet=True)
+
+
+def test_a_pipe_is_refused_because_corpora_are_read_twice(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    (tmp_path / "train.de").unlink()
+    os.mkfifo(tmp_path / "train.de")
+
+    with pytest.raises(DataError, match=r"train\.de is a pipe"):
+        prepare(config, quiet=True)
+
+
+def test_a_corpus_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path)
+
+    def learn(*args: Any, **options: Any) -> None:
+        train_sentencepiece(*args, **options)
+        source, target = corpus(119)
+        write(tmp_path, "train.de", source)
+        write(tmp_path, "train.en", target)
+
+    monkeypatch.setattr("nmt.commands.preparation.train_sentencepiece", learn)
+    with pytest.raises(DataError, match="changed while it was read"):
+        prepare(config, quiet=True)
+
+    assert not list(tmp_path.glob("*prepared*"))
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    (tmp_path / "prepared").mkdir()
+    write(tmp_path / "prepared", "thesis.tex", ["important"])
+
+    with pytest.raises(DataError, match="was not made by"):
+        prepare(config, force=True, quiet=True)
+
+    assert (tmp_path / "prepared" / "thesis.tex").exists()
+
+
+def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    prepare(config, quiet=True)
+    for damage in ("tokenizer/joint.model", "train/source.ids.bin", "manifest.json"):
+        path = tmp_path / "prepared" / damage
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2])
+
+        assert not prepare(config, force=damage == "manifest.json", quiet=True).up_to_date
+        if damage != "manifest.json":  # it holds times
+            assert path.read_bytes() == whole
+
+
+def test_preparing_twice_gives_the_same_data(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    hashes = []
+    for _ in range(2):
+        prepare(config, force=True, quiet=True)
+        manifest = PreparedData.open(tmp_path / "prepared").manifest
+        hashes.append((manifest.data_hash, manifest.vocab_hash, manifest.config_hash))
+
+    assert hashes[0] == hashes[1]
+
+
+def test_a_touched_file_is_known_by_its_contents(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    prepare(config, quiet=True)
+    os.utime(tmp_path / "train.de", (1, 1))
+
+    assert prepare(config, quiet=True).up_to_date
+    text = (tmp_path / "train.de").read_bytes()
+    (tmp_path / "train.de").write_bytes(text.replace(b"eins", b"zwei", 1))
+    assert not prepare(config, quiet=True).up_to_date
+
+
+def test_two_at_once_make_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(config_for(tmp_path).model_dump_json(), encoding="utf-8")
+    program = (
+        "import sys, pathlib\n"
+        "from nmt.config.run import RunConfig\n"
+        "from nmt.commands.prepare import prepare\n"
+        "text = pathlib.Path(sys.argv[1]).read_text()\n"
+        "print(prepare(RunConfig.model_validate_json(text), quiet=True).up_to_date)\n"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    outputs = sorted(run.communicate()[0] for run in runs)
+
+    assert outputs == [b"False\n", b"True\n", b"True\n"]
+    assert not list(tmp_path.glob(".prepared*"))
+
+
+def test_pairs_of_several_corpora_know_where_they_are_from(
+    tmp_path: Path, tiny_corpus: Path
+) -> None:
+    values = config_for(tmp_path).model_dump(mode="json")
+    tiny = {"source": str(tiny_corpus / "train.de"), "target": str(tiny_corpus / "train.en")}
+    values["data"]["train"].append({"name": "tiny", **tiny})
+
+    report = prepare(RunConfig.model_validate(values), quiet=True)
+
+    store = PreparedData.open(tmp_path / "prepared").train
+    assert {name: counts["kept"] for name, counts in report.counts.items()} == {
+        "numbers": 120, "tiny": 20, "valid": 5,
+    }  # fmt: skip
+    assert store.corpus.tolist() == [0] * 120 + [1] * 20
+    assert store.lines[118:122].tolist() == [119, 120, 1, 2]
+
+
+def test_validation_text_is_kept_as_it_was_read(tmp_path: Path) -> None:
+    """FAULTS 35: odd characters inside a line do not split it."""
+    config = config_for(tmp_path)
+    source = ["eins\u2028zwei", "", "drei\x85vier\r"]
+    write(tmp_path, "valid.de", source)
+    write(tmp_path, "valid.en", ["one two", "", "three four"])
+
+    prepare(config, quiet=True)
+
+    data = PreparedData.open(tmp_path / "prepared")
+    assert data.valid_source == ["eins\u2028zwei", "drei\x85vier"]
+    assert data.valid_target == ["one two", "three four"]
+    assert len(data.valid) == 2
+
+
+def test_the_report_reads_well(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    source[3] = ""
+    write(tmp_path, "train.de", source)
+    write(tmp_path, "train.en", target)
+
+    report = prepare(config_for(tmp_path), quiet=True)
+
+    text = report.as_text()
+    assert text.startswith("numbers: 120 pairs read, 119 kept\n  dropped 1: blank source\n")
+    assert "vocabulary: 60 entries, joint" in text
+    assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
+    assert report.as_dict() == json.loads((tmp_path / "prepared" / "report.json").read_text())
+    assert report.as_dict()["sides"][0]["language"] == "de"
+
+
+def test_real_text_is_prepared_without_a_loss(tmp_path: Path, shared_data: Path) -> None:
+    folder = shared_data / "multi30k"
+    values = config_for(tmp_path).model_dump(mode="json")
+    values["data"]["train"] = [
+        {"source": str(folder / "train.de.gz"), "target": str(folder / "train.en.gz")}
+    ]
+    values["tokenizer"] = {"vocab_size": 4000}
+
+    report = prepare(RunConfig.model_validate(values), quiet=True)
+
+    data = PreparedData.open(tmp_path / "prepared")
+    assert len(data.train) == 29_000
+    assert report.warnings == ()
+    assert all(8 < side.mean_length < 25 for side in report.sides)
+    assert all(side.spelt_share < 0.02 for side in report.sides)

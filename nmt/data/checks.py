@@ -1,0 +1,185 @@
+"""Cheap signs that a corpus is not what it should be. They warn, and never drop a pair."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+IDENTICAL = "identical sides"
+MARKUP = "HTML or XML"
+CONTROL = "control or invisible characters"
+
+_MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|&(?:amp|lt|gt|quot|nbsp|apos|#\d+);")
+_CONTROL = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060\ufeff\ufffd]")
+
+_IDENTICAL_SHARE = 0.1
+_WINDOW_LINES = 1000
+_SMALLEST_WINDOW = 100
+_SHIFT_GAIN = 0.2
+_SHIFT_CORRELATION = 0.3
+_LOW_CORRELATION = 0.3
+_LANGUAGE_PAIRS = 5000
+
+# What tells a language from most others: its commonest words, or its script.
+_WORDS = {
+    "cs": "je se že to na by jsem není jako",
+    "da": "og det er en ikke til jeg af på",
+    "de": "der die das und ist nicht ein eine ich zu mit den",
+    "en": "the and of to is a that you with for was",
+    "es": "el los las que una es por con y está",
+    "fr": "le les des est une et dans que je pas",
+    "it": "il di che è gli una per non con sono",
+    "nl": "de het een en van niet dat ik zijn op",
+    "pl": "nie się jest na że to jak po tym był",
+    "pt": "os que não uma é com em do da um",
+    "sv": "och det är en att inte jag som på av",
+}
+_SCRIPTS = {
+    "ar": "\u0600-\u06ff", "el": "\u0370-\u03ff", "he": "\u0590-\u05ff", "hi": "\u0900-\u097f",
+    "ja": "\u3040-\u30ff", "ko": "\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f",
+    "zh": "\u4e00-\u9fff",
+}  # fmt: skip
+_SAME_SCRIPT = {"ary": "ar", "arz": "ar", "fa": "ar", "uk": "ru", "bg": "ru", "be": "ru"}
+
+
+def _mark(language: str) -> re.Pattern[str] | None:
+    """Return what is frequent in a language and rare in others; None for unknown languages."""
+    code = re.split("[-_]", language.lower())[0]
+    code = _SAME_SCRIPT.get(code, code)
+    if code in _WORDS:
+        return re.compile(rf"\b(?:{'|'.join(_WORDS[code].split())})\b", re.IGNORECASE)
+    return re.compile(f"[{_SCRIPTS[code]}]+") if code in _SCRIPTS else None
+
+
+class CorpusCheck:
+    """Looks at the pairs of one corpus as they pass, block by block.
+
+    Args:
+        source_language: Code of the language that the source should be in.
+        target_language: The same of the target.
+    """
+
+    def __init__(self, source_language: str, target_language: str) -> None:
+        self.found: Counter[str] = Counter()
+        """Pairs that look odd, by what is odd."""
+        self._num_pairs = 0
+        self._languages = _Languages(source_language, target_language)
+        self._alignment = _Alignment()
+
+    def see(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
+        """Take note of a block.
+
+        Args:
+            pairs: The pairs that can be used.
+            lengths: Characters of source and target of every line of the block, 0 for what could
+                not be read. (2, lines).
+        """
+        self._num_pairs += len(pairs)
+        self._alignment.see(lengths)
+        self._languages.see(pairs)
+        for source, target in pairs:
+            if source == target:
+                self.found[IDENTICAL] += 1
+            # Both regular expressions are slow beside these tests, which most pairs pass.
+            if not (source.isprintable() and target.isprintable()):
+                self.found[CONTROL] += bool(_CONTROL.search(source) or _CONTROL.search(target))
+            if "<" in source or "<" in target or "&" in source or "&" in target:
+                self.found[MARKUP] += bool(_MARKUP.search(source) or _MARKUP.search(target))
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what a person should look at, as sentences."""
+        if self.found[IDENTICAL] > _IDENTICAL_SHARE * self._num_pairs:
+            share = self.found[IDENTICAL] / self._num_pairs
+            yield f"{share:.0%} of the pairs have identical sides: is one file given twice?"
+        if self._languages.look_swapped():
+            yield (
+                f"the source looks like {self._languages.target} and the target like "
+                f"{self._languages.source}: are the sides swapped?"
+            )
+        yield from self._alignment.warnings()
+
+
+class _Languages:
+    """Counts how much of each side the marks of both languages cover."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self.source, self.target = source, target
+        self._marks = (_mark(source), _mark(target))
+        self._covered = np.zeros((2, 2))  # language, side
+        self._characters = np.zeros(2)
+        self._left = _LANGUAGE_PAIRS
+
+    def see(self, pairs: Sequence[tuple[str, str]]) -> None:
+        pairs = pairs[: self._left]
+        self._left -= len(pairs)
+        for side in range(2) if pairs else ():
+            text = "\n".join(pair[side] for pair in pairs)
+            self._characters[side] += len(text)
+            for language, mark in enumerate(self._marks):
+                if mark is not None:
+                    self._covered[language, side] += sum(map(len, mark.findall(text)))
+
+    def look_swapped(self) -> bool:
+        share = self._covered / np.maximum(self._characters, 1)
+        known = [i for i in range(2) if self._marks[i] is not None]
+        return bool(known) and all(share[i, 1 - i] > 3 * share[i, i] + 0.02 for i in known)
+
+
+class _Alignment:
+    """Compares the lengths of both sides: lines that translate each other are of like length."""
+
+    def __init__(self) -> None:
+        self._rest = np.zeros((2, 0), dtype=np.int64)
+        self._sums = np.zeros((3, 3))  # of products of (1, source, target), over all lines
+        self._lines = 0
+        self._shifted: list[int] = []  # lines at which windows start that look shifted
+
+    def see(self, lengths: npt.NDArray[np.int64]) -> None:
+        values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
+        self._sums += values @ values.T
+        waiting = np.hstack((self._rest, lengths))
+        while waiting.shape[1] >= _WINDOW_LINES:
+            self._look(waiting[:, :_WINDOW_LINES])
+            waiting = waiting[:, _WINDOW_LINES:]
+        self._rest = waiting
+
+    def _look(self, lengths: npt.NDArray[np.int64]) -> None:
+        source, target = np.log1p(lengths)
+        here = _correlation(source, target)
+        beside = max(_correlation(source[:-1], target[1:]), _correlation(source[1:], target[:-1]))
+        if beside > max(here + _SHIFT_GAIN, _SHIFT_CORRELATION):
+            self._shifted.append(self._lines + 1)
+        self._lines += lengths.shape[1]
+
+    def warnings(self) -> Iterator[str]:
+        if self._rest.shape[1] >= _SMALLEST_WINDOW:
+            self._look(self._rest)
+            self._rest = self._rest[:, :0]
+        if self._shifted:
+            yield (
+                f"the sides look shifted by one line, first near line {self._shifted[0]:,}: "
+                "is a line missing on one side there?"
+            )
+            return
+        count = self._sums[0, 0]
+        if count < _SMALLEST_WINDOW:
+            return
+        covariance = self._sums / count
+        covariance = covariance[1:, 1:] - np.outer(covariance[0, 1:], covariance[0, 1:])
+        spread = np.sqrt(np.diag(covariance).clip(0).prod())
+        correlation = covariance[0, 1] / spread if spread > 1e-9 else 1.0
+        if correlation < _LOW_CORRELATION:
+            yield (
+                f"the lengths of the sides hardly agree (correlation {correlation:.2f}): do they "
+                "translate each other?"
+            )
+
+
+def _correlation(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> float:
+    left, right = left - left.mean(), right - right.mean()
+    spread = float(np.sqrt((left**2).sum() * (right**2).sum()))
+    return float(left @ right) / spread if spread > 1e-9 else 0.0

@@ -1,0 +1,125 @@
+"""Signs of trouble in a corpus: found where there is trouble, and only there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt.data.checks import CONTROL, IDENTICAL, MARKUP, CorpusCheck
+from nmt.data.overlap import HeldOut
+from nmt.text.lines import read_lines
+
+Pairs = list[tuple[str, str]]
+
+
+def checked(
+    pairs: Pairs, languages: tuple[str, str] = ("de", "en"), block: int = 700
+) -> CorpusCheck:
+    check = CorpusCheck(*languages)
+    for start in range(0, len(pairs), block):
+        part = pairs[start : start + block]
+        check.see(part, np.array([[len(s) for s in pair] for pair in part]).T)
+    return check
+
+
+def read_pairs(source: Path, target: Path) -> Pairs:
+    return list(zip(read_lines(source), read_lines(target), strict=True))
+
+
+@pytest.fixture(scope="module")
+def multi30k(shared_data: Path) -> Pairs:
+    folder = shared_data / "multi30k"
+    return read_pairs(folder / "train.de.gz", folder / "train.en.gz")[:5000]
+
+
+def test_real_text_raises_no_warning(multi30k: Pairs) -> None:
+    assert list(checked(multi30k).warnings()) == []
+    assert list(checked(sorted(multi30k, key=lambda pair: len(pair[0]))).warnings()) == []
+    assert list(checked(multi30k[:99]).warnings()) == []
+
+
+def test_swapped_languages_are_noticed(multi30k: Pairs) -> None:
+    """FAULTS 38."""
+    swapped = [(target, source) for source, target in multi30k]
+
+    (warning,) = checked(swapped).warnings()
+
+    assert warning.endswith("are the sides swapped?")
+    assert list(checked(swapped, ("en", "de-AT")).warnings()) == []
+    assert list(checked(swapped, ("xx", "yy")).warnings()) == []
+    # One known language is enough.
+    assert any("swapped" in text for text in checked(swapped, ("xx", "en")).warnings())
+
+
+def test_scripts_tell_languages_too(shared_data: Path) -> None:
+    """FAULTS 38."""
+    folder = shared_data / "small_parallel_enja"
+    pairs = read_pairs(folder / "dev.en.gz", folder / "dev.ja.gz")
+
+    assert not any("swapped" in text for text in checked(pairs, ("en", "ja")).warnings())
+    assert any("swapped" in text for text in checked(pairs, ("ja", "en")).warnings())
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_shift_is_noticed_and_placed(multi30k: Pairs, direction: int) -> None:
+    """FAULTS 38: a line is missing at 2,500 on one side, and one too many at its end."""
+    sources, targets = ([pair[i] for pair in multi30k] for i in range(2))
+    late = sources if direction == 1 else targets
+    del late[2500]
+    late.append("Ende.")
+
+    (warning,) = checked(list(zip(sources, targets, strict=True))).warnings()
+
+    assert "shifted by one line, first near line 3,001" in warning or "2,001" in warning
+
+
+def test_unrelated_sides_are_noticed(multi30k: Pairs) -> None:
+    """FAULTS 38."""
+    targets = [target for _, target in multi30k]
+    random.Random(1).shuffle(targets)
+    pairs = [(source, target) for (source, _), target in zip(multi30k, targets, strict=True)]
+
+    (warning,) = checked(pairs).warnings()
+
+    assert "hardly agree" in warning
+
+
+def test_identical_sides_are_noticed() -> None:
+    """FAULTS 38."""
+    check = checked([("gleich", "gleich"), *[("ein", "a"), ("zwei", "two")] * 4])
+
+    assert check.found[IDENTICAL] == 1
+    assert "11% of the pairs have identical sides" in next(check.warnings())
+
+
+def test_markup_and_control_characters_are_counted() -> None:
+    """FAULTS 40."""
+    pairs = [
+        ("<b>fett</b>", "bold"), ("a &amp; b", "a & b"), ("1 < 2 > 0", "2 > 1 < 3"),
+        ("R&D", "<3"), ("Glo\xadcke", "bell"), ("a\x00b", "x"), ("tab\there", "nbsp\xa0here"),
+        ("line\u2028separator", "zero\u200bwidth"), ("schön", "pretty"),
+    ]  # fmt: skip
+
+    found = checked(pairs).found
+
+    assert found[MARKUP] == 2
+    assert found[CONTROL] == 3
+
+
+def test_overlap_counts_held_out_sources_and_pairs() -> None:
+    """FAULTS 39."""
+    held_out = HeldOut({
+        "valid": [("eins", "one"), ("zwei", "two"), ("drei", "three")],
+        "test": [("eins", "a"), ("vier", "four")],
+    })  # fmt: skip
+
+    held_out.see([("eins ", "one"), ("zwei", "deux"), ("five", "four")])
+    held_out.see([("eins", "one")])
+
+    assert held_out.overlap() == {
+        "valid": {"pairs": 3, "sources_in_train": 2, "pairs_in_train": 1},
+        "test": {"pairs": 2, "sources_in_train": 1, "pairs_in_train": 0},
+    }

@@ -1,0 +1,176 @@
+"""Every format gives the same pairs, and both sides always move together."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config.data import CorpusConfig
+from nmt.data.corpus import (
+    BadPair,
+    ReadOptions,
+    SentencePair,
+    corpus_files,
+    corpus_names,
+    read_corpus,
+)
+from nmt.errors import DataError, NmtError
+
+OPTIONS = ReadOptions("de", "en", max_characters=40)
+PAIRS = [("eins\u2028zwei", "one two"), ("", "blank"), ("drei", "three")]
+
+
+def pairs_of(options: ReadOptions = OPTIONS, /, **place: Any) -> list[SentencePair | BadPair]:
+    return list(read_corpus(CorpusConfig.model_validate(place), options))
+
+
+def write(folder: Path, name: str, content: bytes | str) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def aligned(folder: Path, source: bytes, target: bytes) -> dict[str, Path]:
+    return {"source": write(folder, "a.de", source), "target": write(folder, "a.en", target)}
+
+
+def test_all_formats_give_the_same_pairs(tmp_path: Path) -> None:
+    sides = [gzip.compress("".join(f"{p[i]}\n" for p in PAIRS).encode()) for i in range(2)]
+    rows = [json.dumps({"translation": {"en": t, "de": s}}) for s, t in PAIRS]
+    tsv = write(tmp_path, "a.tsv", "".join(f"{t}\tx\t{s}\n" for s, t in PAIRS))
+    expected = [SentencePair(*pair, line) for line, pair in enumerate(PAIRS, start=1)]
+
+    assert pairs_of(**aligned(tmp_path, sides[0], sides[1])) == expected
+    assert pairs_of(tsv=tsv, columns=[2, 0]) == expected
+    assert pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows))) == expected
+    assert pairs_of(tsv=tsv, columns=[2, 0], max_pairs=2) == expected[:2]
+
+
+@given(
+    lines=st.lists(
+        st.tuples(st.sampled_from([b"ok", b"\xff", b"x" * 50]), st.sampled_from([b"", b"\xc3"]))
+    )
+)
+def test_a_bad_side_takes_its_pair_and_shifts_no_other(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[bytes, bytes]]
+) -> None:
+    """FAULTS 34 to 37."""
+    folder = tmp_path_factory.mktemp("aligned")
+    files = aligned(
+        folder,
+        *(b"".join(line[i] + b"\n" for line in [*lines, (b"last", b"last")]) for i in range(2)),
+    )
+
+    found = pairs_of(ReadOptions("de", "en", "skip", 40), **files)
+
+    assert [pair.line for pair in found] == list(range(1, len(lines) + 2))
+    assert found[-1] == SentencePair("last", "last", len(lines) + 1)
+    for (source, target), pair in zip(lines, found, strict=False):
+        assert isinstance(pair, BadPair) == (source != b"ok" or target != b"")
+
+
+def test_different_line_counts_are_both_named(tmp_path: Path) -> None:
+    """FAULTS 32."""
+    with pytest.raises(DataError, match=r"a\.de has 1,002 lines but .*a\.en has 999"):
+        pairs_of(**aligned(tmp_path, b"a\n" * 1002, b"b\n" * 999))
+    with pytest.raises(DataError, match=r"a\.de has 0 lines but .*a\.en has 1"):
+        pairs_of(**aligned(tmp_path, b"", b"b"))
+
+
+def test_empty_files_are_named(tmp_path: Path) -> None:
+    """FAULTS 33."""
+    empty = write(tmp_path, "empty", b"")
+    with pytest.raises(DataError, match=r"empty and .*empty are empty"):
+        pairs_of(source=empty, target=empty)
+    for place in ("tsv", "jsonl"):
+        with pytest.raises(DataError, match="empty is empty"):
+            pairs_of(**{place: empty})
+
+
+def test_a_row_of_tsv_without_the_column_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", "a\tb\n\nc\n")
+
+    with pytest.raises(DataError, match=r"a\.tsv, line 3: 1 columns, but column 1"):
+        pairs_of(tsv=path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["{", "[]", "{}", '{"translation": {"de": "x"}}', '{"translation": {"de": "x", "en": [1]}}',
+     pytest.param("[" * 200, id="deep")],
+)  # fmt: skip
+def test_a_row_of_json_without_both_texts_is_named(tmp_path: Path, row: str) -> None:
+    good = '{"translation": {"de": "x", "en": "y"}}'
+    path = write(tmp_path, "a.jsonl", f"{good}\n{row}\n")
+
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: no"):
+        pairs_of(jsonl=path)
+
+
+def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
+    """FAULTS 35 and 36: a text of the validation set must stay one line of its file."""
+    rows = [
+        r'{"translation": {"de": "eins\nzwei", "en": "a\ud800b"}}',
+        "",
+        '{"translation": {"de": null, "en": "x"}}',
+    ]
+
+    found = pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows) + "\n"))
+
+    assert found == [
+        SentencePair("eins zwei", "a?b", 1),
+        SentencePair("", "", 2),
+        SentencePair("", "x", 3),
+    ]
+
+
+def test_a_long_side_is_told_from_a_long_record(tmp_path: Path) -> None:
+    """FAULTS 37: other columns, and the other side, do not count."""
+    lines = [f"{'a' * 40}\t{'b' * 40}\t{'c' * 40}", f"{'a' * 41}\tb", "x" * 5_000_000, "a\tb"]
+
+    found = pairs_of(tsv=write(tmp_path, "a.tsv", "\n".join(lines)))
+
+    assert [type(pair) for pair in found] == [SentencePair, BadPair, BadPair, SentencePair]
+
+
+def test_the_demo_follows_the_languages() -> None:
+    assert len(pairs_of(demo="test")) == 300
+    with pytest.raises(NmtError, match="English and German"):
+        pairs_of(ReadOptions("fr", "en"), demo="test")
+
+
+def test_an_unknown_published_test_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sacrebleu.get_source_file", lambda *_: (_ for _ in ()).throw(KeyError(1)))
+
+    with pytest.raises(DataError, match="no test set wmt99 for de-en"):
+        pairs_of(sacrebleu="wmt99")
+
+
+def test_a_published_test_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = aligned(tmp_path, b"eins\nzwei\n", b"one\ntwo\n")
+    monkeypatch.setattr("sacrebleu.get_source_file", lambda *_: str(files["source"]))
+    monkeypatch.setattr("sacrebleu.get_reference_files", lambda *_: [str(files["target"])])
+
+    found = pairs_of(sacrebleu="wmt99")
+
+    assert found == [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)]
+
+
+def test_names_are_unique_and_say_where_the_text_is_from() -> None:
+    places: list[dict[str, Any]] = [
+        {"demo": "train"}, {"demo": "train"}, {"tsv": "a.tsv", "name": "valid"}, {"tsv": "a.tsv"},
+        {"huggingface": "wmt/wmt14", "subset": "de-en"}, {"sacrebleu": "wmt14"},
+    ]  # fmt: skip
+    corpora = [CorpusConfig.model_validate(place) for place in places]
+
+    assert corpus_names(corpora) == [
+        "demo-train", "demo-train (2)", "valid (3)", "a.tsv", "wmt/wmt14", "wmt14",
+    ]  # fmt: skip
+    assert corpus_files(corpora[3]) == (Path("a.tsv"),)
+    assert corpus_files(corpora[4]) == ()

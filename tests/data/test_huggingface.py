@@ -1,0 +1,109 @@
+"""`datasets`: local parquet, csv and json, folders, and what a hub gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.config.data import CorpusConfig
+from nmt.data.huggingface import huggingface_pairs, local_files
+from nmt.errors import DataError
+
+datasets = pytest.importorskip("datasets")
+
+PAIRS = [("null", "zero"), ("NA, ja", 'say "so"'), ("1", "2"), ("schön\u2028", "")]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def pairs_of(place: Path | str, **options: Any) -> list[tuple[str, str]]:
+    config = CorpusConfig.model_validate({"huggingface": str(place), **options})
+    return list(huggingface_pairs(config, "de", "en"))
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    datasets.Dataset.from_list(rows).to_parquet(str(path))
+    return path
+
+
+def nested(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"id": i, "translation": {"de": s, "en": t}} for i, (s, t) in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_parquet_with_a_translation_column(tmp_path: Path, streaming: bool) -> None:
+    path = parquet(tmp_path / "train.parquet", nested(PAIRS))
+
+    assert pairs_of(path, streaming=streaming) == PAIRS
+    assert pairs_of(path, streaming=streaming, split="validation") == PAIRS
+
+
+def test_csv_with_a_column_for_each_language_keeps_words_that_look_missing(tmp_path: Path) -> None:
+    import csv
+
+    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("en", "de"), *((t, s) for s, t in PAIRS)])
+
+    assert pairs_of(tmp_path / "train.csv") == PAIRS
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_json_with_null_is_blank(tmp_path: Path, name: str) -> None:
+    rows = [*nested(PAIRS), {"id": 9, "translation": {"de": "x", "en": None}}]
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    assert pairs_of(tmp_path / name) == [*PAIRS, ("x", "")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_is_a_data_set_with_splits(tmp_path: Path, streaming: bool) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    files = [
+        parquet(folder / f"{split}.parquet", nested(PAIRS[:count]))
+        for split, count in (("test", 1), ("train", 3))
+    ]
+
+    assert pairs_of(folder, streaming=streaming) == PAIRS[:3]
+    assert pairs_of(folder, streaming=streaming, split="test") == PAIRS[:1]
+    assert local_files(str(folder)) == files
+    assert local_files("wmt/wmt14") == []
+
+
+def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def load(**options: Any) -> Any:
+        asked.update(options)
+        return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+
+    assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
+    # No trust_remote_code: code from a hub is never run.
+    assert asked == {"path": "wmt/wmt14", "name": "de-en", "split": "test", "streaming": True}
+
+
+def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = parquet(tmp_path / "wrong.parquet", [{"source": "a", "target": "b"}])
+    with pytest.raises(DataError, match="row 1: no text for de and en; its columns are source, ta"):
+        pairs_of(wrong)
+    (tmp_path / "data.xlsx").touch()
+    with pytest.raises(DataError, match=r"not \.xlsx"):
+        pairs_of(tmp_path / "data.xlsx")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"cannot read .*bad\.parquet"):
+        pairs_of(tmp_path / "bad.parquet")
+
+    def load(**_: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
+        pairs_of("wmt/wmt14")

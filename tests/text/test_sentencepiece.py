@@ -1,0 +1,170 @@
+"""SentencePiece: what goes in comes out, damage is named, and it keeps quiet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config.data import TokenizerConfig
+from nmt.errors import TokenizerError
+from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+
+TEXT = [
+    "Ein kleiner Hund läuft über die große Wiese.",
+    "Zwei Männer stehen vor einem Haus.",
+    "A small dog runs across the big meadow.",
+    "Two men are standing in front of a house.",
+] * 3
+SMALL = TokenizerConfig(vocab_size=350)
+
+
+def trained(folder: Path, config: TokenizerConfig = SMALL, name: str = "joint.model") -> Path:
+    folder.mkdir(exist_ok=True)
+    train_sentencepiece(iter(TEXT), folder / name, config, threads=2)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.load(trained(tmp_path_factory.mktemp("tokenizer")))
+
+
+@given(text=st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z", "M"])))
+def test_decoding_undoes_encoding_on_normalised_text(
+    tokenizer: SentencePieceTokenizer, text: str
+) -> None:
+    """Bytes spell what the vocabulary lacks; normalised text comes back as it was."""
+    normal = tokenizer.decode(tokenizer.encode(text))
+
+    assert tokenizer.decode(tokenizer.encode(normal)) == normal
+
+
+@given(line=st.text())
+def test_any_string_gives_ids_of_the_vocabulary_and_no_special_ones(
+    tokenizer: SentencePieceTokenizer, line: str
+) -> None:
+    """FAULTS 45: lone surrogates, NUL and the rest of Unicode."""
+    ids = tokenizer.encode(line)
+
+    assert all(EOS_ID < index < tokenizer.vocab_size or index == UNK_ID for index in ids)
+    assert tokenizer.encode_batch([line, "Hund"], threads=2)[0] == ids
+
+
+def test_a_lone_surrogate_spoils_no_other_line_of_its_batch(
+    tokenizer: SentencePieceTokenizer,
+) -> None:
+    ids = tokenizer.encode_batch(["Zwei Männer", "ab\ud800c", ""])
+
+    assert ids[0] == tokenizer.encode("Zwei Männer")
+    assert ids[1] == tokenizer.encode("ab?c")
+    assert ids[2] == []
+
+
+def test_special_ids_are_where_they_should_be_and_decode_to_nothing(
+    tokenizer: SentencePieceTokenizer,
+) -> None:
+    ids = tokenizer.encode("Hund")
+
+    assert tokenizer.vocab_size == 350
+    assert tokenizer.decode([BOS_ID, *ids, EOS_ID, PAD_ID]) == "Hund"
+    assert tokenizer.is_fallback(UNK_ID)
+    assert not any(tokenizer.is_fallback(index) for index in ids)
+    assert any(tokenizer.is_fallback(index) for index in tokenizer.encode("\u732b"))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_learning_twice_gives_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    config = TokenizerConfig.model_validate(
+        {"kind": kind, "vocab_size": 50, "byte_fallback": False}
+    )
+
+    first = trained(tmp_path / "first", config).read_bytes()
+
+    assert trained(tmp_path / "second", config).read_bytes() == first
+
+
+def test_learning_and_failing_are_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path / "tokenizer")
+    with pytest.raises(TokenizerError):
+        trained(tmp_path / "tokenizer", TokenizerConfig(vocab_size=9000))
+
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_three_lines_name_the_largest_vocabulary_and_it_works(tmp_path: Path, kind: str) -> None:
+    """FAULTS 41."""
+    lines, path = ["Hello world.", "Guten Tag.", "ja"], tmp_path / "joint.model"
+    values = {"kind": kind, "vocab_size": 8000, "byte_fallback": False}
+    config = TokenizerConfig.model_validate(values)
+    with pytest.raises(TokenizerError, match="allows no vocabulary of 8,000 entries") as raised:
+        train_sentencepiece(iter(lines), path, config, threads=1)
+
+    assert not path.exists()
+    largest = int("".join(filter(str.isdigit, raised.value.fix)))
+    config = TokenizerConfig.model_validate(values | {"vocab_size": largest})
+    train_sentencepiece(iter(lines), path, config, threads=1)
+    assert SentencePieceTokenizer.load(path).vocab_size == largest
+
+
+def test_the_fix_is_one_that_the_configuration_allows(tmp_path: Path) -> None:
+    """FAULTS 41: with byte_fallback no vocabulary below 300 may be set."""
+    config = TokenizerConfig(kind="unigram")
+    with pytest.raises(TokenizerError, match="byte_fallback: false"):
+        train_sentencepiece(iter(["Guten Tag."] * 3), tmp_path / "m", config, threads=1)
+
+
+def test_too_many_characters_name_the_smallest_vocabulary(tmp_path: Path) -> None:
+    """FAULTS 41."""
+    lines = ["".join(chr(0x4E00 + 60 * i + j) for j in range(60)) for i in range(10)]
+    with pytest.raises(TokenizerError, match="861 are needed"):
+        train_sentencepiece(iter(lines), tmp_path / "m", TokenizerConfig(vocab_size=300), threads=1)
+
+
+@pytest.mark.parametrize("lines", [[], [" ", ""]])
+def test_no_text_is_said_to_be_no_text(tmp_path: Path, lines: list[str]) -> None:
+    with pytest.raises(TokenizerError, match="no text to learn"):
+        train_sentencepiece(iter(lines), tmp_path / "m", SMALL, threads=1)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 4000])
+def test_garbage_and_truncated_models_are_refused(tmp_path: Path, cut: int) -> None:
+    path = trained(tmp_path / "tokenizer")
+    path.write_bytes(path.read_bytes()[:cut] if cut != 10 else b"garbage!" * 40)
+
+    with pytest.raises(TokenizerError, match=r"joint\.model is not a readable SentencePiece model"):
+        load_tokenizers(path.parent)
+
+
+def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
+    import sentencepiece
+
+    with (tmp_path / "joint.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT), model_writer=file, vocab_size=50, minloglevel=2
+        )
+
+    with pytest.raises(TokenizerError, match="pad, unk, bos, eos at"):
+        load_tokenizers(tmp_path)
+
+
+def test_a_folder_holds_one_joint_or_two_separate_models(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"neither joint\.model nor source\.model nor target"):
+        load_tokenizers(tmp_path)
+    trained(tmp_path, name="source.model")
+    with pytest.raises(TokenizerError, match=r"nor target\.model"):
+        load_tokenizers(tmp_path)
+    trained(tmp_path, name="target.model")
+    separate = load_tokenizers(tmp_path)
+    one_hash = tokenizer_hash(tmp_path)
+    trained(tmp_path, name="joint.model")
+    joint = load_tokenizers(tmp_path)
+
+    assert separate.source is not separate.target
+    assert joint.source is joint.target
+    assert tokenizer_hash(tmp_path) != one_hash
