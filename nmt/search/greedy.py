@@ -33,20 +33,21 @@ def greedy_search(
     Returns:
         One hypothesis in a list of its own for each sentence; none where no output is possible.
     """
-    shortest, longest = length_limits(source_lengths, config)
+    device = source.device
+    shortest, longest = length_limits(source_lengths.cpu(), config)
     penalty = length_penalty(config)
     results: list[list[Hypothesis]] = [[] for _ in range(len(source))]
     state = stepper.start(source, source_lengths)
-    alive = torch.arange(len(source), device=source.device)
-    tokens = torch.full((len(source), 1), BOS_ID, device=source.device)
-    totals = torch.zeros(len(source), device=source.device)
+    alive = torch.arange(len(source))
+    tokens = torch.full((len(source), 1), BOS_ID)
+    totals = torch.zeros(len(source))
     history = tokens[:, :0]
     length = 0
     while len(alive):
         length += 1
-        log_probs, state = stepper.step(state, tokens)
+        log_probs, state = stepper.step(state, tokens.to(device))
         forbid(log_probs, length, shortest, longest)
-        best, ids = log_probs[:, 0].max(dim=-1)
+        best, ids = (x.cpu() for x in log_probs[:, 0].max(dim=-1))  # of equals the lowest id
         totals = totals + best
         ends = (ids == EOS_ID) | best.isneginf()  # nothing may come: no translation
         if ends.any():
@@ -58,7 +59,8 @@ def greedy_search(
                 if math.isfinite(total):
                     results[sentence] = [Hypothesis(tuple(found), total, total / penalty(length))]
             stay = (~ends).nonzero().squeeze(1)
-            state = stepper.select(state, stay, torch.zeros_like(stay).unsqueeze(1))
+            only = torch.zeros(len(stay), 1, dtype=torch.int64, device=device)
+            state = stepper.select(state, stay.to(device), only)
             alive, totals, ids, history = alive[stay], totals[stay], ids[stay], history[stay]
             shortest, longest = shortest[stay], longest[stay]
         tokens = ids.unsqueeze(1)

@@ -19,8 +19,8 @@ def forbid(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) ->
     Args:
         log_probs: (B, K, V), float32.
         length: Length that the hypotheses have with this token.
-        shortest: Shortest length with EOS. (B,), int64.
-        longest: Longest length with EOS. (B,), int64.
+        shortest: Shortest length with EOS. (B,), int64; on the CPU, to wait for no device.
+        longest: Longest length with EOS. The same.
     """
     for index in _NEVER:
         log_probs[..., index] = -torch.inf

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search import beam
-from nmt.search.beam import beam_search
+from nmt.search.beam import beam_search, expand
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.stepper import Stepper
@@ -42,15 +42,34 @@ def test_the_toy_is_a_stepper() -> None:
     assert isinstance(stepper, TableStepper)
 
 
-@given(seeds, st.integers(5, 12), st.lists(st.integers(1, 7), min_size=1, max_size=5))
-def test_a_beam_of_one_is_greedy_search(seed: int, vocab_size: int, lengths: list[int]) -> None:
-    table = random_table(seed, vocab_size)
+@given(
+    seed=seeds,
+    vocab_size=st.integers(5, 12),
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    grain=st.sampled_from([0.0, 2.0]),
+)
+def test_a_beam_of_one_is_greedy_search(
+    seed: int, vocab_size: int, lengths: list[int], grain: float
+) -> None:
+    """Also where tokens are equally probable: then the lowest id is taken."""
+    table = random_table(seed, vocab_size, grain=grain)
     inputs = sources(lengths, seed)
     wide = beam_search(TableStepper(table), *inputs, settings(beam_size=1))
     greedy = greedy_search(TableStepper(table), *inputs, settings(beam_size=1))
-    assert ids_of(wide) == ids_of(greedy)
-    for (one,), (other,) in zip(wide, greedy, strict=True):
-        assert one.score == pytest.approx(other.score, abs=1e-5)
+    assert wide == greedy
+
+
+def test_of_equal_continuations_the_better_beam_and_the_lower_id_come_first() -> None:
+    totals = torch.tensor([[-1.0, -1.0, -2.0]])
+    log_probs = torch.full((1, 3, 90), -1.0)
+    log_probs[0, 2] = 0.0
+    found = expand(totals, log_probs, 2)
+    assert found.parents.tolist() == [[0, 0, 0, 0]]
+    assert found.tokens.tolist() == [[0, 1, 2, 3]]
+    log_probs[0, 0, 3:] = -torch.inf
+    found = expand(totals, log_probs, 2)
+    assert found.parents.tolist() == [[0, 0, 0, 1]]
+    assert found.tokens.tolist() == [[0, 1, 2, 0]]
 
 
 @pytest.mark.parametrize(("form", "exponent"), PENALTIES)
@@ -97,11 +116,17 @@ def test_outputs_obey_the_rules(seed: int, beam_size: int, low: float, lengths: 
             assert hypothesis.log_prob <= 0
 
 
-@given(seeds, st.integers(1, 5), st.lists(st.integers(1, 7), min_size=2, max_size=5))
+@given(
+    seed=seeds,
+    beam_size=st.integers(1, 5),
+    lengths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
+    grain=st.sampled_from([0.0, 2.0]),
+)
 def test_results_do_not_depend_on_who_else_is_in_the_batch(
-    seed: int, beam_size: int, lengths: list[int]
+    seed: int, beam_size: int, lengths: list[int], grain: float
 ) -> None:
-    table, config = random_table(seed, 9), settings(beam_size=beam_size, n_best=beam_size)
+    table = random_table(seed, 9, grain=grain)
+    config = settings(beam_size=beam_size, n_best=beam_size)
     source, counts = sources(lengths, seed)
     together = beam_search(TableStepper(table), source, counts, config)
     for row, length in enumerate(lengths):
@@ -133,10 +158,10 @@ def test_stopping_early_changes_nothing(
 
     early = search("early")
 
-    def is_full(pools: Any, sentence: int, best_live: float, _longest: int) -> bool:
-        return len(pools._found[sentence]) >= 5 or best_live == -torch.inf
+    def never(_pools: Any, alive: Tensor, _best_live: Tensor) -> Tensor:
+        return torch.zeros_like(alive, dtype=torch.bool)
 
-    monkeypatch.setattr(beam._Pools, "is_done", is_full)
+    monkeypatch.setattr(beam._Pools, "_hopeless", never)
     assert search("late") == early
     assert steps["early"] < steps["late"] or (n_best > 1 and steps["early"] == steps["late"])
 

@@ -20,12 +20,17 @@ Table = Callable[[tuple[int, ...]], Tensor]
 """Source and prefix, in one tuple -> log probabilities of the next token. (V,), float32."""
 
 
-def random_table(seed: int, vocab_size: int, sharpness: float = 2.0) -> Table:
-    """Log probabilities that are a pure function of source and prefix."""
+def random_table(seed: int, vocab_size: int, sharpness: float = 2.0, grain: float = 0.0) -> Table:
+    """Log probabilities that are a pure function of source and prefix.
+
+    With a ``grain``, scores before normalisation are multiples of it: many are equal.
+    """
 
     def log_probs(key: tuple[int, ...]) -> Tensor:
         generator = random.Random(f"{seed} {key}")
         logits = [generator.gauss(0.0, sharpness) for _ in range(vocab_size)]
+        if grain:
+            logits = [grain * round(logit / grain) for logit in logits]
         return torch.tensor(logits).log_softmax(-1)
 
     return log_probs

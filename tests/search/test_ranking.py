@@ -1,0 +1,45 @@
+"""The largest values of rows beside a stable sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.search.ranking import largest
+
+
+def by_sorting(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    ordered = torch.sort(values, dim=-1, descending=True, stable=True)
+    return ordered.values[..., :count], ordered.indices[..., :count]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.one_of(st.integers(1, 40), st.integers(500, 1500)),
+    count=st.integers(1, 5),
+    kinds=st.sampled_from([2, 30, 10**6]),
+)
+def test_equals_come_in_the_order_of_the_row(seed: int, size: int, count: int, kinds: int) -> None:
+    """Short rows and rows of many blocks; all values equal, some, or none."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, kinds, (2, 3, size), generator=generator).float()
+    found, expected = largest(values, count), by_sorting(values, count)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("size", [6, 700])
+def test_what_is_not_there_comes_last(size: int) -> None:
+    values = torch.full((1, size), -torch.inf)
+    values[0, size - 1], values[0, size - 3] = -2.0, -1.0
+    best, index = largest(values, 3)
+    assert best.tolist() == [[-1.0, -2.0, -torch.inf]]
+    assert index[0, :2].tolist() == [size - 3, size - 1]
+
+
+def test_a_short_row_is_given_whole() -> None:
+    best, index = largest(torch.tensor([[0.5, 2.0]]), 7)
+    assert (best.tolist(), index.tolist()) == ([[2.0, 0.5]], [[1, 0]])
