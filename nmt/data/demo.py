@@ -9,6 +9,7 @@ both languages side by side, so a pair is right by construction, and the same on
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -411,7 +412,10 @@ def demo_pairs(
     Raises:
         ConfigError: The languages are not English and German.
     """
-    languages = [language[:2].lower() for language in (source_language, target_language)]
+    languages = [
+        re.split("[-_]", language)[0].lower()  # de-AT is German; den is not
+        for language in (source_language, target_language)
+    ]
     if sorted(languages) != ["de", "en"]:
         raise ConfigError(
             f"The demo corpus is English and German, not {source_language} and {target_language}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nmt.data.demo import clock_time, demo_pairs, number, ordinal
+from nmt.data.demo import _Speaker, clock_time, demo_pairs, number, ordinal
 from nmt.errors import ConfigError
 
 
@@ -25,8 +25,21 @@ def test_either_direction_works_and_no_other_language() -> None:
     english, german = next(demo_pairs("test", "en", "de"))
 
     assert next(demo_pairs("test", "de-AT", "en_US")) == (german, english)
-    with pytest.raises(ConfigError, match="en and de"):
-        next(demo_pairs("test", "en", "fr"))
+    for source, target in (("en", "fr"), ("en", "den"), ("ens", "de"), ("de", "de"), ("", "en")):
+        with pytest.raises(ConfigError, match="en and de"):
+            next(demo_pairs("test", source, target))
+
+
+def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
+    """Else what the corpus lacks because it was drawn second would be hidden, not right."""
+    speaker = _Speaker(seed=7)
+    to_german: dict[str, str] = {}
+    to_english: dict[str, str] = {}
+
+    for _ in range(30_000):
+        english, german = speaker.sentence()
+        assert to_german.setdefault(english, german) == german
+        assert to_english.setdefault(german, english) == english
 
 
 @pytest.mark.parametrize(
