@@ -7,6 +7,7 @@ finished is finished.
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -72,7 +73,7 @@ def prepare(
 
 
 def _make(config: RunConfig, folder: Path, *, quiet: bool) -> PrepareReport:
-    for left_over in folder.parent.glob(f".{folder.name}.tmp-*"):
+    for left_over in folder.parent.glob(f".{glob.escape(folder.name)}.tmp-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     _refuse_foreign(folder)
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"

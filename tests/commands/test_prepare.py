@@ -275,6 +275,37 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Pat
     assert len(PreparedData.open(tmp_path / "prepared").train) == 120
 
 
+def test_left_overs_go_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    name = "de-en [v1]*"
+    left_over, foreign = tmp_path / f".{name}.tmp-1", tmp_path / ".de-en v.tmp-1"
+    for folder in (left_over, foreign):
+        folder.mkdir()
+
+    prepare(config_for(tmp_path, prepared_dir=str(tmp_path / name)), quiet=True)
+
+    assert not left_over.exists()
+    assert foreign.exists()
+
+
+def test_an_error_midway_leaves_the_older_folder_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path)
+    prepare(config, quiet=True)
+    before = PreparedData.open(tmp_path / "prepared").manifest
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("midway")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.commands.prepare.PreparedManifest.write", fail)
+        with pytest.raises(RuntimeError, match="midway"):
+            prepare(config, force=True, quiet=True)
+
+    assert PreparedData.open(tmp_path / "prepared").manifest == before
+    assert not list(tmp_path.glob(".prepared*"))
+
+
 def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
     source, target = corpus(120)
     pairs = list(zip(source, target, strict=True))
