@@ -403,7 +403,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_else(
 @pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "config.yaml", "checkpoints"])
 def test_a_place_taken_by_something_else_is_told_without_a_traceback(run: Run, name: str) -> None:
     """FAULT 9."""
-    run.folder.mkdir()
+    run.folder.mkdir(parents=True)
     if name == "checkpoints":
         (run.folder / name).write_text("x")
     else:
