@@ -102,6 +102,7 @@ class Preparation:
         report = PrepareReport(
             folder=str(self._config.prepared_dir),
             up_to_date=False,
+            written=self._stores,
             counts={name: _plain(counts) for name, counts in self._counts.items()},
             findings={name: _plain(check.found) for name, check in self._checks.items()},
             overlap=held_out.overlap(),

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,10 @@ def prepare(
     folder = config.prepared_dir
     up_to_date = PrepareReport(folder=str(folder), up_to_date=True)
     if not force and _is_current(config):
+        with suppress(OSError):  # somebody else's folder may be used, if not tidied
+            if _left_overs(folder):
+                with _alone(folder, quiet=quiet):
+                    _sweep(folder)
         return up_to_date
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +77,7 @@ def prepare(
 
 
 def _make(config: RunConfig, folder: Path, *, quiet: bool) -> PrepareReport:
-    for left_over in folder.parent.glob(f".{glob.escape(folder.name)}.tmp-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    _sweep(folder)
     _refuse_foreign(folder)
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
     temporary.mkdir()
@@ -94,6 +97,16 @@ def _make(config: RunConfig, folder: Path, *, quiet: bool) -> PrepareReport:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return report
+
+
+def _left_overs(folder: Path) -> list[Path]:
+    return list(folder.parent.glob(f".{glob.escape(folder.name)}.tmp-*"))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what interrupted runs left; only for who holds the lock."""
+    for left_over in _left_overs(folder):
+        shutil.rmtree(left_over, ignore_errors=True)
 
 
 @contextmanager

@@ -76,6 +76,8 @@ class PrepareReport:
     folder: str
     up_to_date: bool
     """Whether nothing had to be done."""
+    written: bool = False
+    """Whether the folder was made; not where only a report was asked for."""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Per corpus: pairs read, kept, and dropped for each reason."""
     findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -138,4 +140,5 @@ class PrepareReport:
                 )
         yield from (f"warning: {text}" for text in self.warnings)
         rate = self.num_read / max(self.seconds, 1e-3)
-        yield f"{self.folder}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
+        what = self.folder if self.written else "report only, nothing written"
+        yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"

@@ -249,6 +249,7 @@ def test_report_only_writes_nothing(tmp_path: Path) -> None:
     report = prepare(config, report_only=True, quiet=True)
 
     assert report.counts["numbers"]["kept"] == 120
+    assert "nothing written" in report.as_text()
     assert not (tmp_path / "new").exists()
 
 
@@ -285,6 +286,16 @@ def test_left_overs_go_whatever_the_folder_is_called(tmp_path: Path) -> None:
 
     assert not left_over.exists()
     assert foreign.exists()
+
+
+def test_left_overs_go_even_where_nothing_has_to_be_done(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    prepare(config, quiet=True)
+    left_over = tmp_path / ".prepared.tmp-1"
+    left_over.mkdir()
+
+    assert prepare(config, quiet=True).up_to_date
+    assert not list(tmp_path.glob(".prepared*"))
 
 
 def test_an_error_midway_leaves_the_older_folder_whole(
