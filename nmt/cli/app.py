@@ -33,7 +33,8 @@ class _Commands(TyperGroup):
             try:
                 return super().invoke(ctx)
             finally:
-                sys.stdout.flush()  # here, so that a closed pipe is noticed while it can be told
+                if sys.stdout is not None:  # closed by whoever started the process
+                    sys.stdout.flush()  # here, so that a closed pipe is noticed in time to tell
         except NmtError as error:
             if ctx.meta.get(VERBOSE):
                 traceback.print_exc()

@@ -27,7 +27,7 @@ class DecodingConfig(Section):
     min_length_factor: float = Field(default=0.0, ge=0)
     """Shortest output, as a factor of the source tokens."""
     batch_tokens: int = Field(default=2048, ge=1)
-    """Source tokens, padded, searched at once."""
+    """Source tokens, padded, searched at once; fewer with a beam too wide for the memory."""
 
     @model_validator(mode="after")
     def _n_best_within_beam(self) -> Self:

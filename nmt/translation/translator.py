@@ -29,6 +29,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 _LINES_AT_ONCE = 2000
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
+_MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +254,17 @@ class Translator:
         return [ids[i : i + self._max_length] for i in range(0, len(ids), self._max_length)]
 
     def _batches(self, pieces: Sequence[_Piece]) -> Iterator[list[int]]:
-        """Rows of like length under the budget of padded source tokens."""
+        """Rows of like length under the budget of padded source tokens.
+
+        Short lines and a wide beam meet another limit first: the memory of the probabilities.
+        """
         order = sorted(range(len(pieces)), key=lambda row: len(pieces[row].ids))
+        of_row = self.options.beam_size * self._tokenizers.target.vocab_size
+        most_rows = max(1, _MOST_PROBABILITIES // of_row)
         batch: list[int] = []
         for row in order:
-            if batch and (len(batch) + 1) * len(pieces[row].ids) > self.options.batch_tokens:
+            tokens = (len(batch) + 1) * len(pieces[row].ids)
+            if batch and (tokens > self.options.batch_tokens or len(batch) == most_rows):
                 yield batch
                 batch = []
             batch.append(row)

@@ -11,6 +11,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation import translator as translator_module
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
@@ -32,6 +33,22 @@ def test_the_text_does_not_depend_on_batches_or_order(
                 assert result.source == lines[row]
                 assert result.text == expected[row].text
                 assert result.score == pytest.approx(expected[row].score, abs=1e-4)
+
+
+def test_batches_keep_to_both_of_their_limits(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded source tokens, and rows whose probabilities fit the memory."""
+    size = translator._tokenizers.target.vocab_size
+    pieces = translator._pieces(sentences(60))
+    for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
+        monkeypatch.setattr(translator_module, "_MOST_PROBABILITIES", 21 * size)
+        limited = translator.with_options(beam_size=beam_size, batch_tokens=100)
+        batches = list(limited._batches(pieces))
+        assert sorted(row for batch in batches for row in batch) == list(range(len(pieces)))
+        assert max(len(batch) for batch in batches) <= most_rows
+        assert all(len(b) * max(len(pieces[row].ids) for row in b) <= 100 for b in batches)
+        assert most_rows == 21 or any(len(batch) == most_rows for batch in batches)
 
 
 ODD_LINES = [

@@ -1,0 +1,189 @@
+"""The two ends of a filter."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.commands import line_streams
+from nmt.commands.line_streams import decode_lines, open_input, open_output, read_chunks
+from nmt.errors import DataError
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[IO[bytes], int]]:
+    """What is read, and the descriptor to write to."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream:
+        yield stream, writing
+
+
+@given(st.binary(max_size=300), st.integers(1, 4))
+def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> None:
+    """Fault 42: as `wc -l` counts, and one more for an end without an LF."""
+    chunks = list(read_chunks(io.BytesIO(data), lines_at_once=lines_at_once))
+    expected = data.split(b"\n") if data and not data.endswith(b"\n") else data.split(b"\n")[:-1]
+    assert [line for chunk in chunks for line in chunk] == [x.removesuffix(b"\r") for x in expected]
+    assert all(1 <= len(chunk) <= lines_at_once for chunk in chunks)
+
+
+def test_what_came_before_a_pause_is_given_out(pipe: tuple[IO[bytes], int]) -> None:
+    """Fault 43: also a line whose second half comes later."""
+    stream, writing = pipe
+    chunks = read_chunks(stream)
+    os.write(writing, b"one\ntwo\nthr")
+    assert next(chunks) == [b"one", b"two"]
+    os.write(writing, b"ee\n")
+    assert next(chunks) == [b"three"]
+    os.write(writing, b"four")
+    os.close(writing)
+    assert list(chunks) == [[b"four"]]
+
+
+def test_a_writer_that_never_pauses_is_answered_all_the_same(
+    pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 43: a line every moment, each before the last pause is over."""
+    monkeypatch.setattr(line_streams, "_PAUSE_SECONDS", 60)
+    stream, writing = pipe
+    enough = threading.Event()
+
+    def write() -> None:
+        while not enough.is_set():
+            os.write(writing, b"line\n")
+            time.sleep(0.001)
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    chunk = next(read_chunks(stream, lines_at_once=10**9))
+    enough.set()
+    writer.join()
+    assert set(chunk) == {b"line"}
+
+
+class _Endless(io.RawIOBase):
+    """Zeros without an end of line, up to a size."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def read(self, size: int = -1, /) -> bytes:
+        size = min(size, self._left)
+        self._left -= size
+        return bytes(size) if self._left or size else b""
+
+
+def test_a_line_without_an_end_is_cut_and_not_held() -> None:
+    """Fault 45."""
+    notes: list[str] = []
+    tracemalloc.start()
+    chunks = list(read_chunks(_Endless(1 << 28), longest_line=1 << 16))  # type: ignore[arg-type]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(line) for chunk in chunks for line in chunk] == [(1 << 16) + 1]
+    assert peak < 1 << 21
+    (text,) = decode_lines(chunks[0], 7, notes.append, longest_line=1 << 16)
+    assert len(text) == 1 << 16
+    assert notes == ["line 7 is longer than 65,536 bytes; the rest is cut off"]
+
+
+def test_a_cut_does_not_split_a_character_and_the_next_line_is_whole() -> None:
+    notes: list[str] = []
+    data = "ä".encode() * 10 + b"\nnext\n"
+    (chunk,) = read_chunks(io.BytesIO(data), longest_line=5)
+    assert list(decode_lines(chunk, 1, notes.append, longest_line=5)) == ["ää", "next"]
+    assert len(notes) == 1
+
+
+def test_bad_bytes_are_replaced_and_a_mark_goes_from_the_first_line_only() -> None:
+    """Fault 45."""
+    notes: list[str] = []
+    mark = b"\xef\xbb\xbf"
+    lines = list(decode_lines([mark + b"a", mark + b"b", b"c\xff"], 1, notes.append))
+    assert lines == ["a", "\ufeffb", "c\ufffd"]
+    assert notes == ["line 3, byte 2: 0xff is not UTF-8; replaced by U+FFFD"]
+
+
+@pytest.mark.parametrize(
+    ("name", "decompress"),
+    [("a.gz", gzip.decompress), ("a.bz2", bz2.decompress), ("a.xz", lzma.decompress), ("a", bytes)],
+)
+def test_output_is_compressed_as_its_name_says(
+    tmp_path: Path, name: str, decompress: object
+) -> None:
+    assert callable(decompress)
+    path = tmp_path / name
+    for _ in range(2):
+        with open_output(path) as stream:
+            stream.write(b"one\n")
+            stream.flush()
+            stream.write(b"two\n")
+        assert decompress(path.read_bytes()) == b"one\ntwo\n"
+    with open_input(path) as reading:
+        assert reading.read() == b"one\ntwo\n"
+
+
+def test_output_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+
+    def fail() -> None:
+        with open_output(path) as stream:
+            stream.write(b"half\n")
+            stream.flush()
+            assert not path.exists()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_goes_on_pointing_at_its_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old\n")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with open_output(tmp_path / "link") as stream:
+        stream.write(b"new\n")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_named() -> None:
+    message = "/dev/full cannot be written: No space left"
+    with pytest.raises(DataError, match=message), open_output(Path("/dev/full")) as stream:
+        stream.write(b"text\n")
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "out"):
+        with pytest.raises(DataError, match="cannot be written"), open_output(path):
+            pass
+
+
+def test_standard_streams_that_are_closed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(DataError, match="input is closed"), open_input(None):
+        pass
+    with pytest.raises(DataError, match="output is closed"), open_output(None):
+        pass
+
+
+def test_a_reader_that_went_away_is_no_failure_of_the_disk() -> None:
+    """Fault 44."""
+    with pytest.raises(BrokenPipeError), open_output(None):
+        raise BrokenPipeError
