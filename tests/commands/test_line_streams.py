@@ -123,9 +123,8 @@ def test_bad_bytes_are_replaced_and_a_mark_goes_from_the_first_line_only() -> No
     [("a.gz", gzip.decompress), ("a.bz2", bz2.decompress), ("a.xz", lzma.decompress), ("a", bytes)],
 )
 def test_output_is_compressed_as_its_name_says(
-    tmp_path: Path, name: str, decompress: object
+    tmp_path: Path, name: str, decompress: Callable[[bytes], bytes]
 ) -> None:
-    assert callable(decompress)
     path = tmp_path / name
     for _ in range(2):
         with open_output(path) as stream:
