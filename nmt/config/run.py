@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,9 +25,18 @@ LanguageCode = Annotated[
 ]
 
 
+RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
+    "low-resource": {"model": {"dropout": 0.3}, "batch": {"bpe_dropout": 0.1}},
+})  # fmt: skip
+"""Name -> the values of each section that differ from the defaults."""
+
+
 class RunConfig(Section):
     """One experiment, from text to a scored translator."""
 
+    preset: Literal["low-resource"] | None = None
+    """Values to start from, in several sections; keys that are given override them.
+    ``low-resource`` is for some ten thousand pairs: more dropout, and BPE-dropout."""
     name: str
     """Name of the experiment; folders are named after it."""
     source_language: LanguageCode
@@ -51,6 +61,17 @@ class RunConfig(Section):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError("use letters, digits, dots, hyphens and underscores only")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, values: Any) -> Any:
+        if not (isinstance(values, dict) and values.get("preset") in RUN_PRESETS):
+            return values
+        sections = {}
+        for name, given in RUN_PRESETS[values["preset"]].items():
+            own = values.get(name, {})
+            sections[name] = {**given, **own} if isinstance(own, dict) else own
+        return {**values, **sections}
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +107,8 @@ class RunConfig(Section):
                 f"model.max_positions is {self.model.max_positions}; with learned positions it "
                 f"must be above filters.max_length ({longest})"
             )
+        if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
+            yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
         if self.filters.min_length > longest:
             yield f"filters.min_length is above filters.max_length ({longest})"
         if self.tokenizer.byte_fallback and self.tokenizer.vocab_size < 300:

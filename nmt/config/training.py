@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config.base import Pair, Section
+from nmt.config.base import FilePath, Many, Pair, Section
 
 
 class ScheduleConfig(Section):
@@ -27,16 +27,25 @@ class ScheduleConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov and Hutter 2019)."""
+    """How gradients change the weights."""
 
+    kind: Literal["adamw", "schedule-free", "muon"] = "adamw"
+    """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW, which needs no decay and no
+    known end (Defazio et al. 2024; use a constant schedule); ``muon``, an experiment: orthogonal
+    steps for matrices (Jordan et al. 2024), AdamW for the rest."""
     betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
-    """Decay of the running means of gradient and squared gradient."""
+    """Decay of the running means of gradient and squared gradient. Of ``schedule-free``, the first
+    says how near to the mean of the weights the gradient is taken."""
     epsilon: float = Field(default=1e-9, gt=0)
     """Added to the denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices; embeddings, norms and biases are not decayed."""
     clip_norm: float = Field(default=1.0, ge=0)
     """Largest norm of the whole gradient; 0 turns clipping off."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the running mean of ``muon``'s gradients."""
+    newton_schulz_steps: int = Field(default=5, ge=1, le=10)
+    """Iterations by which ``muon`` makes its steps orthogonal; 3 are quicker and rougher."""
 
 
 class ValidationConfig(Section):
@@ -71,9 +80,25 @@ class TrainingConfig(Section):
     """CPU threads; torch's choice when null."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
+    r_drop: float = Field(default=0.0, ge=0)
+    """Weight of the divergence between two passes with other dropout (R-Drop, Liang et al. 2021;
+    5 is usual); twice the work per update. 0 makes one pass."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Use an exponential moving average of the weights with this decay, such as 0.999, for
+    validation, checkpoints and translation; null uses the weights as they are."""
+    start_from: FilePath | None = None
+    """Fine-tune: begin with the weights and the vocabulary of this run or model folder, with a new
+    optimizer and steps counted from 1."""
+    freeze: Many[str] = ()
+    """Parts that are not trained, such as ``encoder`` or ``source_vectors``."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of each layer and work the rest out again in the backward pass: less
+    memory, a third more work."""
+    tensorboard: bool = False
+    """Write TensorBoard files beside metrics.jsonl (needs ``nmt[tensorboard]``)."""
     report_every: int = Field(default=50, ge=1)
     """Updates between two lines of metrics.jsonl."""
     save_every: int = Field(default=1000, ge=1)
@@ -86,6 +111,9 @@ class TrainingConfig(Section):
     """Newest checkpoints to keep."""
     keep_best: int = Field(default=1, ge=1)
     """Best checkpoints to keep besides."""
+    average_last: int | None = Field(default=None, ge=2)
+    """At the end of training, average the weights of so many of the newest checkpoints (Vaswani et
+    al. 2017, section 6.1) and keep the mean as a checkpoint if it validates better."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
 
@@ -98,5 +126,18 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"schedule.shape {self.schedule.shape} falls to its end over a budget: "
                 "give max_steps, max_minutes or max_epochs"
+            )
+        if self.optimizer.kind == "schedule-free":
+            if self.schedule.shape != "constant":
+                raise ValueError(
+                    f"optimizer.kind schedule-free needs no falling learning rate: set "
+                    f"schedule.shape constant (found {self.schedule.shape})"
+                )
+            if self.optimizer.betas[0] == 0:
+                raise ValueError("optimizer.kind schedule-free needs optimizer.betas above 0")
+        if self.average_last is not None and self.keep_last < self.average_last:
+            raise ValueError(
+                f"average_last {self.average_last} needs as many checkpoints: set keep_last to "
+                f"{self.average_last} or more"
             )
         return self

@@ -11,7 +11,10 @@ import numpy.typing as npt
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import epoch_rows, plan_batches
+from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
+
+_LINES_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Loader:
         seed: Seed of the data order.
         rank: This process among ``num_ranks``.
         num_ranks: Processes that share the epoch.
+        resegment: Draws other subwords in each epoch. Batches are planned by the stored ones, and
+            so hold more tokens than they are meant to (a fifth more at a rate of 0.1).
     """
 
     def __init__(
@@ -45,12 +50,14 @@ class Loader:
         seed: int,
         rank: int = 0,
         num_ranks: int = 1,
+        resegment: Resegmenter | None = None,
     ) -> None:
         self.store = store
         self._config = config
         self._weights = weights
         self._seed = seed
         self._ranks = (rank, num_ranks)
+        self._resegment = resegment
 
     def plan(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """Return the store's rows of each batch of an epoch, in order."""
@@ -79,9 +86,22 @@ class Loader:
             for begin in range(first, len(plan), self._config.accumulate):
                 end = min(begin + self._config.accumulate, len(plan))
                 after = Position(epoch, end) if end < len(plan) else Position(epoch + 1, 0)
-                yield [collate(self.store, rows) for rows in plan[begin:end]], after
+                rows = plan[begin:end]
+                yield [collate(self.store, r, self._resegment, epoch) for r in rows], after
             epoch, first = epoch + 1, 0
 
     def updates_per_epoch(self, epoch: int = 0) -> int:
         """Return the optimizer updates of an epoch."""
         return -(-len(self.plan(epoch)) // self._config.accumulate)
+
+    def describe(self, batches: Sequence[Batch]) -> str:
+        """Say where the pairs of ``batches`` come from: corpora and some of their lines."""
+        rows = np.concatenate([batch.rows for batch in batches])
+        corpora, lines = self.store.corpus[rows], self.store.lines[rows]
+        parts = []
+        for corpus in np.unique(corpora):
+            own = np.sort(lines[corpora == corpus])
+            some = ", ".join(f"{line:,}" for line in own[:_LINES_NAMED])
+            more = f" and {len(own) - _LINES_NAMED:,} more" if len(own) > _LINES_NAMED else ""
+            parts.append(f"data.train.{corpus} lines {some}{more}")
+        return "; ".join(parts)

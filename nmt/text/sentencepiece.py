@@ -74,6 +74,15 @@ class SentencePieceTokenizer:
         plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
         return str(self._processor.decode(plain))
 
+    def pieces(self) -> list[tuple[str, float, bool]]:
+        """Return text, score and whether it is an ordinary piece, for each id."""
+        model = self._processor
+        special = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
+        return [
+            (str(model.id_to_piece(i)), float(model.get_score(i)), not any(f(i) for f in special))
+            for i in range(self.vocab_size)
+        ]
+
     def is_fallback(self, index: int) -> bool:
         """Whether an id stands for a single byte or for an unknown piece."""
         return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))

@@ -34,6 +34,10 @@ class Tokenizer(Protocol):
         """Return the text of ``ids``; special ids are left out."""
         ...
 
+    def pieces(self) -> list[tuple[str, float, bool]]:
+        """Return text, score and whether it is an ordinary piece, for each id."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Tokenizers:

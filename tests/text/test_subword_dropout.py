@@ -1,0 +1,282 @@
+"""BPE-dropout: the text stays, the distribution is the paper's, a seed gives the same ids."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import sqrt
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nmt.text.subword_dropout
+from nmt.text.subword_dropout import SubwordDropout, sentence_generator
+
+TEXT = [
+    "Ein kleiner Hund läuft über die große Wiese.",
+    "Zwei Männer stehen vor einem Haus.",
+    "A small dog runs across the big meadow.",
+    "Two men are standing in front of a house.",
+] * 3
+RATES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 5e-324, 1e-17, 1 - 2**-53, 1.0]))
+# Characters of the models, so that there is something to merge, and any other.
+TEXTS = st.one_of(st.text(), st.text("HMZaeinorstuäü ▁<mask>"), st.sampled_from(TEXT))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A SentencePiece model, and what dropout takes from it."""
+
+    processor: sentencepiece.SentencePieceProcessor
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.processor.encode(text.encode("utf-8", "replace").decode()))
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.processor.decode(ids))
+
+    def dropout(self, rate: float) -> SubwordDropout:
+        every = range(self.processor.get_piece_size())
+        pieces = [self.processor.id_to_piece(index) for index in every]
+        scores = [self.processor.get_score(index) for index in every]
+        return SubwordDropout(pieces, scores, [self.is_normal(index) for index in every], rate)
+
+    def is_normal(self, index: int) -> bool:
+        """SentencePiece tells all kinds but user-defined pieces."""
+        special = (
+            self.processor.is_byte,
+            self.processor.is_control,
+            self.processor.is_unknown,
+            self.processor.is_unused,
+        )
+        defined = self.processor.id_to_piece(index) == "<mask>"
+        return not defined and not any(is_kind(index) for is_kind in special)
+
+
+def trained(lines: Iterable[str], vocab_size: int, **options: Any) -> Model:
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=file,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        minloglevel=2,
+        **options,
+    )
+    return Model(sentencepiece.SentencePieceProcessor(model_proto=file.getvalue()))
+
+
+@pytest.fixture(scope="module", params=["bytes", "unknown", "defined"])
+def model(request: pytest.FixtureRequest) -> Model:
+    if request.param == "bytes":
+        return trained(TEXT, 350, byte_fallback=True)
+    return trained(TEXT, 90, user_defined_symbols=["<mask>"] if request.param == "defined" else [])
+
+
+def toy(rate: float, *merges: str, scores: list[float] | None = None) -> SubwordDropout:
+    """Pieces: the space, a, b, c with ids 0 to 3, then the merges, first the one made first."""
+    pieces = ["▁", "a", "b", "c", *merges]
+    scores = scores or [-float(index) for index in range(len(merges))]
+    return SubwordDropout(pieces, [-99.0] * 4 + scores, [True] * len(pieces), rate)
+
+
+def assert_distributed(
+    counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
+) -> None:
+    """Every frequency is within four standard deviations of its probability."""
+    total = counts.total()
+    assert sum(expected.values()) == pytest.approx(1)
+    assert counts.keys() <= expected.keys()
+    for outcome, probability in expected.items():
+        deviation = sqrt(total * probability * (1 - probability))
+        assert abs(counts[outcome] - total * probability) <= 4 * deviation, outcome
+
+
+@given(text=TEXTS)
+def test_rate_0_gives_the_ids_of_sentencepiece(model: Model, text: str) -> None:
+    ids = model.encode(text)
+
+    assert model.dropout(0).resegment(ids, Random(1)) == ids
+
+
+@given(text=TEXTS, rate=RATES, seed=st.integers(0))
+def test_the_text_stays(model: Model, text: str, rate: float, seed: int) -> None:
+    ids = model.encode(text)
+    dropout = model.dropout(rate)
+
+    dropped = dropout.resegment(ids, Random(seed))
+
+    assert model.decode(dropped) == model.decode(ids)
+    # From any segmentation the same way: the words are merged from their characters.
+    assert model.dropout(0).resegment(dropped, Random(1)) == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size"),
+    [
+        ("multi30k/train.de.gz", 2000),
+        ("multi30k/train.en.gz", 2000),
+        ("small_parallel_enja/dev.ja.gz", 1500),
+    ],
+)
+def test_real_text_comes_back_at_rate_0_and_stays_the_same_text_at_others(
+    shared_data: Path, name: str, vocab_size: int
+) -> None:
+    with gzip.open(shared_data / name, "rt", encoding="utf-8") as file:
+        lines = file.read().splitlines()[:3000]
+    model = trained(lines[:2000], vocab_size, byte_fallback=True)
+    without, with_dropout = model.dropout(0), model.dropout(0.1)
+
+    for row, line in enumerate(lines):
+        ids = model.encode(line)
+        dropped = with_dropout.resegment(ids, sentence_generator(1, 0, row, 0))
+        assert without.resegment(ids, Random(1)) == ids
+        assert model.decode(dropped) == model.decode(ids)
+
+
+def test_three_merges_have_the_distribution_worked_out_by_hand() -> None:
+    """Merges ▁b, bc, ▁bc in this order, on "▁bc", each dropped with p = 0.3.
+
+    From ▁ b c: best kept (0.7) to ▁b c; best dropped, bc kept (0.3 x 0.7 = 0.21) to ▁ bc; both
+    dropped (0.09), the end. From either, ▁bc is the only merge: kept 0.7, dropped 0.3, the end.
+    """
+    dropout = toy(0.3, "▁b", "bc", "▁bc")
+    one = {
+        (6,): 0.7 * 0.7 + 0.21 * 0.7,
+        (4, 3): 0.7 * 0.3,
+        (0, 5): 0.21 * 0.3,
+        (0, 2, 3): 0.09,
+    }
+    # Two words in a sentence: drawn with the same numbers, and yet independent.
+    two = {first + last: one[first] * one[last] for first, last in product(one, one)}
+
+    generator = Random(1)
+    counts = Counter(tuple(dropout.resegment([6, 6], generator)) for _ in range(40_000))
+
+    assert_distributed(counts, two)
+
+
+def by_the_paper(
+    pieces: list[str], symbols: tuple[str, ...], rate: float
+) -> dict[tuple[str, ...], float]:
+    """The distribution, from every way to drop some of the candidates at every step."""
+    joined = [first + last for first, last in pairwise(symbols)]
+    candidates = [place for place, piece in enumerate(joined) if piece in pieces]
+    found: dict[tuple[str, ...], float] = defaultdict(float)
+    if not candidates:
+        return {symbols: 1.0}
+    for kept in product([True, False], repeat=len(candidates)):
+        probability = rate ** kept.count(False) * (1 - rate) ** kept.count(True)
+        left = [place for place, keep in zip(candidates, kept, strict=True) if keep]
+        if not left:
+            found[symbols] += probability
+            continue
+        place = min(left, key=lambda place: (pieces.index(joined[place]), place))
+        merged = (*symbols[:place], joined[place], *symbols[place + 2 :])
+        for outcome, rest in by_the_paper(pieces, merged, rate).items():
+            found[outcome] += probability * rest
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_longer_words_have_the_distribution_of_the_papers_algorithm(rate: float) -> None:
+    merges = ["ab", "▁a", "ba", "abab", "ca", "▁ab", "bc", "aba", "abc"]
+    dropout = toy(rate, *merges)
+    number = {piece: index for index, piece in enumerate(["▁", "a", "b", "c", *merges])}
+    expected = {
+        tuple(number[piece] for piece in outcome): probability
+        for outcome, probability in by_the_paper(merges, tuple("▁ababca"), rate).items()
+    }
+
+    counts: Counter[tuple[int, ...]] = Counter()
+    for row in range(20_000):
+        generator = sentence_generator(1, 0, row, 0)
+        counts[tuple(dropout.resegment([0, 1, 2, 1, 2, 3, 1], generator))] += 1
+
+    assert_distributed(counts, expected)
+
+
+def test_of_equal_scores_the_leftmost_is_merged_first() -> None:
+    dropout = toy(0, "bc", "ab", scores=[-1.0, -1.0])
+
+    assert dropout.resegment([1, 2, 3], Random(1)) == [5, 3]
+
+
+def test_rate_1_gives_characters_and_needs_no_numbers() -> None:
+    generator = Random(1)
+
+    assert toy(1, "ab", "abc").resegment([0, 5, 1, 4], generator) == [0, 1, 2, 3, 1, 1, 2]
+    assert generator.getstate() == Random(1).getstate()
+
+
+def test_no_merge_crosses_a_piece_that_is_not_normal_or_has_a_character_that_is_none() -> None:
+    pieces = ["a", "b", "<0x61>", "xa", "axa", "ab", "aa", "<0x61>a"]
+    normal = [True, True, False, True, True, True, True, True]
+    scores = [0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]
+
+    def resegmented(ids: list[int], rate: float) -> list[int]:
+        return SubwordDropout(pieces, scores, normal, rate).resegment(ids, Random(1))
+
+    assert resegmented([0, 2, 0, 1], 0) == [0, 2, 5]
+    assert resegmented([0, 3, 0, 1], 0) == [0, 3, 5]
+    assert resegmented([6, 4, 2, 5], 1) == [0, 0, 4, 2, 0, 1]
+    assert resegmented([2, 3], 0.5) == [2, 3]
+
+
+@pytest.mark.parametrize("rate", [0, 0.5, 1])
+def test_an_empty_sentence_stays_empty(rate: float) -> None:
+    assert toy(rate, "ab").resegment([], Random(1)) == []
+
+
+def test_a_sentence_depends_on_its_generator_and_on_no_sentence_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = trained(TEXT, 90)
+    rows = [model.encode(line) for line in TEXT]
+    used = model.dropout(0.3)
+
+    def resegmented(row: int) -> list[int]:
+        return used.resegment(rows[row], sentence_generator(1, 2, row, 0))
+
+    forwards = [resegmented(row) for row in range(len(rows))]
+    backwards = [resegmented(row) for row in reversed(range(len(rows)))]
+    monkeypatch.setattr(nmt.text.subword_dropout, "_MOST_WORDS", 0)
+    alone = [
+        model.dropout(0.3).resegment(ids, sentence_generator(1, 2, row, 0))
+        for row, ids in enumerate(rows)
+    ]
+
+    assert forwards == backwards[::-1] == alone
+
+
+def test_seed_epoch_row_and_side_give_other_numbers_each() -> None:
+    keys = list(product(range(3), range(3), range(300), range(2)))
+
+    numbers = [sentence_generator(*key).random() for key in keys]
+
+    assert len(set(numbers)) == len(keys)
+    assert sentence_generator(1, 2, 3, 1).random() == sentence_generator(1, 2, 3, 1).random()
+    # Uniform, and without correlation to the next row's: means 1/2 and 1/4.
+    pairs = [first * last for first, last in zip(numbers, numbers[2:], strict=False)]
+    assert sum(numbers) / len(numbers) == pytest.approx(1 / 2, abs=4 * sqrt(1 / 12 / len(keys)))
+    assert sum(pairs) / len(pairs) == pytest.approx(1 / 4, abs=4 * sqrt(7 / 72 / len(keys)))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="not between 0 and 1"):
+        toy(rate)
+
+
+def test_tables_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        SubwordDropout(["a", "b"], [0.0], [True, True], 0.1)
