@@ -12,15 +12,28 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.files import replace_text
+from nmt.config.base import Section
+from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config
+from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.text.tokenizer import tokenizer_hash
 
 # Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,
 # paths) may change between two starts of a run.
 _BINDING_SECTIONS = ("source_language", "target_language", "batch", "model")
-_BINDING_TRAINING = ("seed", "precision", "label_smoothing", "optimizer", "schedule")
+_BINDING_TRAINING = (
+    "seed",
+    "precision",
+    "label_smoothing",
+    "r_drop",
+    "optimizer",
+    "schedule",
+    "ema_decay",
+    "freeze",
+)
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -36,7 +49,9 @@ class Differences:
     """Same form: the run goes on, but not to the bit."""
 
 
-def identity(config: RunConfig, *, data_hash: str, vocab_hash: str) -> dict[str, Any]:
+def identity(
+    config: RunConfig, *, data_hash: str, vocab_hash: str, num_processes: int = 1
+) -> dict[str, Any]:
     """Return what must stay the same for a run to go on, as plain data."""
     whole = config.model_dump(mode="json")
     ends = config.training.schedule.shape in _ENDING_SCHEDULES
@@ -47,6 +62,7 @@ def identity(config: RunConfig, *, data_hash: str, vocab_hash: str) -> dict[str,
         **{name: whole[name] for name in _BINDING_SECTIONS},
         "training": training,
         "corpus_weights": weights,
+        "num_processes": num_processes,
         "data_hash": data_hash,
         "vocab_hash": vocab_hash,
     }
@@ -65,9 +81,32 @@ def machine(device: torch.device) -> dict[str, Any]:
 def compare(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Differences:
     """Compare two ``{"identity": ..., "machine": ...}`` records."""
     return Differences(
-        tuple(_differences(recorded["identity"], present["identity"], "")),
+        tuple(_differences(_completed(recorded["identity"]), present["identity"], "")),
         tuple(_differences(recorded["machine"], present["machine"], "")),
     )
+
+
+def _completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the record of an earlier release the defaults of the keys that it did not know."""
+    filled = {"num_processes": 1, **recorded}
+    filled["batch"] = _with_defaults(BatchConfig, recorded["batch"])
+    filled["model"] = _with_defaults(ModelConfig, recorded["model"])
+    training = {name: _default(TrainingConfig, name) for name in _BINDING_TRAINING}
+    training |= recorded["training"]
+    training["optimizer"] = _with_defaults(OptimizerConfig, training["optimizer"])
+    training["schedule"] = _with_defaults(ScheduleConfig, training["schedule"])
+    return filled | {"training": training}
+
+
+def _with_defaults(section: type[Section], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _default(section, name) for name in section.model_fields} | dict(recorded)
+
+
+def _default(section: type[Section], name: str) -> Any:
+    value = section.model_fields[name].get_default(call_default_factory=False)
+    if isinstance(value, Section):
+        return value.model_dump(mode="json")
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _differences(was: Any, now: Any, path: str) -> list[str]:
@@ -126,7 +165,9 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
         if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
             temporary = run_dir / ".tmp-tokenizer"
             shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(tokenizer_dir, temporary)
+            temporary.mkdir()
+            for file in tokenizer_dir.iterdir():  # copytree would lose why it failed
+                shutil.copyfile(file, temporary / file.name)
             shutil.rmtree(tokenizer, ignore_errors=True)
             temporary.rename(tokenizer)
         changes = _changes(path, config)

@@ -1,0 +1,174 @@
+"""Checkpoints of a run -> a model folder with the mean of their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.checkpoint.average import choose_checkpoints, write_average
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import STATE, checkpoints_dir, list_checkpoints
+from nmt.checkpoint.manifest import Manifest
+from nmt.errors import CheckpointError, ConfigError
+from nmt.training.stopping import History
+
+DEFAULT_LAST = 10
+"""Checkpoints that are averaged if nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class AverageSummary:
+    """What was averaged, and where it is."""
+
+    output: Path
+    """The model folder."""
+    steps: tuple[int, ...]
+    """Steps of the checkpoints, oldest first."""
+
+
+def average(
+    run_dir: Path,
+    output: Path,
+    *,
+    last: int | None = None,
+    best: int | None = None,
+    steps: Sequence[int] = (),
+    note: Callable[[str], None] = lambda _: None,
+) -> AverageSummary:
+    """Write the mean of checkpoints of a run as a model folder.
+
+    A run that is being trained may be averaged too.
+
+    Args:
+        run_dir: The run folder.
+        output: Folder to write; missing or empty.
+        last: How many of the newest checkpoints; `DEFAULT_LAST` if nothing is said.
+        best: Instead: how many of those with the highest validation score.
+        steps: Instead: these checkpoints.
+        note: Told what is averaged, and if that is less than was asked for.
+
+    Raises:
+        ConfigError: More than one kind of choice, a count below 1, or ``output`` is taken.
+        CheckpointError: A checkpoint is missing or damaged, or is of another model.
+    """
+    _check_choice(last, best, steps)
+    _check_output(output, run_dir)
+    present = dict(list_checkpoints(run_dir))
+    if not present:
+        raise CheckpointError(
+            f"{run_dir} has no checkpoints.", fix="Name a run folder that `nmt train` wrote."
+        )
+    if steps:
+        chosen = _named(run_dir, present, steps)
+    elif best is not None:
+        chosen = _best(run_dir, present, best, note)
+    else:
+        chosen = _last(run_dir, present, last or DEFAULT_LAST, note)
+    _check_names(present, chosen)
+    load_model(run_dir, f"step-{chosen[-1]}")  # refuses now what could not be translated with later
+    note(f"averaging {_count(len(chosen))}: step {', '.join(f'{step:,}' for step in chosen)}")
+    write_average(output, run_dir, [present[step] for step in chosen])
+    return AverageSummary(output, tuple(chosen))
+
+
+def _check_choice(last: int | None, best: int | None, steps: Sequence[int]) -> None:
+    given = {"--last": last is not None, "--best": best is not None, "--step": bool(steps)}
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise ConfigError(
+            f"{' and '.join(names)} choose checkpoints in different ways.", fix="Give one of them."
+        )
+    for name, count in (("--last", last), ("--best", best)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} is {count}.", fix="Average at least one checkpoint.")
+    twice = sorted({step for step in steps if steps.count(step) > 1})
+    if twice:
+        raise ConfigError(
+            f"--step {', '.join(map(str, twice))} is given more than once.",
+            fix="Name every checkpoint once: all have the same weight in the mean.",
+        )
+
+
+def _check_output(output: Path, run_dir: Path) -> None:
+    try:
+        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+            raise ConfigError(
+                f"{output} is there already, and is not overwritten.",
+                fix="Name another folder with --output, or remove this one first.",
+            )
+        inside = checkpoints_dir(run_dir).resolve()
+        if output.resolve().is_relative_to(inside):
+            raise ConfigError(
+                f"{output} is among the checkpoints of the run.",
+                fix="Name a folder outside of it with --output.",
+            )
+    except OSError as error:
+        raise ConfigError(
+            f"{output} cannot be written: {error.strerror or error}.",
+            fix="Name a folder with --output where you can write.",
+        ) from error
+
+
+def _named(run_dir: Path, present: Mapping[int, Path], steps: Sequence[int]) -> list[int]:
+    missing = [str(step) for step in sorted(steps) if step not in present]
+    if missing:
+        there = ", ".join(map(str, sorted(present)))
+        raise CheckpointError(
+            f"{run_dir} has no checkpoint of step {', '.join(missing)}; it has {there}.",
+            fix="Name some of these with --step.",
+        )
+    return sorted(steps)
+
+
+def _last(
+    run_dir: Path, present: Mapping[int, Path], count: int, note: Callable[[str], None]
+) -> list[int]:
+    chosen = choose_checkpoints(present, {}, last=count)
+    if len(chosen) < count:
+        note(
+            f"{run_dir} has {_count(len(chosen))}, not {count}; "
+            "training.keep_last says how many of the newest a run keeps"
+        )
+    return chosen
+
+
+def _best(
+    run_dir: Path, present: Mapping[int, Path], count: int, note: Callable[[str], None]
+) -> list[int]:
+    newest = present[max(present)]
+    chosen = choose_checkpoints(present, _scores(newest), best=count)
+    if not chosen:
+        raise CheckpointError(
+            f"{newest / STATE} records no validation score of a checkpoint that is there.",
+            fix="Use --last, or name checkpoints with --step.",
+        )
+    if len(chosen) < count:
+        note(
+            f"{run_dir} has {_count(len(chosen))} with a validation score, not {count}; "
+            "training.keep_best says how many of the best a run keeps"
+        )
+    return chosen
+
+
+def _scores(folder: Path) -> dict[int, float]:
+    """Validation scores of the whole run so far, as its checkpoint records them."""
+    Manifest.read(folder).verify(folder, (STATE,))
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    history = History.from_dict(state.get("progress", {}).get("history", []))
+    return {entry.step: entry.score for entry in history.entries}
+
+
+def _check_names(present: Mapping[int, Path], chosen: Sequence[int]) -> None:
+    """Refuse checkpoints that were renamed: they were chosen by a step that is not theirs."""
+    for step in chosen:
+        found = Manifest.read(present[step]).step
+        if found != step:
+            raise CheckpointError(
+                f"{present[step]} holds step {found:,}.", fix="Give the folder its own name back."
+            )
+
+
+def _count(number: int) -> str:
+    return f"{number:,} checkpoint{'' if number == 1 else 's'}"
