@@ -32,7 +32,7 @@ from nmt.engine.device import choose_device, prepare_process
 from nmt.engine.precision import choose_precision, has_fast_bf16
 from nmt.model.factory import build_model
 from nmt.model.layers import sinusoids
-from nmt.training.optimizer import FlatAdamW
+from nmt.training.optimizer import build_optimizer
 from nmt.training.update import Updater
 
 SIZES = {
@@ -107,7 +107,7 @@ def our_step(config: ModelConfig, vocab_size: int, precision_name: str) -> Calla
     device = choose_device("cpu")
     precision = choose_precision(precision_name, device)  # type: ignore[arg-type]
     model = build_model(config, vocab_size, vocab_size)
-    optimizer = FlatAdamW(model, OptimizerConfig(), precision.weight_dtype)
+    optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
     updater = Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
 
     def step(batch: Batch) -> None:

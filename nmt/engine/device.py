@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from nmt.engine.distributed import local_rank
 from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -16,7 +17,7 @@ _ONE_GIB = 1 << 30
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device to compute on; ``auto`` is the GPU if there is one.
+    """Return the device to compute on; ``auto`` is the GPU if there is one for each process.
 
     Raises:
         DeviceError: CUDA is wanted but torch sees none.
@@ -27,7 +28,17 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
             "No CUDA device: torch sees no GPU.",
             fix="Use device auto or cpu, or install a CUDA build of torch.",
         )
-    return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
+    if not has_cuda or wanted == "cpu":
+        return torch.device("cpu")
+    number = local_rank()
+    if number >= torch.cuda.device_count():
+        raise DeviceError(
+            f"Process {number} of this machine has no GPU: there are {torch.cuda.device_count()}.",
+            fix="Start fewer processes, or use device cpu.",
+        )
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    return device
 
 
 def prepare_process(threads: int | None) -> None:
@@ -42,3 +53,10 @@ def prepare_process(threads: int | None) -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _ONE_GIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the system had no memory left for a tensor."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nmt.config.model import ModelConfig
+from nmt.model.blocks import CrossAttention, SelfAttention
+from nmt.model.layers import FeedForward
 from nmt.model.transformer import Transformer
 
 
@@ -29,3 +31,23 @@ def count_parameters(model: Transformer) -> Mapping[str, int]:
         part = name.split("_")[0].split(".")[0]
         sizes[part if part in sizes else "embeddings"] += parameter.numel()
     return sizes
+
+
+def fused_rows(model: Transformer) -> Mapping[str, list[int]]:
+    """Return, for each weight that holds several matrices one above the other, their rows.
+
+    Weight name -> rows of queries, keys and values; of keys and values; of gates and values.
+    """
+    fused = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            shared = [module.num_kv_heads * module.head_dim] * 2
+            if isinstance(module, SelfAttention):
+                rows = [module.num_heads * module.head_dim, *shared]
+                fused[f"{name}.query_key_value.weight"] = rows
+            else:
+                fused[f"{name}.key_value.weight"] = shared
+        elif isinstance(module, FeedForward):
+            inner, outer = module.inner.weight, module.outer.weight
+            fused[f"{name}.inner.weight"] = [outer.shape[1]] * (len(inner) // outer.shape[1])
+    return fused

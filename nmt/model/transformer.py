@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
@@ -84,6 +85,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False
+        """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied tables are one parameter under the first name, so that nothing is stored twice.
         if config.embeddings != "tied":
@@ -122,8 +125,13 @@ class Transformer(nn.Module):
         """Encode packed source ids (M,): (M, D)."""
         values = self.source_embedding(source, layout.positions, layout.width, self.source_vectors)
         for layer in self.encoder:
-            values = layer(values, layout)
+            values = self._run(layer, values, layout)
         return self.encoder_norm(values)
+
+    def _run(self, layer: nn.Module, *inputs: Tensor | Layout) -> Tensor:
+        if self.recompute and self.training:
+            return checkpoint(layer, *inputs, use_reentrant=False)
+        return layer(*inputs)
 
     def decode(
         self, target: Tensor, memory: Tensor, target_layout: Layout, source_layout: Layout
@@ -133,7 +141,7 @@ class Transformer(nn.Module):
             target, target_layout.positions, target_layout.width, self.target_table
         )
         for layer in self.decoder:
-            values = layer(values, memory, target_layout, source_layout)
+            values = self._run(layer, values, memory, target_layout, source_layout)
         return self.decoder_norm(values)
 
     @override

@@ -1,153 +1,157 @@
-"""AdamW over one flat buffer of parameters, with float32 master weights where training is in bf16.
+"""Gradients -> other weights, by one of several rules; and which weights are the result.
 
-All parameters of the model are views of one buffer, and so are their gradients: clearing,
-clipping and the update are a handful of calls, however many layers there are.
+Most rules train the weights that are then used. Two do not: schedule-free AdamW trains at one
+point and uses another, and a running mean (EMA) may be kept beside any rule. `Optimizer` hides the
+difference: `weights` are the ones to be used and saved, `state` is the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
-from nmt.errors import CheckpointError
+from nmt.model.factory import fused_rows
+from nmt.model.transformer import Transformer
+from nmt.training.muon import Muon
+from nmt.training.parameters import FlatParameters, copy_tensors
+from nmt.training.rule import AdamW, Rule
+from nmt.training.schedule_free import ScheduleFreeAdamW
+
+_TRAINED = "trained/"
+"""Prefix of the trained weights in `Optimizer.state`, where they are not the ones to be used."""
+_AVERAGE_WARMUP = 10
 
 
-def is_decayed(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to the matrices of the layers, not to tables or vectors."""
-    return parameter.ndim == 2 and name.startswith(("encoder.", "decoder."))
-
-
-class FlatAdamW:
-    """AdamW (Loshchilov and Hutter 2019) on the parameters of ``model``, which it moves.
+class Optimizer:
+    """Changes the weights of one model. See the module.
 
     Args:
-        model: The model, already on its device. Its parameters become views of one buffer.
-        config: The optimizer section.
-        dtype: Working dtype of the parameters; if not float32, a float32 master copy is kept and
-            updated, and gradients are summed in float32.
+        parameters: The model's parameters.
+        rule: Changes them.
+        ema_decay: Share of the running mean of the weights that is kept at each update; the mean
+            is then the one to be used. After t updates it is at most (1 + t) / (10 + t), so that
+            the first weights are soon forgotten. None keeps no mean.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, dtype: torch.dtype) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        decayed = [(name, p) for name, p in named if is_decayed(name, p)]
-        others = [(name, p) for name, p in named if not is_decayed(name, p)]
-        self._named = decayed + others
-        num_decayed = sum(p.numel() for _, p in decayed)
-
-        self._master = torch.cat([p.detach().float().flatten() for _, p in self._named])
-        self._gradient = torch.zeros_like(self._master)
-        if dtype == torch.float32:
-            self._working, self._working_gradient = self._master, self._gradient
-        else:
-            self._working = self._master.to(dtype)
-            self._working_gradient = torch.zeros_like(self._working)
-        start = 0
-        for _, parameter in self._named:
-            stop = start + parameter.numel()
-            parameter.data = self._working[start:stop].view(parameter.shape)
-            parameter.grad = self._working_gradient[start:stop].view(parameter.shape)
-            start = stop
-
-        groups = []
-        for part, decay in (
-            (slice(0, num_decayed), config.weight_decay),
-            (slice(num_decayed, None), 0.0),
-        ):
-            flat = nn.Parameter(self._master[part])
-            flat.grad = self._gradient[part]
-            if len(flat):
-                groups.append({"params": [flat], "weight_decay": decay})
-        self._adam = torch.optim.AdamW(
-            groups, lr=0.0, betas=config.betas, eps=config.epsilon, fused=True
-        )
-
-    def accumulate(self) -> None:
-        """Call after each backward: takes the gradients of the working dtype over."""
-        if self._working_gradient is not self._gradient:
-            self._gradient += self._working_gradient
-            self._working_gradient.zero_()
+    def __init__(
+        self, parameters: FlatParameters, rule: Rule, *, ema_decay: float | None = None
+    ) -> None:
+        self.parameters = parameters
+        self._rule = rule
+        self._ema_decay = ema_decay
+        self._ema = parameters.weights.clone() if ema_decay is not None else None
 
     def gradient_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient, a scalar."""
-        return torch.linalg.vector_norm(self._gradient)
+        return torch.linalg.vector_norm(self.parameters.gradient)
 
+    @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: Tensor | float) -> None:
         """Update with the gradient times ``gradient_scale``, then clear the gradient."""
-        self._gradient *= gradient_scale
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        self._adam.step()
-        self.clear()
-        if self._working is not self._master:
-            self._working.copy_(self._master)
+        self.parameters.gradient.mul_(gradient_scale)
+        self._rule.step(learning_rate)
+        if self._ema is not None and self._ema_decay is not None:
+            count = self._rule.scalars["step"]
+            grown = (1 + count) / (_AVERAGE_WARMUP + count)
+            self._ema.lerp_(self.parameters.weights, 1 - grown.clamp(max=self._ema_decay))
+        self.parameters.clear()
+        self.parameters.publish()
 
-    def clear(self) -> None:
-        """Forget the gradient."""
-        self._gradient.zero_()
-        if self._working_gradient is not self._gradient:
-            self._working_gradient.zero_()
+    def _used(self) -> Tensor | None:
+        return self._ema if self._ema is not None else self._rule.used()
 
-    def _views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        start = 0
-        for name, parameter in self._named:
-            stop = start + parameter.numel()
-            yield name, flat[start:stop].view(parameter.shape)
-            start = stop
+    @contextmanager
+    def used_weights(self) -> Iterator[None]:
+        """Give the model the weights to be used, while the context is open."""
+        used = self._used()
+        if used is None:
+            yield
+            return
+        trained = self.parameters.weights.clone()
+        self.parameters.show(used)
+        try:
+            yield
+        finally:
+            self.parameters.weights.copy_(trained)
+            self.parameters.publish()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the float32 weights by parameter name: views, not copies."""
-        return dict(self._views(self._master))
-
-    def _moments(self) -> dict[str, Tensor]:
-        states = [self._adam.state[group["params"][0]] for group in self._adam.param_groups]
-        return {key: torch.cat([s[key] for s in states]) for key in ("exp_avg", "exp_avg_sq")}
+        """Return the float32 weights to be used, by parameter name: views where possible."""
+        used = self._used()
+        flat = self.parameters.weights if used is None else used
+        return {**dict(self.parameters.views(flat)), **dict(self.parameters.frozen())}
 
     def state(self) -> dict[str, Tensor]:
-        """Return what an update depends on besides the weights: moments by name, and the count."""
-        if not self._adam.state:
-            return {}
-        counts = [self._adam.state[g["params"][0]]["step"] for g in self._adam.param_groups]
-        state = {"step": counts[0].reshape(1).float()}
-        for key, flat in self._moments().items():
-            state |= {f"{key}/{name}": view for name, view in self._views(flat)}
+        """Return what an update depends on besides `weights`, by name: views, not copies."""
+        state = {name: value.reshape(1) for name, value in self._rule.scalars.items()}
+        for key, part in self._rule.buffers.items():
+            views = self.parameters.views(part.values, part.begin)
+            state |= {f"{key}/{name}": view for name, view in views}
+        if self._used() is not None:
+            trained = self.parameters.views(self.parameters.weights)
+            state |= {f"{_TRAINED}{name}": view for name, view in trained}
         return state
 
+    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Take over `weights` and `state` of a run with the same parameters.
 
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        self._copy(weights, self._master, "")
-        self._working.copy_(self._master)
-        self._adam.state.clear()
-        if not state:
-            return
-        flat = {}
-        for key in ("exp_avg", "exp_avg_sq"):
-            flat[key] = torch.empty_like(self._master)
-            self._copy(state, flat[key], f"{key}/")
-        start = 0
-        for group in self._adam.param_groups:
-            parameter = group["params"][0]
-            stop = start + len(parameter)
-            self._adam.state[parameter] = {
-                "step": state["step"].reshape(()).to(parameter.device).clone(),
-                **{key: values[start:stop].clone() for key, values in flat.items()},
-            }
-            start = stop
+        self.load_weights(weights)
+        if self._used() is not None:
+            copy_tensors(state, self.parameters.views(self.parameters.weights), _TRAINED)
+            self.parameters.publish()
+        for key, part in self._rule.buffers.items():
+            copy_tensors(state, self.parameters.views(part.values, part.begin), f"{key}/")
+        scalars = ((name, value.view(1)) for name, value in self._rule.scalars.items())
+        copy_tensors(state, scalars)
 
-    def _copy(self, tensors: Mapping[str, Tensor], flat: Tensor, prefix: str) -> None:
-        for name, view in self._views(flat):
-            found = tensors.get(prefix + name)
-            if found is None or found.shape != view.shape:
-                shape = "nothing" if found is None else str(tuple(found.shape))
-                raise CheckpointError(
-                    f"The checkpoint has {shape} for {prefix + name}, "
-                    f"but the model needs {tuple(view.shape)}.",
-                    fix="Resume with the model section of the run's own config.yaml.",
-                )
-            view.copy_(found)
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin from ``weights``, with nothing else remembered.
+
+        Raises:
+            CheckpointError: A tensor is missing or has another shape.
+        """
+        copy_tensors(weights, self.parameters.views(self.parameters.weights))
+        copy_tensors(weights, self.parameters.frozen())
+        self.parameters.publish()
+        if self._ema is not None:
+            self._ema.copy_(self.parameters.weights)
+
+
+def build_optimizer(
+    model: Transformer,
+    config: OptimizerConfig,
+    dtype: torch.dtype,
+    *,
+    ema_decay: float | None = None,
+) -> Optimizer:
+    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``."""
+    parameters = FlatParameters(model, dtype)
+    return Optimizer(parameters, _rule(parameters, model, config), ema_decay=ema_decay)
+
+
+def _rule(parameters: FlatParameters, model: Transformer, config: OptimizerConfig) -> Rule:
+    weights, gradient = parameters.weights, parameters.gradient
+    matrices = parameters.matrix_size
+    if config.kind == "schedule-free":
+        return ScheduleFreeAdamW(weights, gradient, config, num_decayed=matrices)
+    if config.kind == "muon":
+        fused = fused_rows(model)
+
+        def cut(flat: Tensor) -> list[Tensor]:
+            views = parameters.views(flat)
+            return [b for name, matrix in views for b in matrix.split(fused.get(name, len(matrix)))]
+
+        others = AdamW(
+            weights[matrices:], gradient[matrices:], config, num_decayed=0, begin=matrices
+        )
+        return Muon(weights[:matrices], gradient[:matrices], config, cut=cut, others=others)
+    return AdamW(weights, gradient, config, num_decayed=matrices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from nmt.config.training import TrainingConfig
+from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.engine.seeding import random_state, restore_random_state
-from nmt.errors import CheckpointError
-from nmt.training.optimizer import FlatAdamW
+from nmt.errors import CheckpointError, DivergedError
+from nmt.training.optimizer import Optimizer
 from nmt.training.report import (
     NoteReport,
     Reporter,
@@ -162,7 +163,7 @@ class Trainer:
         config: TrainingConfig,
         *,
         updater: Updater,
-        optimizer: FlatAdamW,
+        optimizer: Optimizer,
         loader: Loader,
         schedule: Callable[[int], float],
         surroundings: Surroundings,
@@ -172,6 +173,7 @@ class Trainer:
         self._schedule = schedule
         self._validator, self._saver = surroundings.validator, surroundings.saver
         self._reporter, self._stop = surroundings.reporter, surroundings.stop
+        self._processes = updater.processes
         self._device = updater.model.output_weight.device
         self._seconds = 0.0
         self._interval_seconds = 0.0
@@ -186,9 +188,8 @@ class Trainer:
         state: Mapping[str, Any],
     ) -> None:
         """Continue from a checkpoint."""
-        moments = {k: v for k, v in optimizer.items() if not k.startswith("random/")}
-        self._optimizer.load(model, moments)
-        restore_random_state(optimizer, self._device)
+        self._optimizer.load(model, optimizer)
+        restore_random_state(optimizer, self._device, self._processes)
         self._updater.load_counters(state["counters"])
         self.progress = Progress.from_dict(state["progress"])
         self._saved_step = self.progress.step
@@ -202,13 +203,13 @@ class Trainer:
         updates = self._loader.updates(self.progress.position)
         while reason is None:
             batches, after = next(updates)
-            begin = time.perf_counter()
             learning_rate = self._schedule(self.progress.step + 1)
-            stats = self._updater(batches, learning_rate)
-            self._interval_seconds += time.perf_counter() - begin
+            stats = self._update(batches, learning_rate)
             self.progress.add(stats)
             self.progress.position = after
             reason = self._finished()
+            if stats.skipped or stats.splits:
+                self._note(stats, batches)
             self._after_update(stats, learning_rate, is_last=reason == "budget")
             if self._stop.requested:
                 reason = "signal"
@@ -222,6 +223,31 @@ class Trainer:
             best_score=best.score if best else None,
             training_seconds=self._seconds + self._interval_seconds,
         )
+
+    def _update(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
+        begin = time.perf_counter()
+        try:
+            return self._updater(batches, learning_rate)
+        except DivergedError as error:
+            raise self._diverged(
+                f"{error.problem}\n  Step {self.progress.step + 1:,}, learning rate "
+                f"{learning_rate:.2e}; the last batch was {self._loader.describe(batches)}.",
+                error.fix,
+            ) from error
+        finally:
+            self._interval_seconds += time.perf_counter() - begin
+
+    def _diverged(self, problem: str, fix: str) -> DivergedError:
+        last = f"step {self._saved_step:,}" if self._saved_step else "none"
+        return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
+
+    def _note(self, stats: UpdateStats, batches: Sequence[Batch]) -> None:
+        where = self._loader.describe(batches)
+        if stats.skipped:
+            text = f"update skipped: loss or gradient not finite ({where})"
+        else:
+            text = f"batches halved {stats.splits} times: memory did not hold them ({where})"
+        self._reporter.report(NoteReport(self.progress.step, text))
 
     def _save_end(self) -> None:
         step = self.progress.step
@@ -258,8 +284,6 @@ class Trainer:
 
     def _after_update(self, stats: UpdateStats, learning_rate: float, *, is_last: bool) -> None:
         step, config = self.progress.step, self._config
-        if stats.skipped:
-            self._reporter.report(NoteReport(step, "update skipped: loss or gradient not finite"))
         if step % config.report_every == 0 or is_last:
             self._report(stats, learning_rate)
         if self._stop.requested:
@@ -306,6 +330,14 @@ class Trainer:
                 samples=scores.samples,
             )
         )
+        worst = math.log(2 * len(self._updater.model.output_weight))
+        if not scores.nats_per_token <= worst:
+            raise self._diverged(
+                f"Validation perplexity is {math.exp(min(scores.nats_per_token, 700)):,.0f} at "
+                f"step {self.progress.step:,}, worse than twice a guess among all "
+                f"{len(self._updater.model.output_weight):,} subwords.",
+                "Lower training.schedule.peak_lr or raise its warmup_steps.",
+            )
 
     def _score(self, scores: Scores) -> float:
         metric = self._config.validation.metric
@@ -314,13 +346,17 @@ class Trainer:
 
     def _save(self) -> None:
         begin = time.perf_counter()
-        where = self._saver(
-            self.progress.step,
-            model=self._optimizer.weights(),
-            optimizer=self._optimizer.state() | random_state(self._device),
-            state={"progress": self.progress.as_dict(), "counters": self._updater.counters()},
-            history=self.progress.history,
-        )
+        generators = random_state(self._device, self._processes)
+        where = None
+        if self._processes.rank == 0:
+            where = self._saver(
+                self.progress.step,
+                model=self._optimizer.weights(),
+                optimizer=self._optimizer.state() | generators,
+                state={"progress": self.progress.as_dict(), "counters": self._updater.counters()},
+                history=self.progress.history,
+            )
+        where = self._processes.share(where)
         if where is not None:
             self._saved_step = self.progress.step
             seconds = time.perf_counter() - begin
@@ -329,7 +365,7 @@ class Trainer:
 
 def measure_update_seconds(
     updater: Updater,
-    optimizer: FlatAdamW,
+    optimizer: Optimizer,
     loader: Loader,
     *,
     num_updates: int = 16,
@@ -340,10 +376,10 @@ def measure_update_seconds(
     Makes some updates with a learning rate of zero, then puts weights, optimizer and random
     generators back as they were. ``check`` is called between them; it may raise to interrupt.
     """
-    device = updater.model.output_weight.device
+    device, processes = updater.model.output_weight.device, updater.processes
     weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
     moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    generators, counters = random_state(device), updater.counters()
+    generators, counters = random_state(device, processes), updater.counters()
     updates, seconds = loader.updates(Position()), []
     for _ in range(num_updates):
         check()
@@ -354,6 +390,7 @@ def measure_update_seconds(
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)
     optimizer.load(weights, moments)
-    restore_random_state(generators, device)
+    restore_random_state(generators, device, processes)
     updater.load_counters(counters)
-    return sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]
+    median = sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]
+    return processes.share(median)

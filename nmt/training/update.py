@@ -9,18 +9,22 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Batch
+from nmt.engine.device import is_out_of_memory
+from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import Precision
-from nmt.errors import DivergedError
+from nmt.errors import DeviceError, DivergedError
 from nmt.model.transformer import Transformer
 from nmt.training.loss import LossSum, choose_loss
-from nmt.training.optimizer import FlatAdamW
+from nmt.training.optimizer import Optimizer
+from nmt.training.r_drop import r_drop_loss
 
 _MOST_SKIPPED_IN_A_ROW = 20
+_MOST_SPLITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """What one update did. Sums, not means."""
+    """What one update did, in all processes. Sums, not means."""
 
     nats: float
     """Summed training objective."""
@@ -34,6 +38,8 @@ class UpdateStats:
     """Norm of the mean gradient, before clipping."""
     skipped: bool
     """Whether the update was left out because loss or gradient was not finite."""
+    splits: int = 0
+    """How often this process' batches were halved because memory did not hold them."""
 
 
 class Updater:
@@ -45,26 +51,32 @@ class Updater:
         precision: Arithmetic of forward and backward.
         label_smoothing: See `nmt.training.loss`.
         clip_norm: Largest norm of the gradient; 0 leaves it as it is.
+        r_drop: Weight of the divergence between two passes; 0 makes one pass.
+        processes: Those that share each update; each has batches of its own.
     """
 
     def __init__(
         self,
         model: Transformer,
-        optimizer: FlatAdamW,
+        optimizer: Optimizer,
         precision: Precision,
         *,
         label_smoothing: float,
         clip_norm: float,
+        r_drop: float = 0.0,
+        processes: Processes | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
+        self.processes = processes or OneProcess()
         self.loss_scale = precision.initial_loss_scale
         """Factor that keeps fp16 gradients away from zero; 1 in other precisions."""
         self.skipped_in_a_row = 0
+        """Updates left out since the last good one."""
         self._good_in_a_row = 0
-        self._label_smoothing = label_smoothing
-        self._clip_norm = clip_norm
+        self._label_smoothing, self._clip_norm = label_smoothing, clip_norm
+        self._r_drop = r_drop
         weight = model.output_weight
         self._device = weight.device
         self._loss = choose_loss(precision.dtype, weight.device, len(weight))
@@ -72,43 +84,86 @@ class Updater:
     def loss(self, batch: Batch, smoothing: float) -> LossSum:
         """Sum the loss of ``batch``, which is on the model's device."""
         with self.precision.autocast():
-            hidden = self.model(
-                batch.source, batch.source_index, batch.target_input, batch.target_index
-            )
-            gold = batch.target_output.flatten().index_select(0, batch.target_index)
+            hidden, gold = self._hidden(batch), _gold(batch)
             model = self.model
             return self._loss(hidden, model.output_weight, model.output_bias, gold, smoothing)
 
+    def _hidden(self, batch: Batch) -> Tensor:
+        return self.model(batch.source, batch.source_index, batch.target_input, batch.target_index)
+
+    def _objective(self, batch: Batch) -> Tensor:
+        """Sum what training makes small."""
+        if not self._r_drop:
+            return self.loss(batch, self._label_smoothing).nats
+        model = self.model
+        with self.precision.autocast():
+            return r_drop_loss(
+                (self._hidden(batch), self._hidden(batch)),
+                model.output_weight,
+                model.output_bias,
+                _gold(batch),
+                smoothing=self._label_smoothing,
+                strength=self._r_drop,
+            )
+
     def __call__(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        """Make one update: the gradient is of the mean over all tokens of ``batches``.
+        """Make one update: the gradient is of the mean over all tokens of all processes.
 
         Raises:
             DivergedError: Loss or gradient was not finite many updates in a row.
+            DeviceError: Memory does not hold an eighth of a batch.
         """
         self.model.train()
-        target_tokens = sum(batch.num_target_tokens for batch in batches)
-        nats = torch.zeros((), device=self._device)
-        for batch in batches:
-            loss = self.loss(batch.to(self._device), self._label_smoothing)
-            (loss.nats * (self.loss_scale / target_tokens)).backward()
-            self.optimizer.accumulate()
-            nats += loss.nats.detach()
+        counts = torch.tensor([_counts(batch) for batch in batches]).sum(dim=0)
+        self.processes.sum(counts)
+        source_tokens, target_tokens, padded_tokens = counts.tolist()
+        nats, splits = self._gradients(batches, self.loss_scale / target_tokens)
+        self.processes.sum(self.optimizer.parameters.gradient)
+        self.processes.sum(nats)
         norm = self.optimizer.gradient_norm() / self.loss_scale
         norm_value = float(norm)
         skipped = not (norm_value < float("inf") and bool(torch.isfinite(nats)))
         if skipped:
-            self.optimizer.clear()
+            self.optimizer.parameters.clear()
         else:
             self.optimizer.step(learning_rate, self._clipped(norm))
         self._adapt_loss_scale(skipped)
         return UpdateStats(
             nats=float(nats),
-            source_tokens=sum(batch.num_source_tokens for batch in batches),
+            source_tokens=source_tokens,
             target_tokens=target_tokens,
-            padded_tokens=sum(batch.num_padded_tokens for batch in batches),
+            padded_tokens=padded_tokens,
             gradient_norm=norm_value,
             skipped=skipped,
+            splits=splits,
         )
+
+    def _gradients(self, batches: Sequence[Batch], scale: float) -> tuple[Tensor, int]:
+        """Sum loss and gradient; begin again with halved batches where memory is short."""
+        splits = 0
+        while True:
+            try:
+                return self._sum(batches, scale), splits
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                halves = _halved(batches)
+                if splits == _MOST_SPLITS or len(halves) == len(batches):
+                    raise _too_large(batches, splits) from error
+            # Outside the except clause, which holds the failed pass' tensors.
+            self.optimizer.parameters.clear()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            batches, splits = halves, splits + 1
+
+    def _sum(self, batches: Sequence[Batch], scale: float) -> Tensor:
+        nats = torch.zeros((), device=self._device)
+        for batch in batches:
+            loss = self._objective(batch.to(self._device))
+            (loss * scale).backward()
+            self.optimizer.parameters.accumulate()
+            nats += loss.detach()
+        return nats
 
     def _clipped(self, norm: Tensor) -> Tensor | float:
         if not self._clip_norm:
@@ -144,3 +199,27 @@ class Updater:
         self.loss_scale = counters["loss_scale"]
         self.skipped_in_a_row = int(counters["skipped_in_a_row"])
         self._good_in_a_row = int(counters["good_in_a_row"])
+
+
+def _gold(batch: Batch) -> Tensor:
+    return batch.target_output.flatten().index_select(0, batch.target_index)
+
+
+def _counts(batch: Batch) -> tuple[int, int, int]:
+    return batch.num_source_tokens, batch.num_target_tokens, batch.num_padded_tokens
+
+
+def _halved(batches: Sequence[Batch]) -> list[Batch]:
+    parts = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in batches]
+    return [half for part in parts for half in part]
+
+
+def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
+    largest = max(batches, key=lambda batch: batch.num_padded_tokens)
+    pairs, width = largest.source.shape
+    return DeviceError(
+        f"Memory does not hold a batch of {pairs} pairs with up to {width} source and "
+        f"{largest.target_input.shape[1]} target tokens, after it was halved {splits} times.",
+        fix="Lower batch.max_tokens and raise batch.accumulate, lower filters.max_length, or set "
+        "training.activation_checkpointing.",
+    )

@@ -12,6 +12,7 @@ import torch
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
 from nmt.data.store import ParallelStore
+from nmt.engine.distributed import Processes
 from nmt.training.update import Updater
 
 
@@ -69,10 +70,15 @@ class Validator:
         self._updater = updater
         self._text_validator = text_validator
         self._check = check
-        self._batches = _fixed_batches(store, max_tokens)
+        self._processes = updater.processes
+        self._batches = _fixed_batches(store, max_tokens, self._processes)
 
     def __call__(self) -> Scores:
-        """Return loss and scores of the model as it is. Draws no random numbers."""
+        """Return loss and scores of the weights to be used. Draws no random numbers."""
+        with self._updater.optimizer.used_weights():
+            return self._measure()
+
+    def _measure(self) -> Scores:
         model = self._updater.model
         was_training = model.training
         model.eval()
@@ -86,14 +92,17 @@ class Validator:
                 tokens += loss.tokens
             text = self._text_validator() if self._text_validator else None
         model.train(was_training)
-        nats_per_token = nats / max(tokens, 1)
+        sums = torch.tensor([nats, tokens], dtype=torch.float64)
+        self._processes.sum(sums)
+        nats_per_token = float(sums[0] / sums[1].clamp(min=1))
         if text is None:
             return Scores(nats_per_token)
         return Scores(nats_per_token, text.bleu, text.chrf, text.samples)
 
 
-def _fixed_batches(store: ParallelStore, max_tokens: int) -> Sequence[Batch]:
+def _fixed_batches(store: ParallelStore, max_tokens: int, processes: Processes) -> Sequence[Batch]:
+    """Return the part of this process."""
     lengths = (store.source_lengths + 1, store.target_lengths + 1)
     longest = int(np.add(*lengths).max(initial=0))
     plan = plan_batches(*lengths, max_tokens=max(max_tokens, longest), noise=0, seed=0, epoch=0)
-    return [collate(store, rows) for rows in plan]
+    return [collate(store, rows) for rows in plan[processes.rank :: processes.size]]

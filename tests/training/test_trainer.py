@@ -14,7 +14,7 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.engine.precision import Precision
 from nmt.engine.seeding import random_state
-from nmt.training.optimizer import FlatAdamW
+from nmt.training.optimizer import Optimizer, build_optimizer
 from nmt.training.signals import Interrupted
 from nmt.training.trainer import Progress, measure_update_seconds
 from nmt.training.update import Updater
@@ -34,13 +34,13 @@ class Batches:
 LOADER = cast(Loader, Batches())
 
 
-def updater_in(precision: Precision) -> tuple[Updater, FlatAdamW]:
+def updater_in(precision: Precision) -> tuple[Updater, Optimizer]:
     model = small_model(dropout=0.1)
-    optimizer = FlatAdamW(model, OptimizerConfig(weight_decay=0.1), precision.weight_dtype)
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.1), precision.weight_dtype)
     return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0), optimizer
 
 
-def everything(updater: Updater, optimizer: FlatAdamW) -> dict[str, Tensor]:
+def everything(updater: Updater, optimizer: Optimizer) -> dict[str, Tensor]:
     working = {f"working/{name}": p.detach() for name, p in updater.model.named_parameters()}
     gradients = {
         f"gradient/{name}": p.grad

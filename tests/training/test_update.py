@@ -20,7 +20,8 @@ from nmt.model.factory import build_model
 from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
 from nmt.training.loss import LossFunction, LossSum
-from nmt.training.optimizer import FlatAdamW, is_decayed
+from nmt.training.optimizer import build_optimizer
+from nmt.training.parameters import is_matrix
 from nmt.training.update import Updater
 
 FLOAT32 = Precision("float32", "cpu")
@@ -53,7 +54,7 @@ def batch_of(lengths: list[int], seed: int = 0) -> Batch:
 def updater_of(
     model: Transformer, config: OptimizerConfig | None = None, precision: Precision = FLOAT32
 ) -> Updater:
-    optimizer = FlatAdamW(model, config or OptimizerConfig(), precision.weight_dtype)
+    optimizer = build_optimizer(model, config or OptimizerConfig(), precision.weight_dtype)
     return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
 
 
@@ -70,9 +71,9 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
     ours, theirs = small_model(), small_model()
     updater = updater_of(ours, config)
     groups: list[dict[str, Any]] = [
-        {"params": [p for n, p in theirs.named_parameters() if is_decayed(n, p)]},
+        {"params": [p for n, p in theirs.named_parameters() if is_matrix(n, p)]},
         {
-            "params": [p for n, p in theirs.named_parameters() if not is_decayed(n, p)],
+            "params": [p for n, p in theirs.named_parameters() if not is_matrix(n, p)],
             "weight_decay": 0.0,
         },
     ]
@@ -134,7 +135,7 @@ def test_a_resumed_optimizer_makes_the_same_bytes() -> None:
 
 
 def test_loading_another_shape_names_the_tensor() -> None:
-    optimizer = FlatAdamW(small_model(), OptimizerConfig(), torch.float32)
+    optimizer = build_optimizer(small_model(), OptimizerConfig(), torch.float32)
     weights = dict(optimizer.weights())
     weights["source_vectors"] = torch.zeros(2, 2)
 

@@ -1,0 +1,222 @@
+"""Several processes that train one model together; one process is the simplest case of it.
+
+The only module that knows torch.distributed. Processes are started by torchrun, or by
+`nmt.commands.launch`; each finds its place in the environment variables that these set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nmt.errors import DeviceError, NmtError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+PEER_LOST = 75
+"""Exit code of a process that ends because a peer has failed."""
+_LONGEST_ANSWER = timedelta(seconds=10)
+_LONGEST_WAIT = timedelta(minutes=10)
+_LONGEST_PREPARATION = timedelta(days=7)
+
+
+class PeerLostError(NmtError):
+    """Another process of the same training has ended without a word."""
+
+    exit_code = PEER_LOST
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Another process of this training has ended.",
+            fix="See what ended it, then start all again: training goes on from the last "
+            "checkpoint.",
+        )
+
+
+class Processes(Protocol):
+    """All processes of one training, seen from one of them. Every one makes the same calls."""
+
+    rank: int
+    """The number of this process, from 0."""
+    size: int
+    """How many there are."""
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace ``tensor``, on any device, by its sum over all processes."""
+        ...
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        ...
+
+    def share(self, value: T) -> T:
+        """Return the value of the first process."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all are here, be it for days."""
+        ...
+
+    def is_first_to_fail(self) -> bool:
+        """Whether this process is to tell its failure, as no other has told one yet."""
+        ...
+
+    def leave(self) -> None:
+        """Say good-bye: no call may follow."""
+        ...
+
+
+class OneProcess:
+    """A training that has one process."""
+
+    rank, size = 0, 1
+
+    def sum(self, tensor: Tensor) -> None:
+        """Do nothing."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value."""
+        return [value]
+
+    def share(self, value: T) -> T:
+        """Return the value."""
+        return value
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+    def is_first_to_fail(self) -> bool:
+        """Return True."""
+        return True
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
+def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
+    """A collective call fails when a peer has gone; there is nothing else it can fail of."""
+
+    @wraps(call)
+    def guarded(*arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return call(*arguments, **options)
+        except RuntimeError as error:
+            raise PeerLostError from error
+
+    return guarded
+
+
+class ManyProcesses:
+    """Processes that talk through gloo, for tensors on the CPU, and NCCL, for those on GPUs."""
+
+    def __init__(self) -> None:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=_LONGEST_WAIT)
+        self._patient = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # A store beside the one that the groups use: it answers when they do not any more.
+        # Its class is documented, but torch.distributed does not list it among its names.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, is_master=False, timeout=_LONGEST_ANSWER
+        )
+
+    @_or_peer_lost
+    def sum(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its sum over all processes."""
+        dist.all_reduce(tensor)
+
+    @_or_peer_lost
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._patient)
+        return found
+
+    @_or_peer_lost
+    def share(self, value: T) -> T:
+        """Return the value of the first process."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._patient)
+        return box[0]
+
+    @_or_peer_lost
+    def wait(self) -> None:
+        """Wait until all are here, be it for days."""
+        dist.barrier(group=self._patient)
+
+    def is_first_to_fail(self) -> bool:
+        """Whether this process is to tell its failure, as no other has told one yet."""
+        try:
+            return self._store.add("nmt/failures", 1) == 1
+        except RuntimeError:  # it has ended with the process that kept it
+            return False
+
+    def leave(self) -> None:
+        """Say good-bye: no call may follow."""
+        dist.destroy_process_group()
+
+
+def join() -> Processes:
+    """Join the processes that the launcher started beside this one.
+
+    Raises:
+        DeviceError: They do not find each other.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return OneProcess()
+    try:
+        return ManyProcesses()
+    except (RuntimeError, ValueError) as error:
+        raise DeviceError(
+            f"The {os.environ['WORLD_SIZE']} processes of this training do not find each other: "
+            f"{error}",
+            fix="Start them with torchrun or --devices, or unset WORLD_SIZE.",
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all that the launcher started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine, from 0."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+class SharedStop:
+    """A wish to stop that came to one process, granted by all at the same update.
+
+    Args:
+        requested: Whether this process was asked to stop.
+        processes: All of them; each must ask `requested` equally often.
+    """
+
+    def __init__(self, requested: Callable[[], bool], processes: Processes) -> None:
+        self._requested, self._processes = requested, processes
+
+    @property
+    def requested(self) -> bool:
+        """Whether any process was asked to stop."""
+        wishes = torch.tensor(float(self._requested()))
+        self._processes.sum(wishes)
+        return bool(wishes)
+
+
+def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
+    """Put together what was dealt out by ``values[rank::size]``.
+
+    >>> interleave([[0, 3, 6], [1, 4], [2, 5]])
+    [0, 1, 2, 3, 4, 5, 6]
+    """
+    longest = max(map(len, parts), default=0)
+    return [part[i] for i in range(longest) for part in parts if i < len(part)]

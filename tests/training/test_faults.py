@@ -1,0 +1,330 @@
+"""Faults from outside, as real as they can be had: kills, a full disk, a poor environment.
+
+Most of FAULTS 1 to 21 are in test_resume.py, next to what a run should do without them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from nmt.checkpoint.files import (
+    checkpoint_dir,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from nmt.errors import CheckpointError
+from tests.training.runs import Harm, Server
+from tests.training.test_resume import CONFIG, STEPS, Run, assert_equal, write_corpus
+
+KILLS = 100
+DISK_BYTES = 16 << 20
+# As little as lets a run start and report, and too little for a checkpoint.
+LITTLE_BYTES = 256 << 10
+
+long_test = pytest.mark.skipif(
+    os.environ.get("NMT_LONG_TESTS") != "1", reason="takes minutes: set NMT_LONG_TESTS=1"
+)
+
+# The arguments of `nmt` follow. The wall clock goes back by an hour whenever it is asked.
+CLOCK_GOES_BACK = """
+import sys, time
+clock = {"now": time.time()}
+def back():
+    clock["now"] -= 3600
+    return clock["now"]
+localtime, strftime = time.localtime, time.strftime
+time.time = back
+time.time_ns = lambda: int(back() * 1e9)
+time.localtime = lambda seconds=None: localtime(back() if seconds is None else seconds)
+time.strftime = lambda form, moment=None: strftime(form, moment or time.localtime())
+from nmt.cli import main
+main()
+"""
+
+# Each file takes a while to be forced to the disk.
+SLOW_DISK = """
+import os, time
+fsync = os.fsync
+def slow(descriptor):
+    time.sleep(0.1)
+    fsync(descriptor)
+os.fsync = slow
+from nmt.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("faults")
+    write_corpus(folder)
+    (folder / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
+    with Server(folder) as started:
+        yield started
+
+
+@pytest.fixture
+def run(server: Server, request: pytest.FixtureRequest) -> Run:
+    return Run(server, re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture(scope="module")
+def whole(server: Server) -> Run:
+    """The run that nothing happened to."""
+    found = Run(server, "whole")
+    found.finish()
+    return found
+
+
+class Disk:
+    """A small disk of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def fill(self, leave_bytes: int) -> None:
+        """Let something else take the space."""
+        status = os.statvfs(self.folder)
+        free = status.f_bavail * status.f_frsize
+        with self._filler.open("ab") as file:
+            file.write(bytes(max(free - leave_bytes, 0)))
+
+    def free(self) -> None:
+        """Take it away again."""
+        self._filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs the right to mount a tmpfs: {error}")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=60)
+
+
+def assert_whole(run: Run) -> None:
+    """Every checkpoint that looks finished is, and nothing else is there."""
+    for step, folder in list_checkpoints(run.folder):
+        assert load_checkpoint(folder).step == step
+    assert not [*run.folder.rglob(".tmp-*")]
+    assert not [*run.folder.rglob(".replaced-*")]
+
+
+@pytest.mark.slow
+@long_test
+def test_a_hundred_kills_cost_nothing_but_time(server: Server) -> None:
+    """FAULT 7: wherever they hit, it is resumable, and the end is the same to the bit."""
+    steps = 10 * STEPS
+    whole = Run(server, "long")
+    seconds = whole.train(max_steps=steps).seconds
+    start = whole.train(max_steps=steps).seconds  # what a start and an end take
+    draw = random.Random(100)
+    kills, runs = 0, 0
+    while kills < KILLS:
+        run, runs = Run(server, f"killed-{runs}"), runs + 1
+        code = -signal.SIGKILL
+        while code != 0:
+            # Some of the kills meet the start; in the others some updates are made.
+            delay = draw.uniform(0, start + (seconds - start) / 15)
+            harm = Harm(kill_after=delay) if kills < KILLS else None
+            result = run.train("--exact", "--strict-resume", harm=harm, max_steps=steps)
+            code = result.code
+            assert code in (0, -signal.SIGKILL), result.stderr
+            kills += code != 0
+        assert run.hashes(steps) == whole.hashes(steps)
+        assert run.metrics() == whole.metrics()
+        assert_whole(run)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.99])
+def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """FAULT 8: the space that seemed free is not, as under a quota."""
+    values = {"weight": torch.arange(2**18, dtype=torch.float32)}  # 1 MiB, saved twice
+    run_dir = disk.folder / "run"
+    before = save_checkpoint(run_dir, 1, model=values, optimizer=values, state={"a": 1})
+    disk.fill(int(share * 2 * 2**20))
+    monkeypatch.setattr("nmt.checkpoint.files._check_space", lambda *_: None)
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(run_dir, 2, model=values, optimizer=values, state={"a": 1})
+
+    assert "step-00000002 was not written: " in caught.value.problem
+    assert "o space left on" in caught.value.problem
+    assert caught.value.fix.startswith("Free disk space")
+    assert [*before.parent.iterdir()] == [before]
+    assert torch.equal(load_checkpoint(before).model["weight"], values["weight"])
+    disk.free()
+    save_checkpoint(run_dir, 2, model=values, optimizer=values, state={"a": 1})
+    assert newest_checkpoint(run_dir, strict=True) == checkpoint_dir(run_dir, 2)
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_disk_that_stays_full_ends_the_run_and_costs_no_checkpoint(
+    run: Run, whole: Run, disk: Disk, policy: str
+) -> None:
+    """FAULT 8: at once, or with the last save."""
+    run.folder = disk.folder / "run"
+    run.finish(max_steps=10)
+    before = [(path, load_checkpoint(path).step) for _, path in run.checkpoints()]
+    disk.fill(LITTLE_BYTES)
+    result = run.train(on_full_disk=policy)
+
+    assert result.code == 4, result.stderr
+    # Going on, it tries at steps 15, 20, 25 and 30, and once more before it ends.
+    assert result.stderr.count("was not written: ") == (1 if policy == "stop" else 5)
+    assert ("not saved: " in result.stderr) == (policy == "continue")
+    assert ("step 30 could not be saved" in result.stderr) == (policy == "continue")
+    assert "fix: Free disk space" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert [(path, load_checkpoint(path).step) for _, path in run.checkpoints()] == before
+    assert_whole(run)
+    disk.free()
+    run.finish("--strict-resume")
+
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert run.hashes()[name] == whole.hashes()[name]
+
+
+def test_a_run_goes_on_without_saving_until_there_is_space_again(run: Run, disk: Disk) -> None:
+    """FAULT 8."""
+    run.folder = disk.folder / "run"
+    run.finish(max_steps=10)
+    disk.fill(LITTLE_BYTES)
+
+    def free_when_noted() -> None:
+        while "not saved: " not in run.log():
+            time.sleep(0.001)
+        disk.free()
+
+    friend = threading.Thread(target=free_when_noted)
+    friend.start()
+    result = run.train(on_full_disk="continue", max_steps=200)
+    friend.join(60)
+
+    assert result.code == 0, result.stderr
+    assert run.steps()[-1] == 200
+    assert [line["step"] for line in run.metrics() if line["kind"] == "update"][-1] == 200
+    assert_whole(run)
+
+
+def test_a_disk_without_any_space_is_told_about_without_a_traceback(run: Run, disk: Disk) -> None:
+    """FAULT 8: there is no room even for the first file."""
+    run.folder = disk.folder / "run"
+    disk.fill(0)
+    result = run.train()
+
+    assert result.code == 4, result.stderr
+    assert str(disk.folder) in result.stderr
+    assert "o space left on" in result.stderr
+    assert "Traceback" not in result.stderr
+    disk.free()
+    run.finish(max_steps=1)
+
+
+def test_a_signal_from_outside_while_the_disk_is_slow_lets_the_save_be_whole(
+    run: Run, whole: Run
+) -> None:
+    """FAULT 21."""
+    command = [sys.executable, "-c", SLOW_DISK, "train", str(run.config)]
+    command += [f"--run-dir={run.folder}", "--set=training.save_every=5"]
+    cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
+        checkpoints = run.folder / "checkpoints"
+        while process.poll() is None and not [*checkpoints.glob(".tmp-step-*")]:
+            time.sleep(0.002)
+        time.sleep(0.15)  # a save takes half a second here
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert run.steps() == [5]
+    assert_whole(run)
+    run.finish("--strict-resume")
+
+    assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_an_insisting_interrupt_discards_the_save(run: Run, whole: Run, first: int) -> None:
+    """FAULTS 20 and 21."""
+    result = run.train(harm=Harm("save", 3, (first, signal.SIGINT)))
+
+    assert result.code == 130
+    assert run.steps() == [5, 10]
+    assert [*run.folder.rglob(".tmp-*")]
+    run.finish("--strict-resume")
+    assert_equal(run, whole)
+
+
+def test_a_poor_environment_and_a_clock_that_goes_back_change_nothing(
+    server: Server, tmp_path: Path
+) -> None:
+    """FAULT 26: HOME unset, C locale, no terminal, no input; text stays UTF-8."""
+    for path in server.folder.glob("*.??"):
+        text = path.read_text().translate(str.maketrans("abc", "äß実"))
+        (tmp_path / path.name).write_text(text, encoding="utf-8")
+    data = {
+        "train": [{"source": "@config/train.de", "target": "@config/train.en"}],
+        "valid": {"source": "@config/valid.de", "target": "@config/valid.en"},
+    }
+    config = tmp_path / "ü.yaml"
+    config.write_text(yaml.safe_dump(CONFIG | {"data": data}))
+    usual, poor = Run(server, "usual"), Run(server, "poor")
+    usual.config, poor.folder = config, tmp_path / "läufe" / "実験"
+    usual.finish(f"--set=prepared_dir={tmp_path}/usual")
+    flags = [f"--run-dir={poor.folder}", f"--set=prepared_dir={tmp_path}/größe"]
+    result = subprocess.run(
+        [sys.executable, "-c", CLOCK_GOES_BACK, "train", str(config), *flags],
+        cwd=server.folder,
+        env={"LC_ALL": "C", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert result.returncode == 0, result.stderr.decode()
+    assert "läufe/実験: 30 steps; best checkpoint: step " in result.stdout.decode("utf-8")
+    assert "\r" not in result.stderr.decode("utf-8")
+    assert_equal(poor, usual)
+    content = (poor.folder / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "実" in content
+    seconds = [float(number) for number in re.findall(r'"seconds": ([^,}]+)', content)]
+    assert all(0 < number < 600 for number in seconds)
+    moments = [line[:19] for line in poor.log().splitlines()]
+    assert moments == sorted(moments, reverse=True)
+
+
+def test_the_newest_checkpoint_is_the_one_of_the_last_step_whatever_the_clock_says(
+    run: Run, whole: Run
+) -> None:
+    """FAULT 26: the clock went back between two saves."""
+    assert run.train(harm=Harm("update", 12, (signal.SIGTERM,))).code == 143
+    for path in (checkpoint_dir(run.folder, 12), *checkpoint_dir(run.folder, 12).iterdir()):
+        os.utime(path, (1, 1))
+    run.finish("--strict-resume")
+
+    assert "resuming at step 12" in run.log()
+    assert_equal(run, whole)

@@ -1,0 +1,487 @@
+"""The page of a run: right numbers at the axes, harmless texts, bounded size, never in the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.training.html_report import (
+    HtmlReport,
+    log_ticks,
+    path_data,
+    render_report,
+    round_ticks,
+    thin,
+    tick_labels,
+)
+from nmt.training.report import JsonLines, NoteReport, UpdateReport, ValidationReport
+
+NAN = math.nan
+SAMPLE = ("<script>alert('x')</script> & \"mehr\"", "שלום עולם", "</dd></html>\x00\x1b")
+
+
+def update(step: int, **values: float) -> dict[str, Any]:
+    line = {"kind": "update", "step": step, "epoch": step // 100, "loss": 3.25}
+    line |= {"learning_rate": 5e-4, "gradient_norm": 0.75, "target_tokens_per_second": 4000.0}
+    return line | {"padding_waste": 0.02, "seconds": 90.0} | values
+
+
+def validation(step: int, **values: Any) -> dict[str, Any]:
+    line = {"kind": "validation", "step": step, "epoch": step // 100, "loss": 2.0}
+    line |= {"perplexity": 7.389, "bleu": 21.5, "chrf": 48.0, "seconds": 30.0}
+    return line | {"samples": [SAMPLE]} | values
+
+
+EVENTS = [
+    update(100, loss=8.0),
+    update(200, loss=4.5),
+    validation(200, bleu=30.25),
+    update(300, loss=3.5),
+    validation(300, bleu=29.0, perplexity=6.5),
+]
+
+
+def parsed(page: str) -> ElementTree.Element:
+    """Parse strictly: an element left open or a character not escaped is an error."""
+    root = ElementTree.fromstring(page)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def texts(root: ElementTree.Element, path: str) -> list[str]:
+    return ["".join(each.itertext()).strip() for each in root.iterfind(path)]
+
+
+def figures(page: str) -> dict[str, ElementTree.Element]:
+    root = parsed(page)
+    return {texts(each, ".//h3")[0]: each for each in root.iter("figure")}
+
+
+def classes(root: ElementTree.Element, tag: str, name: str) -> Iterator[ElementTree.Element]:
+    return (each for each in root.iter(tag) if name in each.get("class", "").split())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 10, ["0", "2", "4", "6", "8", "10"]),
+        (1.9, 7.8, ["0", "2", "4", "6", "8"]),  # 5.9 / 5 = 1.18 -> 2
+        (0, 0.0015, ["0", "0.0005", "0.0010", "0.0015"]),  # 0.0003 -> 0.0005
+        (2.07, 2.16, ["2.06", "2.08", "2.10", "2.12", "2.14", "2.16"]),  # 0.018 -> 0.02
+        (-3, 4, ["-4", "-2", "0", "2", "4"]),
+        (0, 2600, ["0", "1,000", "2,000", "3,000"]),  # 520 -> 1000
+        (0, 100_000, ["0", "20k", "40k", "60k", "80k", "100k"]),
+        (9_000, 12_500, ["9k", "10k", "11k", "12k", "13k"]),
+        (10_000, 12_000, ["10.0k", "10.5k", "11.0k", "11.5k", "12.0k"]),  # 400 -> 500
+        (0, 7e6, ["0", "2M", "4M", "6M", "8M"]),
+        (5, 5, ["4.4", "4.6", "4.8", "5.0", "5.2", "5.4", "5.6"]),  # a single value
+        (0, 0, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (0, 3e-8, ["0", "1e-08", "2e-08", "3e-08"]),
+    ],
+)
+def test_ticks_are_round_and_enclose_the_values(
+    low: float, high: float, expected: list[str]
+) -> None:
+    assert tick_labels(round_ticks(low, high)) == expected
+
+
+def test_round_ticks_are_as_exact_as_their_decimals() -> None:
+    assert round_ticks(0, 0.9) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # 3 * 0.2 would be 0.6000000001
+
+
+FLOATS = st.floats(-1e12, 1e12, allow_subnormal=False)
+
+
+@given(values=st.lists(FLOATS, min_size=1), count=st.integers(2, 10))
+def test_ticks_of_any_range_are_few_and_enclose_it(values: list[float], count: int) -> None:
+    low, high = min(values), max(values)
+    ticks = round_ticks(low, high, count)
+    slack = 1e-6 * (ticks[-1] - ticks[0])
+
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= count + 3
+    assert all(a < b for a, b in itertools.pairwise(ticks))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.3, 20, [0.2, 0.5, 1, 2, 5, 10, 20]),
+        (0.5, 50, [0.1, 1, 10, 100]),
+        (0.01, 1000, [0.01, 0.1, 1, 10, 100, 1000]),
+    ],
+)
+def test_ticks_of_a_log_axis(low: float, high: float, expected: list[float]) -> None:
+    assert log_ticks(low, high) == expected
+
+
+@given(low=st.floats(1e-200, 1e200), factor=st.floats(50, 1e50))
+def test_log_ticks_enclose_any_range(low: float, factor: float) -> None:
+    ticks = log_ticks(low, low * factor)
+
+    assert ticks[0] <= low
+    assert ticks[-1] >= low * factor
+
+
+@given(values=st.lists(FLOATS | st.just(NAN), max_size=600), limit=st.integers(10, 100))
+def test_thinning_keeps_ends_extremes_gaps_and_order(values: list[float], limit: int) -> None:
+    points = list(enumerate(values))
+    kept = list(thin(points, limit))
+    finite = [value for _, value in kept if not math.isnan(value)]
+
+    assert set(kept) <= set(points)
+    assert [step for step, _ in kept] == sorted({step for step, _ in kept})
+    assert kept[:1] == points[:1]
+    assert kept[-1:] == points[-1:]
+    assert len(finite) <= limit
+    known = [value for value in values if not math.isnan(value)]
+    if known:
+        assert (min(finite), max(finite)) == (min(known), max(known))
+    assert any(map(math.isnan, values)) == (len(finite) < len(kept))
+
+
+def test_a_short_curve_is_kept_whole() -> None:
+    points = [(step, float(step % 7)) for step in range(400)]
+
+    assert thin(points) == points
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([], ""),
+        ([(1, 2)], "M1,2h0"),  # a dot, for the line ends are round
+        ([(1, 2), (3, NAN), (4, 5), (6, 7.125)], "M1,2h0M4,5L6,7.125"),
+        ([(0, NAN), (1, NAN)], ""),
+    ],
+)
+def test_a_path_breaks_where_there_is_no_number(
+    places: Sequence[tuple[float, float]], expected: str
+) -> None:
+    assert path_data(places) == expected
+
+
+def test_the_page_tells_the_state_of_the_run() -> None:
+    root = parsed(render_report("wmt & co", EVENTS, "seed: 1\n"))
+    state = next(classes(root, "dl", "state"))
+
+    assert texts(root, ".//h1") == ["wmt & co"]
+    assert texts(root, "./head/title") == ["wmt & co"]
+    assert dict(zip(texts(state, ".//dt"), texts(state, ".//dd"), strict=True)) == {
+        "Step": "300",
+        "Epoch": "3",
+        "Time": "6 min",  # 3 x 90 + 2 x 30 seconds
+        "Best BLEU": "30.25 at step 200",
+        "Lowest perplexity": "6.50 at step 300",
+    }
+    assert texts(root, ".//pre") == ["seed: 1"]
+
+
+def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
+    found = figures(render_report("run", EVENTS))
+
+    assert list(found) == [
+        "Loss",
+        "Translation quality",
+        "Learning rate",
+        "Speed",
+        "Gradient norm",
+    ]
+    ticks = texts(found["Loss"], ".//text")
+    assert ticks == ["2", "4", "6", "8", "0", "50", "100", "150", "200", "250", "300", "step"]
+    assert texts(found["Loss"], ".//title") == [
+        "step 100, training (smoothed objective): 8",
+        "step 200, training (smoothed objective): 4.5",
+        "step 300, training (smoothed objective): 3.5",
+        "step 200, validation: 2",
+        "step 300, validation: 2",
+    ]
+    assert texts(found["Translation quality"], ".//title")[:2] == [
+        "step 200, BLEU: 30.25",
+        "step 300, BLEU: 29",
+    ]
+    assert texts(found["Speed"], ".//b") == ["4,000"]
+    assert texts(found["Learning rate"], ".//title")[0] == "step 100: 0.0005"
+
+
+def test_points_lie_where_the_axes_say() -> None:
+    found = figures(render_report("run", EVENTS))["Loss"]
+    height = {text.text: float(text.get("y", "")) - 4 for text in classes(found, "text", "y")}
+    width = {
+        text.text: float(text.get("x", ""))
+        for text in found.iter("text")
+        if text.get("class") is None
+    }
+    dot = next(found.iter("circle"))  # step 100, loss 8
+
+    assert float(dot.get("cy", "")) == pytest.approx(height["8"], abs=0.1)
+    assert float(dot.get("cx", "")) == pytest.approx(width["100"], abs=0.1)
+    assert height["8"] < height["2"]
+
+
+@pytest.mark.parametrize(("spike", "is_log"), [(30.0, False), (940.0, True)])
+def test_gradient_norms_far_apart_get_a_log_axis(spike: float, is_log: bool) -> None:
+    events = [update(1), update(2, gradient_norm=spike), update(3, gradient_norm=0.0)]
+    found = figures(render_report("run", events))["Gradient norm"]
+
+    assert ("log scale" in texts(found, ".//figcaption")[0]) is is_log
+    if is_log:
+        assert texts(found, ".//text")[:5] == ["0.1", "1", "10", "100", "1,000"]
+        assert len(texts(found, ".//circle")) == 2  # zero has no place on it
+
+
+def test_sentences_are_text_whatever_they_contain() -> None:
+    page = render_report("<b>", EVENTS, "x: </pre><img src=x>")
+    root = parsed(page)
+    tags = {element.tag for element in root.iter()}
+
+    assert not tags & {"script", "img"}
+    assert texts(root, ".//dd[@dir='auto']") == [*SAMPLE[:2], "</dd></html>␀␛"]
+    assert texts(root, ".//h1") == ["<b>"]
+    assert texts(root, ".//pre") == ["x: </pre><img src=x>"]
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    page = render_report("run", EVENTS)
+    attributes = {name for element in parsed(page).iter() for name in element.attrib}
+
+    assert not attributes & {"src", "href", "action", "data", "srcset", "style", "onload"}
+    assert "url(" not in page
+    assert "@import" not in page
+    assert page.count("http") == 2  # the name space, and "http-equiv" of the policy
+    assert "default-src 'none'" in page
+
+
+def test_validations_are_listed_newest_first_and_the_best_stands_out() -> None:
+    root = parsed(render_report("run", EVENTS))
+    best = next(classes(root, "tr", "best"))
+
+    assert texts(root, ".//tbody/tr/th") == ["300", "200"]
+    assert texts(best, "./*") == ["200", "2", "7.39", "30.25", "48.00", "30.0"]
+
+
+def test_a_long_table_keeps_the_latest_and_the_best() -> None:
+    events = [validation(step, bleu=50.0 if step == 7 else 20.0) for step in range(1, 301)]
+    page = render_report("run", events)
+    steps = texts(parsed(page), ".//tbody/tr/th")
+
+    assert steps == [*map(str, range(300, 200, -1)), "7"]
+    assert "101 of 300: the latest and the best." in page
+
+
+def test_scores_that_were_not_measured_are_left_out() -> None:
+    page = render_report("run", [update(1), validation(1, bleu=None, chrf=None, samples=[])])
+    root = parsed(page)
+
+    assert texts(root, ".//tbody//td")[2:4] == ["\N{EN DASH}"] * 2
+    assert "Nothing measured yet." in texts(figures(page)["Translation quality"], ".//p")
+    assert not any("Best BLEU" in each for each in texts(root, ".//dt"))
+
+
+def test_a_run_without_events_has_a_page() -> None:
+    page = render_report("run", [])
+
+    assert texts(parsed(page), ".//header/p") == ["No update has been reported yet."]
+    assert page.count("Nothing measured yet.") == 5
+
+
+def test_a_single_point_is_a_dot() -> None:
+    found = figures(render_report("run", [update(1)]))["Loss"]
+    (group,) = classes(found, "g", "marked")
+
+    assert texts(found, ".//text")[-3:] == ["0", "1", "step"]
+    assert texts(group, "./circle/title") == ["step 1, training (smoothed objective): 3.25"]
+
+
+def test_many_noisy_values_turn_pale_behind_their_averages() -> None:
+    events = [update(step, gradient_norm=1 + step % 2) for step in range(1, 1001)]
+    page = render_report("run", events)
+    found = figures(page)
+    pale, strong = found["Gradient norm"].findall(".//g/path")
+    heights = {point.split(",")[1] for point in strong.get("d", "")[1:].split("L")}
+
+    assert pale.get("class") == "pale"
+    assert len(heights) == 1  # the mean of 1 and 2 everywhere
+    assert len(found["Learning rate"].findall(".//g/path")) == 1
+    assert "Strong: their averages." in page
+    assert "Strong: their averages." not in render_report("run", events[:200])
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, None, "x", 10**400])
+def test_a_value_that_is_no_number_leaves_a_gap(value: Any) -> None:
+    events = [update(1), update(2), update(3, loss=value), update(4), update(5)]
+    events += [validation(5, perplexity=value, bleu=value)]
+    found = figures(render_report("run", events))["Loss"]
+    curve = found.find(".//g/path")
+
+    assert curve is not None
+    assert curve.get("d", "").count("M") == 2
+    assert "3" not in [title.split()[1].strip(",") for title in texts(found, ".//title")]
+
+
+@given(
+    lines=st.lists(
+        st.fixed_dictionaries(
+            {"kind": st.sampled_from(["update", "validation", "other"])},
+            optional={
+                key: st.floats() | st.integers() | st.none() | st.text()
+                for key in ("step", "epoch", "loss", "bleu", "perplexity", "gradient_norm")
+            }
+            | {"samples": st.lists(st.lists(st.text(), max_size=3))},
+        )
+    )
+)
+def test_no_line_makes_the_page_fail(lines: list[dict[str, Any]]) -> None:
+    parsed(render_report("run", lines, "text"))
+
+
+def test_a_long_run_makes_a_page_of_bounded_size() -> None:
+    events = [update(step, loss=3 + math.sin(step)) for step in range(1, 20_001)]
+    page = render_report("run", events)
+    steps = [title.partition(", t")[0] for title in texts(figures(page)["Loss"], ".//title")]
+
+    assert len(page) < 400_000
+    assert len(steps) <= 400
+    assert (steps[0], steps[-1]) == ("step 1", "step 20,000")
+
+
+def report_of(step: int) -> tuple[UpdateReport, ValidationReport]:
+    new = UpdateReport(
+        step=step,
+        epoch=0,
+        loss=3.0,
+        learning_rate=1e-3,
+        gradient_norm=1.0,
+        target_tokens_per_second=10.0,
+        source_tokens_per_second=10.0,
+        padding_waste=0.0,
+        seconds=1.0,
+    )
+    scores = ValidationReport(
+        step=step,
+        epoch=0,
+        loss=2.0,
+        perplexity=7.4,
+        bleu=20.0,
+        chrf=40.0,
+        seconds=1.0,
+        samples=[SAMPLE],
+    )
+    return new, scores
+
+
+def table_steps(path: Path) -> list[str]:
+    return texts(parsed(path.read_text(encoding="utf-8")), ".//tbody/tr/th")
+
+
+def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> None:
+    place = tmp_path / "report.html"
+    (tmp_path / "config.yaml").write_text("name: größer\n", encoding="utf-8")
+    lines, page = JsonLines(tmp_path / "metrics.jsonl", 0), HtmlReport(tmp_path, "run")
+    for step in (10, 20):
+        for event in report_of(step):
+            lines.report(event)
+            page.report(event)
+            assert place.exists() is (step == 20 or isinstance(event, ValidationReport))
+    lines.close()
+    page.report(NoteReport(20, "done"))
+    assert table_steps(place) == ["20", "10"]
+    assert "größer" in place.read_text(encoding="utf-8")
+
+    place.unlink()
+    page.close()
+    assert table_steps(place) == ["20", "10"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "report.html",
+    ]
+
+
+def test_a_resumed_run_draws_the_lines_that_count(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(validation(step))}\n" for step in (10, 20, 30)))
+    lines, page = JsonLines(metrics, resume_step=10), HtmlReport(tmp_path, "run")
+    for event in report_of(15):
+        lines.report(event)
+        page.report(event)
+    lines.close()
+
+    assert table_steps(tmp_path / "report.html") == ["15", "10"]
+
+
+def test_lines_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    good = json.dumps(validation(10)).encode()
+    bad = b'\xff\n[1]\n7\n\n{"kind": "validation"}\n{"kind": "update", "step": 12, "lo'
+    (tmp_path / "metrics.jsonl").write_bytes(good + b"\n" + bad)
+    HtmlReport(tmp_path, "run").close()
+
+    assert table_steps(tmp_path / "report.html") == ["10"]
+
+
+def test_a_run_folder_without_files_gets_an_empty_page(tmp_path: Path) -> None:
+    HtmlReport(tmp_path, "run").close()
+
+    assert "No update has been reported yet." in (tmp_path / "report.html").read_text()
+
+
+def test_a_full_disk_leaves_the_page_before_and_stops_nothing(tmp_path: Path) -> None:
+    """FAULT 8: reporting never stops a training that may go on."""
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")
+    page = HtmlReport(tmp_path, "run")
+    page.report(report_of(10)[1])
+    before = (tmp_path / "report.html").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        page.report(report_of(20)[1])
+        page.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert not [*tmp_path.glob(".tmp-*")]
+
+
+def test_a_folder_that_went_away_stops_nothing(tmp_path: Path) -> None:
+    page = HtmlReport(tmp_path / "gone", "run")
+    page.report(report_of(1)[1])
+    page.close()
+
+
+def test_the_page_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sees the page before or the page after, never a part."""
+    place = tmp_path / "report.html"
+    place.write_text("before")
+    moves = []
+
+    def replace(source: Path, target: Path) -> Path:
+        moves.append((source.name, target.name, target.read_text()))
+        parsed(source.read_text(encoding="utf-8"))
+        return target
+
+    monkeypatch.setattr(Path, "replace", replace)
+    HtmlReport(tmp_path, "run").close()
+
+    assert moves == [(".tmp-report.html", "report.html", "before")]
+
+
+def test_the_module_loads_without_torch() -> None:
+    code = "import sys, nmt.training.html_report; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
