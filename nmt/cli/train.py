@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nmt.cli.options import Config, Json, Quiet, Set, Verbose, print_json
 
+if TYPE_CHECKING:
+    from nmt.config.run import RunConfig
+
 EPILOG = """\b
 Examples:
   nmt train configs/demo.yaml
   nmt train configs/demo.yaml --set training.max_minutes=10 --run-dir runs/longer
+  nmt train configs/demo.yaml --prove-resume
+  nmt train configs/base.yaml --dry-run
+  nmt train configs/base.yaml --devices 4
+  torchrun --nproc-per-node 4 -m nmt train configs/base.yaml
 """
 
 
@@ -32,6 +39,23 @@ def train(
         bool,
         typer.Option("--exact", help="Refuse to resume where the result could differ by a bit."),
     ] = False,
+    devices: Annotated[
+        int,
+        typer.Option(min=1, help="Train in so many processes, on a GPU or some cores each."),
+    ] = 1,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what training takes (memory, FLOPs, time); do not train."
+        ),
+    ] = False,
+    prove_resume: Annotated[
+        bool,
+        typer.Option(
+            "--prove-resume",
+            help="Do not train, but show that a killed training ends with the same bytes.",
+        ),
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
@@ -40,13 +64,32 @@ def train(
 
     SIGINT and SIGTERM let the update finish, save, and exit with 130 or 143.
     """
-    from nmt.commands.train import train as run
     from nmt.config.loader import load_config
 
     # Quoted, so that YAML takes any path as text.
     overrides = set_ if run_dir is None else [*set_, f"run_dir={dumps(str(run_dir))}"]
     resolved = load_config(config, overrides)
+    if dry_run:
+        _dry_run(resolved, json=json, quiet=quiet)
+        return
+    if prove_resume:
+        _prove_resume(config, overrides, json=json, quiet=quiet)
+        return
+    if devices > 1:
+        from nmt.commands.launch import launch
+
+        given = (("--strict-resume", strict_resume), ("--exact", exact))
+        flags = [name for name, is_set in (*given, ("--json", json), ("--quiet", quiet)) if is_set]
+        arguments = ["train", str(config), *(f"--set={text}" for text in overrides), *flags]
+        launch(arguments, num_processes=devices, threads=resolved.training.threads)
+        return
+    from nmt.commands.train import train as run
+
     summary = run(resolved, quiet=quiet, strict_resume=strict_resume, exact=exact)
+    from nmt.engine.distributed import is_first
+
+    if not is_first():
+        return
     folder = resolved.run_dir
     if json:
         print_json({"run_dir": str(folder), **asdict(summary)})
@@ -54,3 +97,27 @@ def train(
         best = "none" if summary.best_step is None else f"step {summary.best_step:,}"
         score = "" if summary.best_score is None else f" ({summary.best_score:.2f})"
         typer.echo(f"{folder}: {summary.step:,} steps; best checkpoint: {best}{score}")
+
+
+def _dry_run(config: RunConfig, *, json: bool, quiet: bool) -> None:
+    from nmt.commands.dry_run import dry_run
+
+    report = dry_run(config, quiet=quiet)
+    if json:
+        print_json(report.as_dict())
+    else:
+        typer.echo(report.as_text())
+
+
+def _prove_resume(config: Path, overrides: list[str], *, json: bool, quiet: bool) -> None:
+    from nmt.commands.prove_resume import prove_resume
+
+    def say(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    proof = prove_resume(config, overrides, say=say, quiet=quiet)
+    if json:
+        print_json(asdict(proof))
+    else:
+        typer.echo(proof.as_text())

@@ -7,6 +7,7 @@ holds the sample and one block of pairs, however large the corpora.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -151,6 +152,9 @@ class Preparation:
                 fix="Check the files that data.train names.",
             )
         folder, config = self._folder / TOKENIZER, self._config.tokenizer
+        start_from = self._config.training.start_from
+        if start_from is not None:
+            return _take_over(start_from / TOKENIZER, folder)
         folder.mkdir()
         if config.joint:
             texts: dict[str, Iterator[str]] = {JOINT: chain.from_iterable(sample.drain())}
@@ -305,6 +309,15 @@ def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
     for side in ("source", "target"):
         with (folder / f"{side}.txt").open("ab") as file:
             file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
+
+
+def _take_over(there: Path, folder: Path) -> Tokenizers:
+    """Fine-tuning keeps the vocabulary: copy the tokenizers of the model it starts from."""
+    load_tokenizers(there)  # says what is wrong with them
+    folder.mkdir()
+    for path in there.glob("*.model"):
+        shutil.copy(path, folder)
+    return load_tokenizers(folder)
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:

@@ -181,6 +181,9 @@ def config_hash(config: RunConfig) -> str:
         "languages": [config.source_language, config.target_language],
         "format": FORMAT_VERSION,
     }
+    start_from = config.training.start_from
+    if start_from is not None:  # fine-tuning keeps the vocabulary of the model it starts from
+        parts["tokenizer"] = tokenizer_hash(start_from / TOKENIZER)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

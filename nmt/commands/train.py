@@ -4,120 +4,43 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from nmt.checkpoint.files import (
-    clean_partial,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    remove_checkpoint,
-    save_checkpoint,
-    write_best,
-)
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import Checkpoint, clean_partial, load_checkpoint, newest_checkpoint
 from nmt.checkpoint.lock import RunLock
-from nmt.checkpoint.retention import expired
 from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
+from nmt.commands.checkpoint_saver import CheckpointSaver
+from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.prepare import prepare
 from nmt.config.run import RunConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
+from nmt.data.resegment import Resegmenter
 from nmt.engine.device import choose_device, prepare_process
+from nmt.engine.distributed import PEER_LOST, Processes, SharedStop, join
 from nmt.engine.precision import choose_precision
-from nmt.errors import CheckpointError
-from nmt.metrics.sacrebleu import MetricOptions, corpus_score
+from nmt.engine.seeding import seed_rank
+from nmt.errors import ConfigError
 from nmt.model.factory import build_model, count_parameters
-from nmt.text.tokenizer import load_tokenizers
-from nmt.training.optimizer import FlatAdamW
-from nmt.training.report import NoteReport, Reporter, make_reporter
+from nmt.text.subword_dropout import SubwordDropout
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from nmt.training.html_report import HtmlReport
+from nmt.training.optimizer import build_optimizer
+from nmt.training.parameters import freeze
+from nmt.training.report import AllReporters, NoteReport, Reporter, make_reporter
 from nmt.training.schedule import build_schedule
 from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal
-from nmt.training.stopping import History
+from nmt.training.tensorboard import TensorBoard
 from nmt.training.trainer import Surroundings, Trainer, TrainingSummary, measure_update_seconds
 from nmt.training.update import Updater
-from nmt.training.validation import TextScores, Validator
-from nmt.translation.translator import Translator
+from nmt.training.validation import Validator
 
-_NUM_SAMPLES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingValidator:
-    """Scores the model's own translations of the validation set. See `TextValidator`."""
-
-    translator: Translator
-    source: Sequence[str]
-    reference: Sequence[str]
-    options: MetricOptions
-
-    def __call__(self) -> TextScores:
-        """Translate and score."""
-        hypotheses = [result.text for result in self.translator.translate(self.source)]
-        bleu, chrf = (
-            corpus_score(hypotheses, [self.reference], metric, self.options).value
-            for metric in ("bleu", "chrf")
-        )
-        samples = zip(self.source, hypotheses, self.reference, strict=True)
-        return TextScores(bleu, chrf, tuple(samples)[:_NUM_SAMPLES])
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSaver:
-    """Saves into a run folder, names the best, removes the expired. See `Saver`."""
-
-    run_dir: Path
-    config: RunConfig
-    record: Mapping[str, Any]
-    """Identity and machine, to be compared when the run goes on."""
-    note: Callable[[int, str], None]
-
-    def __call__(
-        self,
-        step: int,
-        *,
-        model: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        history: History,
-    ) -> str | None:
-        """Save; on a full disk stop or go on, as ``training.on_full_disk`` says."""
-        training = self.config.training
-        try:
-            folder = save_checkpoint(
-                self.run_dir,
-                step,
-                model=model,
-                optimizer=optimizer,
-                state={**state, **self.record},
-            )
-        except CheckpointError as error:
-            if training.on_full_disk == "stop":
-                raise
-            self.note(step, f"not saved: {error.problem}")
-            return None
-        try:
-            self._tidy(history)
-        except OSError as error:  # the checkpoint is whole; the next one makes up for this
-            self.note(step, f"best and old checkpoints not brought up to date: {error.strerror}")
-        return folder.name
-
-    def _tidy(self, history: History) -> None:
-        """Name the best of the checkpoints there are, and remove the expired."""
-        training = self.config.training
-        present = dict(list_checkpoints(self.run_dir))
-        scored = History(tuple(entry for entry in history.entries if entry.step in present))
-        if scored.best is not None:
-            write_best(self.run_dir, scored.best.step)
-        scores = {entry.step: entry.score for entry in scored.entries}
-        kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
-        for old in expired(present, scores, **kept):
-            remove_checkpoint(present[old])
+# Of the model section: they change no weight's meaning.
+_REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 
 
 def train(
@@ -136,80 +59,104 @@ def train(
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
     prepare_process(config.training.threads)
-    with RunLock(config.run_dir):
-        prepared = prepare(config, quiet=quiet)  # may take long, and stops at once when told to
-        if not quiet and not prepared.up_to_date:
-            sys.stderr.write(prepared.as_text() + "\n")
-        with StopSignal() as stop:
-            run = _Run(config, stop, quiet=quiet)
-            try:
+    processes = join()
+    try:
+        with RunLock(config.run_dir) if processes.rank == 0 else nullcontext():
+            if processes.rank == 0:
+                _prepare(config, quiet=quiet)
+            processes.wait()
+            with StopSignal() as stop:
+                run = _Run(config, stop, processes, quiet=quiet)
                 summary = run.train(strict_resume=strict_resume, exact=exact)
-            except Interrupted as interrupted:  # before the first update: nothing is to be saved
-                raise StoppedBySignal(interrupted.number) from None
-    if stop.number is not None:
-        raise StoppedBySignal(stop.number)
+            numbers = [number for number in processes.gather(stop.number) if number is not None]
+    except Interrupted as interrupted:  # before the first update: nothing is to be saved
+        raise StoppedBySignal(interrupted.number) from None
+    except Exception:
+        if processes.is_first_to_fail():
+            raise
+        raise SystemExit(PEER_LOST) from None
+    processes.leave()
+    if numbers:
+        raise StoppedBySignal(numbers[0])
     return summary
+
+
+def _prepare(config: RunConfig, *, quiet: bool) -> None:
+    """Prepare the data if need be: it may take long, and stops at once when told to."""
+    prepared = prepare(config, quiet=quiet)
+    if not quiet and not prepared.up_to_date:
+        sys.stderr.write(prepared.as_text() + "\n")
 
 
 class _Run:
     """One process's part of a run: everything wired together."""
 
-    def __init__(self, config: RunConfig, stop: StopSignal, *, quiet: bool) -> None:
+    def __init__(
+        self, config: RunConfig, stop: StopSignal, processes: Processes, *, quiet: bool
+    ) -> None:
         self.config, self.stop, self.quiet = config, stop, quiet
+        self.processes = processes
+        training = config.training
         self.data = PreparedData.open(config.prepared_dir)
-        self.device = choose_device(config.training.device)
+        self.device = choose_device(training.device)
         manifest = self.data.manifest
-        torch.manual_seed(config.training.seed)
+        torch.manual_seed(training.seed)
         vocab_sizes = (manifest.source_vocab_size, manifest.target_vocab_size)
         self.model = build_model(config.model, *vocab_sizes).to(self.device)
-        precision = choose_precision(config.training.precision, self.device)
-        self.optimizer = FlatAdamW(self.model, config.training.optimizer, precision.weight_dtype)
+        self.model.recompute = training.activation_checkpointing
+        freeze(self.model, training.freeze)
+        precision = choose_precision(training.precision, self.device)
+        self.optimizer = build_optimizer(
+            self.model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
+        )
         self.updater = Updater(
             self.model,
             self.optimizer,
             precision,
-            label_smoothing=config.training.label_smoothing,
-            clip_norm=config.training.optimizer.clip_norm,
+            label_smoothing=training.label_smoothing,
+            clip_norm=training.optimizer.clip_norm,
+            r_drop=training.r_drop,
+            processes=processes,
         )
         self.loader = Loader(
             self.data.train,
             config.batch,
             weights=[corpus.weight for corpus in config.data.train],
-            seed=config.training.seed,
+            seed=training.seed,
+            rank=processes.rank,
+            num_ranks=processes.size,
+            resegment=_resegmenter(config, self.data.tokenizer_dir),
         )
         self.record = {
             "identity": identity(
-                config, data_hash=manifest.data_hash, vocab_hash=manifest.vocab_hash
+                config,
+                data_hash=manifest.data_hash,
+                vocab_hash=manifest.vocab_hash,
+                num_processes=processes.size,
             ),
             "machine": machine(self.device) | {"precision": precision.name},
         }
+        seed_rank(training.seed, processes.rank)
 
     def train(self, *, strict_resume: bool, exact: bool) -> TrainingSummary:
         """Resume if there is something to resume, and train to the end."""
         warnings: list[str] = []
-        run_dir = self.config.run_dir
-        found = newest_checkpoint(run_dir, strict=strict_resume, warn=warnings.append)
-        checkpoint = load_checkpoint(found) if found else None
+        run_dir, is_first = self.config.run_dir, self.processes.rank == 0
+        checkpoint = self._newest(warnings, strict=strict_resume)
         if checkpoint is not None:
             warnings += check_resumable(checkpoint.state, self.record, run_dir=run_dir, exact=exact)
-            progress = checkpoint.state["progress"]
-            timed = self._time_budget(progress.get("timed"))
+            timed = self._time_budget(checkpoint.state["progress"].get("timed"))
         else:
+            self._fine_tune()
             timed = self._time_budget(None)
         total_steps = self._budget(timed)
-        clean_partial(run_dir)
-        changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
+        if is_first:
+            clean_partial(run_dir)
+            changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
+            if checkpoint is not None:
+                warnings += [f"setting changed since the last start: {line}" for line in changes]
         start = checkpoint.step if checkpoint else 0
-        if checkpoint is not None:
-            warnings += [f"setting changed since the last start: {change}" for change in changes]
-        history = checkpoint.state["progress"]["history"] if checkpoint else []
-        reporter = make_reporter(
-            run_dir,
-            start=start,
-            total=total_steps,
-            quiet=self.quiet,
-            last_validation=history[-1][0] if history else 0,
-        )
+        reporter = self._reporter(checkpoint, total_steps)
         try:
             trainer = self._trainer(reporter, total_steps)
             if checkpoint is not None:
@@ -223,6 +170,56 @@ class _Run:
         finally:
             reporter.close()
 
+    def _newest(self, warnings: list[str], *, strict: bool) -> Checkpoint | None:
+        """Load the newest whole checkpoint; the first process says which that is."""
+        found = None
+        if self.processes.rank == 0:
+            found = newest_checkpoint(self.config.run_dir, strict=strict, warn=warnings.append)
+        found = self.processes.share(found)
+        return load_checkpoint(found) if found else None
+
+    def _reporter(self, checkpoint: Checkpoint | None, total_steps: int | None) -> Reporter:
+        if self.processes.rank:
+            return AllReporters([])
+        history = checkpoint.state["progress"]["history"] if checkpoint else []
+        run_dir, start = self.config.run_dir, checkpoint.step if checkpoint else 0
+        reporters: list[Reporter] = [
+            make_reporter(
+                run_dir,
+                start=start,
+                total=total_steps,
+                quiet=self.quiet,
+                last_validation=history[-1][0] if history else 0,
+            ),
+            HtmlReport(run_dir, self.config.name),
+        ]
+        if self.config.training.tensorboard:
+            reporters.append(TensorBoard(run_dir, start))
+        return AllReporters(reporters)
+
+    def _fine_tune(self) -> None:
+        """Begin with the weights of another model, if the configuration says so.
+
+        Raises:
+            ConfigError: It is of another shape.
+        """
+        folder = self.config.training.start_from
+        if folder is None:
+            return
+        start = load_model(folder)
+        was, now = (c.model.model_dump() for c in (start.config, self.config))
+        differing = [
+            f"model.{key}: {was[key]} there, {now[key]} here"
+            for key in now
+            if key not in _REGULARISATION and was[key] != now[key]
+        ]
+        if differing:
+            raise ConfigError(
+                f"{folder} (training.start_from) has another model:\n  " + "\n  ".join(differing),
+                fix=f"Copy the model section of {folder}/config.yaml.",
+            )
+        self.optimizer.load_weights(start.model.state_dict())
+
     def _time_budget(self, recorded: tuple[float, int] | None) -> tuple[float, int] | None:
         """Return the minutes and the updates they hold.
 
@@ -235,8 +232,9 @@ class _Run:
         if recorded is not None:
             recorded_minutes, steps = recorded
             return minutes, max(1, round(steps * minutes / recorded_minutes))
-        check = self.stop.check
-        seconds = measure_update_seconds(self.updater, self.optimizer, self.loader, check=check)
+        seconds = measure_update_seconds(
+            self.updater, self.optimizer, self.loader, check=self._check
+        )
         return minutes, max(1, math.floor(minutes * 60 / seconds))
 
     def _budget(self, timed: tuple[float, int] | None) -> int | None:
@@ -252,15 +250,21 @@ class _Run:
             limits.append(timed[1])
         return min(limits, default=None)
 
+    def _check(self) -> None:
+        """Interrupt long work, where no other process would wait for this one then."""
+        if self.processes.size == 1:
+            self.stop.check()
+
     def _greeting(self, start: int, total_steps: int | None) -> str:
         sizes = count_parameters(self.model)
         parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         verb = f"resuming at step {start:,}" if start else "training"
         end = f"to step {total_steps:,}" if total_steps else "until patience ends"
+        many = f" in each of {self.processes.size} processes" if self.processes.size > 1 else ""
         return (
             f"{verb} {end}: {sum(sizes.values()):,} parameters ({parts}), "
             f"{len(self.data.train):,} pairs, {self.updater.precision.name} on {self.device}, "
-            f"{torch.get_num_threads()} threads"
+            f"{torch.get_num_threads()} threads{many}"
         )
 
     def _trainer(self, reporter: Reporter, total_steps: int | None) -> Trainer:
@@ -271,18 +275,26 @@ class _Run:
             self.record,
             lambda step, text: reporter.report(NoteReport(step, text)),
         )
+        text_validator = decoding_validator(
+            config,
+            self.data,
+            self.model,
+            self.device,
+            processes=self.processes,
+            check=self._check,
+        )
         validator = Validator(
             self.updater,
             self.data.valid,
             max_tokens=config.batch.max_tokens,
-            text_validator=self._text_validator(),
-            check=self.stop.check,
+            text_validator=text_validator,
+            check=self._check,
         )
         schedule = build_schedule(
-            config.training.schedule,
-            model_dim=config.model.model_dim,
-            total_steps=total_steps,
+            config.training.schedule, model_dim=config.model.model_dim, total_steps=total_steps
         )
+        is_alone = self.processes.size == 1
+        stop = self.stop if is_alone else SharedStop(lambda: self.stop.requested, self.processes)
         return Trainer(
             config.training,
             updater=self.updater,
@@ -290,32 +302,22 @@ class _Run:
             loader=self.loader,
             schedule=schedule,
             surroundings=Surroundings(
-                validator=validator, saver=saver, reporter=reporter, stop=self.stop
+                validator=validator, saver=saver, reporter=reporter, stop=stop
             ),
         )
 
-    def _text_validator(self) -> DecodingValidator | None:
-        validation = self.config.training.validation
-        wanted = validation.max_sentences
-        source, reference = self.data.valid_source[:wanted], self.data.valid_target[:wanted]
-        if not source:
-            return None
-        options = self.config.decoding.model_copy(
-            update={"beam_size": validation.beam_size, "n_best": 1}
-        )
-        translator = Translator(
-            self.model,
-            load_tokenizers(self.data.tokenizer_dir),
-            options,
-            self.device,
-            max_length=self.config.filters.max_length,
-            check=self.stop.check,
-        )
-        return DecodingValidator(translator, source, reference, _metric_options(self.config))
 
+def _resegmenter(config: RunConfig, tokenizer_dir: Path) -> Resegmenter | None:
+    rate = config.batch.bpe_dropout
+    if not rate:
+        return None
+    tokenizers = load_tokenizers(tokenizer_dir)
 
-def _metric_options(config: RunConfig) -> MetricOptions:
-    """Score by the target language, but with nothing that may not be installed."""
-    language = config.target_language
-    tokenizer = "char" if language[:2].lower() in ("ja", "ko") else None
-    return MetricOptions(target_language=language, tokenize=tokenizer)
+    def dropout(tokenizer: Tokenizer) -> SubwordDropout:
+        pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
+        return SubwordDropout(pieces, scores, is_normal, rate)
+
+    source = dropout(tokenizers.source)
+    is_joint = tokenizers.target is tokenizers.source
+    sides = (source, source if is_joint else dropout(tokenizers.target))
+    return Resegmenter(sides, seed=config.training.seed, longest=config.filters.max_length)

@@ -1,0 +1,86 @@
+"""Scores of a model's own translations of the validation set, for training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedData
+from nmt.engine.distributed import Processes, interleave
+from nmt.metrics.sacrebleu import MetricOptions, corpus_score
+from nmt.model.transformer import Transformer
+from nmt.text.tokenizer import load_tokenizers
+from nmt.training.validation import TextScores
+from nmt.translation.translator import Translator
+
+_NUM_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingValidator:
+    """Scores translations of the validation set. See `nmt.training.validation.TextValidator`."""
+
+    translator: Translator
+    source: Sequence[str]
+    reference: Sequence[str]
+    options: MetricOptions
+    processes: Processes
+    """Each translates a part."""
+
+    def __call__(self) -> TextScores:
+        """Translate and score."""
+        own = self.source[self.processes.rank :: self.processes.size]
+        texts = [result.text for result in self.translator.translate(own)]
+        hypotheses = interleave(self.processes.gather(texts))
+        bleu, chrf = (
+            corpus_score(hypotheses, [self.reference], metric, self.options).value
+            for metric in ("bleu", "chrf")
+        )
+        samples = zip(self.source, hypotheses, self.reference, strict=True)
+        return TextScores(bleu, chrf, tuple(samples)[:_NUM_SAMPLES])
+
+
+def decoding_validator(
+    config: RunConfig,
+    data: PreparedData,
+    model: Transformer,
+    device: torch.device,
+    *,
+    processes: Processes,
+    check: Callable[[], None],
+) -> DecodingValidator | None:
+    """Make the validator of a run; None if the validation set has no text.
+
+    Args:
+        config: The experiment.
+        data: Its prepared data.
+        model: The model, on ``device``.
+        device: Where it is.
+        processes: Those that share the work.
+        check: Called now and then; may raise to interrupt.
+    """
+    validation = config.training.validation
+    wanted = validation.max_sentences
+    source, reference = data.valid_source[:wanted], data.valid_target[:wanted]
+    if not source:
+        return None
+    options = config.decoding.model_copy(update={"beam_size": validation.beam_size, "n_best": 1})
+    translator = Translator(
+        model,
+        load_tokenizers(data.tokenizer_dir),
+        options,
+        device,
+        max_length=config.filters.max_length,
+        check=check,
+    )
+    return DecodingValidator(translator, source, reference, _metric_options(config), processes)
+
+
+def _metric_options(config: RunConfig) -> MetricOptions:
+    """Score by the target language, but with nothing that may not be installed."""
+    language = config.target_language
+    tokenizer = "char" if language[:2].lower() in ("ja", "ko") else None
+    return MetricOptions(target_language=language, tokenize=tokenizer)

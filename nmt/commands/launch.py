@@ -1,0 +1,87 @@
+"""Several processes of `nmt train` on this machine, started and watched by torch's launcher."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from nmt.engine.distributed import PEER_LOST
+from nmt.errors import DeviceError
+from nmt.training.signals import StoppedBySignal
+
+_SECONDS_TO_SAVE = 600
+
+
+def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None) -> None:
+    """Run ``nmt`` with ``arguments`` in several processes; return when all have ended well.
+
+    Args:
+        arguments: Of the command line, without those that started several processes.
+        num_processes: How many; on GPUs, each takes one.
+        threads: CPU threads of each; the cores shared evenly when None.
+
+    Raises:
+        DeviceError: There are fewer GPUs, or a process was killed; names it.
+        SystemExit: A process failed. It has told why; the code is its own.
+        StoppedBySignal: All were asked to stop, and have saved.
+    """
+    num_gpus = torch.cuda.device_count()
+    if num_gpus and num_gpus < num_processes:
+        raise DeviceError(
+            f"{num_processes} processes were asked for, but there are {num_gpus} GPUs.",
+            fix=f"Use --devices {num_gpus}, or --set training.device=cpu with torchrun.",
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, (cores or 1) // num_processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads or share))
+    # What these say, `nmt` says itself, in fewer words.
+    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id="nmt",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.2,
+        shutdown_timeout=_SECONDS_TO_SAVE,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "nmt", *arguments)
+    except SignalException as stopped:
+        raise StoppedBySignal(stopped.sigval) from None
+    except ChildFailedError as error:
+        raise _explained(error, num_processes) from None
+
+
+def _explained(error: ChildFailedError, num_processes: int) -> BaseException:
+    """Find the process whose failure ended the others."""
+    failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+    causes = [item for item in failures if item[1].exitcode != PEER_LOST] or failures
+    rank, failure = causes[0]
+    code = failure.exitcode
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return StoppedBySignal(code - 128)
+    if code < 0:
+        return _killed(rank, failure, num_processes)
+    return SystemExit(code)
+
+
+def _killed(rank: int, failure: ProcessFailure, num_processes: int) -> DeviceError:
+    name = signal.Signals(-failure.exitcode).name
+    return DeviceError(
+        f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by {name}; the others "
+        "have ended.",
+        fix="If memory ran out, lower batch.max_tokens. Start the same command again: it goes on "
+        "from the last checkpoint.",
+    )

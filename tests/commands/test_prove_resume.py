@@ -1,0 +1,335 @@
+"""The proof proves what it says, notices when it is not so, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from typer.testing import CliRunner
+
+from nmt.checkpoint.files import save_checkpoint
+from nmt.cli.app import app
+from nmt.commands import prove_resume as module
+from nmt.commands.compare_runs import Comparison, compare_runs
+from nmt.commands.prove_resume import Plan, Proof, prove_resume
+from nmt.commands.watched_training import WatchedTraining
+from nmt.config.loader import load_config
+from nmt.errors import CheckpointError, ConfigError
+from nmt.training.signals import StoppedBySignal
+from tests.training.test_resume import CONFIG, write_corpus
+
+PROOF = Proof(
+    updates=60,
+    kills=2,
+    killed_at_steps=(13, 42),
+    kills_while_saving=1,
+    weights_sha256=("ab" * 32, "ab" * 32),
+    optimizer_sha256=("cd" * 32, "cd" * 32),
+    metrics_lines=33,
+    equal=True,
+)
+
+# Does to the disk what a training does, without torch. PACE: seconds of an update.
+IMITATION = """#!{python} -IS
+import json, os, sys, time
+flags = sys.argv[1:]
+with open(os.environ["PIDS"], "a") as pids:
+    print(os.getpid(), file=pids)
+if os.environ.get("FAIL"):
+    sys.exit("error: der Grund dafür")
+values = dict(flag[len("--set=training."):].split("=", 1) for flag in flags
+              if flag.startswith("--set=training."))
+run = next(flag for flag in flags if flag.startswith("--run-dir="))[len("--run-dir="):]
+steps, save_every = int(values["max_steps"]), int(values["save_every"])
+checkpoints, metrics = run + "/checkpoints", run + "/metrics.jsonl"
+os.makedirs(checkpoints, exist_ok=True)
+for name in os.listdir(checkpoints):
+    if name.startswith(".tmp-"):
+        os.rmdir(checkpoints + "/" + name)
+done = max([int(name[5:]) for name in os.listdir(checkpoints)], default=0)
+lines = open(metrics).read().splitlines(True) if os.path.exists(metrics) else []
+with open(metrics + ".tmp", "w") as file:
+    file.writelines(line for line in lines if json.loads(line)["step"] <= done)
+os.replace(metrics + ".tmp", metrics)
+for step in range(done + 1, steps + 1):
+    time.sleep(float(os.environ["PACE"]))
+    with open(metrics, "a") as file:
+        file.write(json.dumps({{"step": step, "loss": 1 / step}}) + chr(10))
+    if step % save_every == 0 or step == steps:
+        name = "%s/.tmp-step-%08d" % (checkpoints, step)
+        os.mkdir(name)
+        time.sleep(0.05)
+        os.rename(name, name.replace(".tmp-", ""))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("proof")
+    write_corpus(folder)
+    data = {
+        "train": [{"source": "@config/train.de", "target": "@config/train.en"}],
+        "valid": {"source": "@config/valid.de", "target": "@config/valid.en"},
+    }
+    places = {"prepared_dir": str(folder / "prepared"), "run_dir": str(folder / "runs" / "toy")}
+    config = CONFIG | {"data": data} | places
+    (folder / "toy.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+@pytest.fixture
+def imitation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for ``python -m nmt train``; returns the file of the process ids."""
+    program = tmp_path / "imitation"
+    program.write_text(IMITATION.format(python=sys.executable), encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    monkeypatch.setenv("PACE", "0.004")
+    same = Comparison(("a" * 64, "a" * 64), ("b" * 64, "b" * 64), 60, ())
+    monkeypatch.setattr(module, "compare_runs", lambda *_: same)
+    return tmp_path / "pids"
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    assert [*(folder / "runs").iterdir()] == []
+
+
+def assert_ended(pids: Path) -> None:
+    started = pids.read_text().split() if pids.exists() else []
+    for pid in map(int, started):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_toy_training_is_killed_twice_and_ends_with_the_same_bytes(folder: Path) -> None:
+    """FAULT 7, as anybody can see it."""
+    said: list[str] = []
+    overrides = ["batch.max_tokens=600", "training.threads=1", "training.max_epochs=1"]
+    proof = prove_resume(folder / "toy.yaml", overrides, kills=2, seed=3, say=said.append)
+
+    assert proof.equal
+    assert proof.kills == len(proof.killed_at_steps) == 2
+    assert all(0 < step <= 60 for step in proof.killed_at_steps)
+    assert proof.weights_sha256[0] == proof.weights_sha256[1] != proof.optimizer_sha256[0]
+    assert proof.metrics_lines == 33  # a report for every two updates, and validations 25, 50, 60
+    assert sum("killed at step" in line for line in said) == 2
+    assert_nothing_is_left(folder)
+
+
+def test_kills_come_at_all_parts_of_the_run_and_also_in_saves(
+    folder: Path, imitation: Path
+) -> None:
+    said: list[str] = []
+    proof = prove_resume(folder / "toy.yaml", [], kills=6, seed=1, say=said.append)
+
+    assert proof.kills == 6
+    assert proof.killed_at_steps[0] < 25
+    assert proof.killed_at_steps[-1] > 35
+    assert proof.kills_while_saving >= 1
+    assert proof.equal
+    assert len(imitation.read_text().split()) == 1 + 6 + 1
+    assert_nothing_is_left(folder)
+
+
+def test_slow_updates_make_a_short_training(
+    folder: Path, imitation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACE", "0.05")
+    said: list[str] = []
+    plan = Plan(training_seconds=1.0)
+    proof = prove_resume(folder / "toy.yaml", [], kills=2, seed=1, say=said.append, plan=plan)
+
+    assert 8 <= proof.updates < 30
+    assert any("that would be long" in line for line in said)
+    assert_ended(imitation)
+
+
+@pytest.mark.usefixtures("imitation")
+def test_where_time_is_short_there_are_two_kills(folder: Path) -> None:
+    said: list[str] = []
+    plan = Plan(total_seconds=0.1)
+    proof = prove_resume(folder / "toy.yaml", [], kills=5, seed=1, say=said.append, plan=plan)
+
+    assert proof.kills == 2
+    assert any("2 kills, not 5" in line for line in said)
+
+
+def test_a_difference_is_an_error_that_says_which(
+    folder: Path, imitation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Comparison(("a", "b"), ("c", "c"), 60, ("model.safetensors: sha256 a and b",))
+    monkeypatch.setattr(module, "compare_runs", lambda *_: found)
+    with pytest.raises(CheckpointError) as caught:
+        prove_resume(folder / "toy.yaml", [], kills=2, seed=1, say=lambda _: None)
+
+    assert "Not equal: the training that was killed at steps " in caught.value.problem
+    assert "model.safetensors: sha256 a and b" in caught.value.problem
+    assert_ended(imitation)
+    assert_nothing_is_left(folder)
+
+
+@pytest.mark.usefixtures("imitation")
+def test_what_a_failing_training_wrote_is_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL", "yes")
+    with pytest.raises(CheckpointError) as caught:
+        prove_resume(folder / "toy.yaml", [], say=lambda _: None)
+
+    assert "ended with exit code 1:\nerror: der Grund dafür" in caught.value.problem
+    assert_nothing_is_left(folder)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("when", ["in one go", "killed at"])
+def test_a_signal_stops_the_training_and_clears_up(
+    folder: Path, imitation: Path, number: signal.Signals, code: int, when: str
+) -> None:
+    def say(line: str) -> None:
+        if when in line:
+            signal.raise_signal(number)
+
+    with pytest.raises(StoppedBySignal) as caught:
+        prove_resume(folder / "toy.yaml", [], kills=2, seed=1, say=say)
+
+    assert caught.value.code == code
+    assert_ended(imitation)
+    assert_nothing_is_left(folder)
+
+
+def test_a_mistake_of_the_user_starts_nothing(folder: Path, imitation: Path) -> None:
+    with pytest.raises(ConfigError):
+        prove_resume(folder / "toy.yaml", ["training.sed=1"], say=lambda _: None)
+    with pytest.raises(ValueError, match="kills must be at least 2"):
+        prove_resume(folder / "toy.yaml", [], kills=1, say=lambda _: None)
+    (folder / "file").write_text("")
+    override = f"run_dir={folder}/file/runs/toy"
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        prove_resume(folder / "toy.yaml", [override], say=lambda _: None)
+
+    assert not imitation.exists()
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.7, 0.8, 2.0, 100.0])
+def test_a_plan_fits_any_speed_and_is_a_good_configuration(folder: Path, seconds: float) -> None:
+    plan = Plan().fit(seconds)
+    training = load_config(folder / "toy.yaml", plan.settings()).training
+
+    assert 8 <= plan.updates <= 60
+    assert plan.updates == 8 or plan.updates * seconds <= 1.5 * 30
+    assert training.max_steps == plan.updates
+    assert training.max_minutes is training.max_epochs is training.patience is None
+    assert 2 <= training.save_every <= plan.updates // 4
+    assert training.save_every < training.validate_every < plan.updates
+
+
+def save(run_dir: Path, model: dict[str, Tensor], losses: list[float], step: int = 5) -> None:
+    optimizer = {"moments": torch.zeros(2)}
+    save_checkpoint(run_dir, step, model=model, optimizer=optimizer, state={})
+    lines = [
+        {"step": i, "loss": loss, "seconds": os.urandom(1)[0]} for i, loss in enumerate(losses)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run_dir / "metrics.jsonl").write_text(text)
+
+
+def test_two_equal_ends_differ_in_nothing(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        save(tmp_path / name, {"w": torch.tensor([1.0, float("nan")])}, [2.0, 1.0])
+    found = compare_runs(tmp_path / "one", tmp_path / "other", 5)
+
+    assert found.differences == ()
+    assert found.weights_sha256[0] == found.weights_sha256[1]
+    assert found.metrics_lines == 2
+
+
+def test_the_first_tensors_and_the_first_line_that_differ_are_named(tmp_path: Path) -> None:
+    one = {name: torch.zeros(4, dtype=torch.bfloat16) for name in "abcd"}
+    save(tmp_path / "one", one, [2.0, 1.5, 1.0])
+    other = {name: torch.zeros(4, dtype=torch.bfloat16) for name in "abe"}
+    other["b"][2:] = torch.tensor([0.5, -0.25])
+    other["c"] = torch.zeros(3)
+    save(tmp_path / "other", other, [2.0, 1.25, 1.0, 0.5])
+    found = compare_runs(tmp_path / "one", tmp_path / "other", 5)
+
+    head, *rest = found.differences
+    assert head.startswith(f"model.safetensors: sha256 {found.weights_sha256[0]} and ")
+    assert rest == [
+        "  4 of 5 tensors differ",
+        "  b: 2 of 4 values, by up to 0.5",
+        "  c: torch.bfloat16 (4,) and torch.float32 (3,)",
+        "  d: only in one of them",
+        "metrics.jsonl: line 2 (step 1), loss: 1.5 and 1.25",
+    ]
+
+
+def test_lines_that_are_missing_are_a_difference(tmp_path: Path) -> None:
+    for name, losses in (("one", [2.0, 1.0]), ("other", [2.0])):
+        save(tmp_path / name, {"w": torch.ones(1)}, losses)
+    found = compare_runs(tmp_path / "one", tmp_path / "other", 5)
+
+    assert found.differences == ("metrics.jsonl: 2 lines and 1",)
+
+
+def test_a_run_that_did_not_come_to_its_end_is_not_compared(tmp_path: Path) -> None:
+    save(tmp_path / "one", {"w": torch.ones(1)}, [], step=5)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CheckpointError, match=r"to step 5, but its newest checkpoint is missing"):
+        compare_runs(tmp_path / "one", tmp_path / "other", 5)
+    with pytest.raises(CheckpointError, match=r"to step 6, but .* step-00000005"):
+        compare_runs(tmp_path / "one", tmp_path / "one", 6)
+
+
+def test_a_training_that_starts_again_is_at_step_0_until_its_lines_are_its_own(
+    tmp_path: Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    save(run_dir, {"w": torch.ones(1)}, [3.0, 2.0, 1.0], step=1)
+    with WatchedTraining([sys.executable, "-ISc", "input()"], run_dir) as training:
+        assert training.step == 0
+        (run_dir / "metrics.jsonl").unlink()
+        (run_dir / "metrics.jsonl").write_text('{"step": 1}\n{"step": 4}\n{"st')
+        assert training.step == 4
+        assert not training.is_saving
+        (run_dir / "checkpoints" / ".tmp-step-00000002-1").mkdir()
+        assert training.is_saving
+
+
+@pytest.mark.parametrize("flag", [None, "--json", "--quiet"])
+def test_the_flag_reaches_the_command_and_the_result_is_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flag: str | None
+) -> None:
+    def prove(config: Path, overrides: list[str], **options: object) -> Proof:
+        assert config == folder / "toy.yaml"
+        assert overrides == ["training.seed=9", 'run_dir="runs/a b"']
+        say = options["say"]
+        assert callable(say)
+        say("training")
+        assert options["quiet"] is (flag == "--quiet")
+        return PROOF
+
+    monkeypatch.setattr(module, "prove_resume", prove)
+    arguments = ["--prove-resume", "--set", "training.seed=9", "--run-dir", "runs/a b"]
+    arguments += [flag] if flag else []
+    result = CliRunner().invoke(app, ["train", str(folder / "toy.yaml"), *arguments])
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ("" if flag == "--quiet" else "training\n")
+    if flag == "--json":
+        assert json.loads(result.stdout)["killed_at_steps"] == [13, 42]
+    else:
+        assert result.stdout == (
+            "killed     2 times, at steps 13, 42; 1 of them in the middle of a save\n"
+            "weights    sha256 abababababab = abababababab\n"
+            "optimizer  sha256 cdcdcdcdcdcd = cdcdcdcdcdcd\n"
+            "losses     33 lines of metrics.jsonl = 33 lines\n"
+            "equal: 60 updates end with the same bytes, killed or not\n"
+        )
