@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint.files import MODEL, _force_to_disk, load_tensors, replace_text
+from nmt.checkpoint.files import MODEL, force_to_disk, load_tensors, replace_text
 from nmt.checkpoint.manifest import NAME as MANIFEST
 from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError
@@ -164,7 +164,7 @@ def write_average(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
         temporary.mkdir()
         _fill(temporary, run_dir, paths)
         temporary.rename(place)  # fails if somebody has put something there
-        _force_to_disk(place.parent)
+        force_to_disk(place.parent)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} was not written: {error}.",
@@ -187,10 +187,10 @@ def _fill(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
     replace_text(folder / RECORD, _record(manifests))
     names = (*copied, MODEL, RECORD)
     for name in (*names, _TOKENIZER):
-        _force_to_disk(folder / name)
+        force_to_disk(folder / name)
     newest = max(manifest.step for manifest in manifests)
     replace_text(folder / MANIFEST, Manifest.of(folder, names, newest).text())
-    _force_to_disk(folder)
+    force_to_disk(folder)
 
 
 def _record(manifests: Sequence[Manifest]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint.files import (
+    AVERAGE,
     MODEL,
     STATE,
     checkpoint_dir,
@@ -49,7 +50,7 @@ def load_model(
 
     Args:
         folder: The run or model folder.
-        checkpoint: In a run folder: ``best``, ``last`` or ``step-N``.
+        checkpoint: In a run folder: ``best``, ``last``, ``step-N`` or ``average``.
         warn: Told about damaged checkpoints that ``last`` passes over.
 
     Raises:
@@ -62,6 +63,8 @@ def load_model(
         )
     config = _load_config(folder)
     weights_dir = _weights_dir(folder, checkpoint, warn)
+    if weights_dir == folder / AVERAGE:
+        return load_model(weights_dir)
     manifest = Manifest.read(weights_dir)
     if weights_dir == folder:
         manifest.verify(folder)
@@ -137,9 +140,17 @@ def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> 
                 fix="Use --checkpoint best, last or one of these.",
             )
         return chosen
+    if checkpoint == AVERAGE:
+        if not (folder / AVERAGE).is_dir():
+            raise CheckpointError(
+                f"{folder} has no mean of checkpoints.",
+                fix="Set training.average_last and train to the end, or use `nmt average`.",
+            )
+        return folder / AVERAGE
     if checkpoint not in ("best", "last"):
         raise ConfigError(
-            f"checkpoint is {checkpoint!r}.", fix="Use --checkpoint best, last or step-N."
+            f"checkpoint is {checkpoint!r}.",
+            fix="Use --checkpoint best, last, step-N or average.",
         )
     chosen = read_best(folder) if checkpoint == "best" else None
     chosen = chosen or newest_checkpoint(folder, warn=warn)

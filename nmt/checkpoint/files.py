@@ -27,6 +27,8 @@ from nmt.checkpoint.manifest import Manifest, UnknownFormatError
 from nmt.errors import CheckpointError
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+AVERAGE = "average"
+"""Model folder in a run folder: the mean of the last checkpoints."""
 _FILES = (MODEL, OPTIMIZER, STATE)
 _TEMPORARY_PREFIX, _REPLACED_PREFIX = ".tmp-", ".replaced-"
 _MARGIN_BYTES = 1 << 20
@@ -54,7 +56,16 @@ def checkpoints_dir(run_dir: Path) -> Path:
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
     """Return the folder of one checkpoint."""
-    return checkpoints_dir(run_dir) / f"step-{step:08d}"
+    return checkpoints_dir(run_dir) / checkpoint_name(step)
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of one checkpoint.
+
+    >>> checkpoint_name(500)
+    'step-00000500'
+    """
+    return f"step-{step:08d}"
 
 
 def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
@@ -93,11 +104,11 @@ def save_checkpoint(
         text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         (temporary / STATE).write_text(text, encoding="utf-8")
         for name in _FILES:
-            _force_to_disk(temporary / name)
+            force_to_disk(temporary / name)
         manifest = Manifest.of(temporary, _FILES, step)
         (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
-        _force_to_disk(temporary / MANIFEST)
-        _force_to_disk(temporary)
+        force_to_disk(temporary / MANIFEST)
+        force_to_disk(temporary)
         _put_in_place(temporary, folder)
     except (OSError, safetensors.SafetensorError) as error:
         raise _not_written(folder, error) from error
@@ -113,7 +124,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         folder.rename(replaced)
     temporary.rename(folder)
-    _force_to_disk(folder.parent)
+    force_to_disk(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -156,7 +167,8 @@ def _check_space(parent: Path, *groups: Mapping[str, Tensor]) -> None:
         )
 
 
-def _force_to_disk(path: Path) -> None:
+def force_to_disk(path: Path) -> None:
+    """Return when a file, or the names in a folder, would survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -270,20 +282,28 @@ def replace_text(path: Path, text: str) -> None:
     """Write a small UTF-8 file so that any reader finds the old text or the new one, whole."""
     temporary = path.with_name(f"{_TEMPORARY_PREFIX}{path.name}")
     temporary.write_text(text, encoding="utf-8", newline="\n")
-    _force_to_disk(temporary)
+    force_to_disk(temporary)
     temporary.replace(path)
 
 
-def write_best(run_dir: Path, step: int) -> None:
-    """Record which checkpoint is best. A hint: it may name one that is gone."""
-    replace_text(run_dir / "best", f"step-{step:08d}\n")
+def write_best(run_dir: Path, step: int | None) -> None:
+    """Record which checkpoint is best, or by None that the mean of checkpoints is.
+
+    A hint: it may name one that is gone.
+    """
+    replace_text(run_dir / "best", f"{AVERAGE if step is None else checkpoint_name(step)}\n")
 
 
 def read_best(run_dir: Path) -> Path | None:
-    """Return the folder of the best checkpoint, or None if it is not recorded or is gone."""
+    """Return the folder of the best weights, or None if it is not recorded or is gone."""
     try:
         name = (run_dir / "best").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    folder = checkpoints_dir(run_dir) / name
-    return folder if re.fullmatch(r"step-\d+", name) and folder.is_dir() else None
+    if name == AVERAGE:
+        folder = run_dir / AVERAGE
+    elif re.fullmatch(r"step-\d+", name):
+        folder = checkpoints_dir(run_dir) / name
+    else:
+        return None
+    return folder if folder.is_dir() else None

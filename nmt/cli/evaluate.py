@@ -118,7 +118,7 @@ def evaluate(
         typer.Option(min=1, metavar="N", help="Source tokens translated at once."),
     ] = None,
     checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Of a run folder: best, last or step-N.")
+        str, typer.Option(metavar="NAME", help="Of a run folder: best, last, step-N or average.")
     ] = "best",
     device: Annotated[Device, typer.Option(help="Where to translate.")] = Device.auto,
     threads: Annotated[

@@ -94,9 +94,9 @@ def train(
     if json:
         print_json({"run_dir": str(folder), **asdict(summary)})
     elif not quiet:
-        best = "none" if summary.best_step is None else f"step {summary.best_step:,}"
+        best = summary.best or "none"
         score = "" if summary.best_score is None else f" ({summary.best_score:.2f})"
-        typer.echo(f"{folder}: {summary.step:,} steps; best checkpoint: {best}{score}")
+        typer.echo(f"{folder}: {summary.step:,} steps; best: {best}{score}")
 
 
 def _dry_run(config: RunConfig, *, json: bool, quiet: bool) -> None:

@@ -75,7 +75,9 @@ def translate(
         int | None,
         typer.Option(min=1, help="Source tokens searched at once; the text does not depend on it."),
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last or step-N of a run folder.")] = "best",
+    checkpoint: Annotated[
+        str, typer.Option(help="best, last, step-N or average of a run folder.")
+    ] = "best",
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here

@@ -64,6 +64,12 @@ class CheckpointSaver:
         if scored.best is not None:
             write_best(self.run_dir, scored.best.step)
         scores = {entry.step: entry.score for entry in scored.entries}
-        kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
-        for old in expired(present, scores, **kept):
+        gone = expired(
+            present,
+            scores,
+            keep_last=training.keep_last,
+            keep_best=training.keep_best,
+            due_every=(training.save_every, training.validate_every),
+        )
+        for old in gone:
             remove_checkpoint(present[old])

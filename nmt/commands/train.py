@@ -15,6 +15,7 @@ from nmt.checkpoint.lock import RunLock
 from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
 from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
+from nmt.commands.final_average import average_at_end
 from nmt.commands.prepare import prepare
 from nmt.config.run import RunConfig
 from nmt.data.loader import Loader
@@ -157,8 +158,9 @@ class _Run:
                 warnings += [f"setting changed since the last start: {line}" for line in changes]
         start = checkpoint.step if checkpoint else 0
         reporter = self._reporter(checkpoint, total_steps)
+        validator = self._validator()
         try:
-            trainer = self._trainer(reporter, total_steps)
+            trainer = self._trainer(reporter, validator, total_steps)
             if checkpoint is not None:
                 trainer.resume(
                     model=checkpoint.model, optimizer=checkpoint.optimizer, state=checkpoint.state
@@ -166,7 +168,15 @@ class _Run:
             trainer.progress.total_steps, trainer.progress.timed = total_steps, timed
             for text in [*warnings, self._greeting(start, total_steps)]:
                 reporter.report(NoteReport(start, text))
-            return trainer.run()
+            summary = trainer.run()
+            return average_at_end(
+                self.config,
+                summary,
+                optimizer=self.optimizer,
+                validator=validator,
+                processes=self.processes,
+                note=lambda text: reporter.report(NoteReport(summary.step, text)),
+            )
         finally:
             reporter.close()
 
@@ -267,28 +277,32 @@ class _Run:
             f"{torch.get_num_threads()} threads{many}"
         )
 
-    def _trainer(self, reporter: Reporter, total_steps: int | None) -> Trainer:
-        config = self.config
-        saver = CheckpointSaver(
-            config.run_dir,
-            config,
-            self.record,
-            lambda step, text: reporter.report(NoteReport(step, text)),
-        )
+    def _validator(self) -> Validator:
         text_validator = decoding_validator(
-            config,
+            self.config,
             self.data,
             self.model,
             self.device,
             processes=self.processes,
             check=self._check,
         )
-        validator = Validator(
+        return Validator(
             self.updater,
             self.data.valid,
-            max_tokens=config.batch.max_tokens,
+            max_tokens=self.config.batch.max_tokens,
             text_validator=text_validator,
             check=self._check,
+        )
+
+    def _trainer(
+        self, reporter: Reporter, validator: Validator, total_steps: int | None
+    ) -> Trainer:
+        config = self.config
+        saver = CheckpointSaver(
+            config.run_dir,
+            config,
+            self.record,
+            lambda step, text: reporter.report(NoteReport(step, text)),
         )
         schedule = build_schedule(
             config.training.schedule, model_dim=config.model.model_dim, total_steps=total_steps

@@ -112,8 +112,8 @@ class TrainingConfig(Section):
     keep_best: int = Field(default=1, ge=1)
     """Best checkpoints to keep besides."""
     average_last: int | None = Field(default=None, ge=2)
-    """At the end of training, average the weights of so many of the newest checkpoints (Vaswani et
-    al. 2017, section 6.1) and keep the mean as a checkpoint if it validates better."""
+    """At the end of training, write the mean of so many of the newest checkpoints (Vaswani et al.
+    2017, section 6.1) to ``average`` in the run folder, and name it best if it validates better."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
+from nmt.errors import CheckpointError
 from nmt.model.factory import fused_rows
 from nmt.model.transformer import Transformer
 from nmt.training.muon import Muon
@@ -101,9 +102,11 @@ class Optimizer:
         """Take over `weights` and `state` of a run with the same parameters.
 
         Raises:
-            CheckpointError: A tensor is missing or has another shape.
+            CheckpointError: A tensor is missing or has another shape, or another kind of optimizer
+                made the state.
         """
         self.load_weights(weights)
+        self._refuse_another_kind(state)
         if self._used() is not None:
             copy_tensors(state, self.parameters.views(self.parameters.weights), _TRAINED)
             self.parameters.publish()
@@ -111,6 +114,19 @@ class Optimizer:
             copy_tensors(state, self.parameters.views(part.values, part.begin), f"{key}/")
         scalars = ((name, value.view(1)) for name, value in self._rule.scalars.items())
         copy_tensors(state, scalars)
+
+    def _refuse_another_kind(self, state: Mapping[str, Tensor]) -> None:
+        own, has_trained = self.state(), any(name.startswith(_TRAINED) for name in state)
+        if own.keys() <= state.keys() and (self._used() is not None or not has_trained):
+            return
+        found, needed = (
+            ", ".join(sorted({name.split("/")[0] for name in names})) for names in (state, own)
+        )
+        raise CheckpointError(
+            f"The checkpoint is of another optimizer: it has {found or 'nothing'}, but this one "
+            f"needs {needed}, each for its trained parameters.",
+            fix="Resume with optimizer, ema_decay and freeze of the run's own config.yaml.",
+        )
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

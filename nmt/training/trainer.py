@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nmt.checkpoint.files import checkpoint_name
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
@@ -32,7 +33,7 @@ from nmt.training.report import (
 from nmt.training.signals import Interrupted
 from nmt.training.stopping import History
 from nmt.training.update import Updater, UpdateStats
-from nmt.training.validation import Scores, Validator
+from nmt.training.validation import Validator
 
 
 class Saver(Protocol):
@@ -124,8 +125,8 @@ class TrainingSummary:
     """Updates made."""
     reason: str
     """Why it ended: ``budget``, ``patience`` or ``signal``."""
-    best_step: int | None
-    """Update of the best checkpoint."""
+    best: str | None
+    """The best weights: the name of a checkpoint, or ``average``."""
     best_score: float | None
     """Its score (BLEU, chrF, or minus the loss)."""
     training_seconds: float
@@ -219,7 +220,7 @@ class Trainer:
         return TrainingSummary(
             step=self.progress.step,
             reason=reason,
-            best_step=best.step if best else None,
+            best=checkpoint_name(best.step) if best else None,
             best_score=best.score if best else None,
             training_seconds=self._seconds + self._interval_seconds,
         )
@@ -316,14 +317,14 @@ class Trainer:
     def _validate(self) -> None:
         begin = time.perf_counter()
         scores = self._validator()
-        score = self._score(scores)
+        score = scores.value(self._config.validation.metric)
         self.progress.history = self.progress.history.add(self.progress.step, score)
         self._reporter.report(
             ValidationReport(
                 step=self.progress.step,
                 epoch=self.progress.position.epoch,
                 loss=scores.nats_per_token,
-                perplexity=math.exp(min(scores.nats_per_token, 700)),
+                perplexity=scores.perplexity,
                 bleu=scores.bleu,
                 chrf=scores.chrf,
                 seconds=time.perf_counter() - begin,
@@ -333,16 +334,11 @@ class Trainer:
         worst = math.log(2 * len(self._updater.model.output_weight))
         if not scores.nats_per_token <= worst:
             raise self._diverged(
-                f"Validation perplexity is {math.exp(min(scores.nats_per_token, 700)):,.0f} at "
+                f"Validation perplexity is {scores.perplexity:,.0f} at "
                 f"step {self.progress.step:,}, worse than twice a guess among all "
                 f"{len(self._updater.model.output_weight):,} subwords.",
                 "Lower training.schedule.peak_lr or raise its warmup_steps.",
             )
-
-    def _score(self, scores: Scores) -> float:
-        metric = self._config.validation.metric
-        value = {"bleu": scores.bleu, "chrf": scores.chrf, "loss": -scores.nats_per_token}[metric]
-        return -scores.nats_per_token if value is None else value
 
     def _save(self) -> None:
         begin = time.perf_counter()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +29,16 @@ class Scores:
     """ChrF2 of the decoded translations, in 0 to 100."""
     samples: tuple[tuple[str, str, str], ...] = ()
     """A few of (source, translation, reference)."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats_per_token), or a very large number where that is beyond any float."""
+        return math.exp(min(self.nats_per_token, 700))
+
+    def value(self, metric: Literal["bleu", "chrf", "loss"]) -> float:
+        """Return the score by ``metric``, higher is better; by the loss if there is no text."""
+        value = {"bleu": self.bleu, "chrf": self.chrf, "loss": None}[metric]
+        return -self.nats_per_token if value is None else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 class Summary:
     step: int = 1200
     reason: str = "budget"
-    best_step: int | None = 1000
+    best: str | None = "step-00001000"
     best_score: float | None = 31.25
 
 
@@ -75,7 +75,7 @@ def test_json_holds_the_whole_summary() -> None:
         "run_dir": "runs/demo",
         "step": 1200,
         "reason": "budget",
-        "best_step": 1000,
+        "best": "step-00001000",
         "best_score": 31.25,
     }
 

@@ -1,0 +1,128 @@
+"""Whatever a run trains with, a stop and a new process leave its end the same to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import AVERAGE, MODEL, load_checkpoint, load_tensors, read_best
+from nmt.checkpoint.manifest import Manifest
+from tests.training.runs import Harm, Server
+from tests.training.test_resume import STEPS, Run, assert_equal, run, server, whole
+
+__all__ = ["run", "server", "whole"]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    # Stopped in the middle of an epoch, and of three batches to an update: FAULT 2.
+    "bpe-dropout and r-drop": {"batch.bpe_dropout": 0.2, "training.r_drop": 1.0},
+    "schedule-free": {"training.optimizer.kind": "schedule-free"},
+    "muon": {"training.optimizer.kind": "muon"},
+    "ema": {"training.ema_decay": 0.9},
+    "schedule-free with ema": {
+        "training.optimizer.kind": "schedule-free",
+        "training.ema_decay": 0.9,
+    },
+    "frozen encoder": {"training.freeze": ["encoder"]},
+    "recomputed": {"training.activation_checkpointing": True},
+}
+AVERAGED = {"keep_last": 3, "average_last": 3}
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    return [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_resuming_is_exact_with(run: Run, server: Server, whole: Run, name: str) -> None:
+    """FAULTS 1, 2, 3 and 18."""
+    settings = flags(OPTIONS[name])
+    unstopped = Run(server, f"{run.folder.name}-unstopped")
+    unstopped.finish(*settings)
+    for update in (7, 6):  # counted from each start
+        harm = Harm("update", update, (signal.SIGTERM,))
+        assert run.train(*settings, harm=harm).code == 143
+    run.finish("--exact", *settings)
+
+    assert_equal(run, unstopped)
+    # The option did something; but working activations out again changes nothing at all.
+    is_plain = run.hashes()[MODEL] == whole.hashes()[MODEL]
+    assert is_plain == (name == "recomputed")
+
+
+def average_of(folder: Path) -> bytes:
+    return (folder / AVERAGE / MODEL).read_bytes()
+
+
+def test_the_mean_of_the_last_checkpoints_is_written_at_the_end(run: Run) -> None:
+    run.finish(**AVERAGED)
+    checkpoints = [load_checkpoint(path).model for _, path in run.checkpoints()[-3:]]
+    mean = load_tensors(run.folder / AVERAGE / MODEL)
+
+    for name, found in mean.items():
+        expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(dim=0)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-9)
+    assert load_model(run.folder, AVERAGE).step == STEPS
+    assert "mean of the last 3 checkpoints: perplexity " in run.log()
+
+
+def test_the_mean_is_best_if_it_validates_better(run: Run) -> None:
+    run.finish(**AVERAGED, **{"validation.metric": "loss"})
+
+    assert "; now the best" in run.log()
+    assert read_best(run.folder) == run.folder / AVERAGE
+    assert load_model(run.folder).folder == run.folder / AVERAGE
+
+
+def test_the_mean_is_not_best_if_it_validates_worse(run: Run) -> None:
+    """While each checkpoint is far better than the one before, their mean is not."""
+    run.finish(**AVERAGED, **{"validation.metric": "loss", "schedule.peak_lr": 0.0003})
+
+    assert "the best checkpoint is better" in run.log()
+    assert read_best(run.folder) == run.checkpoints()[-1][1]
+
+
+def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
+    """FAULT 18: the window of the mean, and an end that comes while it is validated."""
+    unstopped = Run(server, f"{run.folder.name}-unstopped")
+    unstopped.finish(**AVERAGED)
+    assert run.train(harm=Harm("update", 22, (signal.SIGTERM,)), **AVERAGED).code == 143
+    assert not (run.folder / AVERAGE).exists()
+    # Validations of steps 20 and 30 are made before; this one is the mean's.
+    killed = run.train(harm=Harm("validation", 2, (signal.SIGKILL,)), **AVERAGED)
+    assert killed.code == -signal.SIGKILL
+    assert not (run.folder / AVERAGE).exists()
+    run.finish("--strict-resume", **AVERAGED)
+
+    assert average_of(run.folder) == average_of(unstopped.folder)
+    assert read_best(run.folder) is not None
+
+
+def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> None:
+    run.finish(max_steps=20, **AVERAGED)
+    before = average_of(run.folder)
+    run.finish(max_steps=20, **AVERAGED)
+    assert run.log().count("mean of the last") == 1
+    run.finish(**AVERAGED)
+
+    assert run.log().count("mean of the last") == 2
+    assert average_of(run.folder) != before
+    assert Manifest.read(run.folder / AVERAGE).step == STEPS
+
+
+def test_a_damaged_checkpoint_among_the_last_is_named(run: Run) -> None:
+    run.finish(max_steps=25, **AVERAGED)
+    shutil.rmtree(run.folder / AVERAGE)
+    damaged = run.checkpoints()[-2][1] / MODEL
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    result = run.train(max_steps=25, **AVERAGED)
+
+    assert result.code == 4
+    assert str(damaged) in result.stderr
+    assert not (run.folder / AVERAGE).exists()
