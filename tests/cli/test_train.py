@@ -64,7 +64,7 @@ def test_the_flags_reach_the_command(command: Recorded) -> None:
 def test_the_result_names_the_folder_and_the_best_checkpoint() -> None:
     result = CliRunner().invoke(app, ["train", DEMO])
 
-    assert result.stdout == "runs/demo: 1,200 steps; best checkpoint: step 1,000 (31.25)\n"
+    assert result.stdout == "runs/demo: 1,200 steps; best: step-00001000 (31.25)\n"
 
 
 @pytest.mark.usefixtures("command")

@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "frozen encoder": {"training.freeze": ["encoder"]},
     "recomputed": {"training.activation_checkpointing": True},
 }
-AVERAGED = {"keep_last": 3, "average_last": 3}
+AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3}
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
