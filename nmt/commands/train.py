@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,31 +14,24 @@ from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import Checkpoint, clean_partial, load_checkpoint, newest_checkpoint
 from nmt.checkpoint.lock import RunLock
 from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
+from nmt.commands.batch_fit import fit_batches
 from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.final_average import average_at_end
 from nmt.commands.prepare import prepare
+from nmt.commands.training_setup import TrainingSetup
+from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.data.loader import Loader
-from nmt.data.prepared import PreparedData
-from nmt.data.resegment import Resegmenter
-from nmt.engine.device import choose_device, prepare_process
+from nmt.engine.device import prepare_process
 from nmt.engine.distributed import PEER_LOST, Processes, SharedStop, join
-from nmt.engine.precision import choose_precision
-from nmt.engine.seeding import seed_rank
 from nmt.errors import ConfigError
-from nmt.model.factory import build_model, count_parameters
-from nmt.text.subword_dropout import SubwordDropout
-from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
-from nmt.training.optimizer import build_optimizer
-from nmt.training.parameters import freeze
 from nmt.training.report import AllReporters, NoteReport, Reporter, make_reporter
 from nmt.training.schedule import build_schedule
 from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal
 from nmt.training.tensorboard import TensorBoard
 from nmt.training.trainer import Surroundings, Trainer, TrainingSummary, measure_update_seconds
-from nmt.training.update import Updater
 from nmt.training.validation import Validator
 
 # Of the model section: they change no weight's meaning.
@@ -67,8 +61,8 @@ def train(
                 _prepare(config, quiet=quiet)
             processes.wait()
             with StopSignal() as stop:
-                run = _Run(config, stop, processes, quiet=quiet)
-                summary = run.train(strict_resume=strict_resume, exact=exact)
+                run = _Run(config, stop, processes, quiet=quiet, strict_resume=strict_resume)
+                summary = run.train(exact=exact)
             numbers = [number for number in processes.gather(stop.number) if number is not None]
     except Interrupted as interrupted:  # before the first update: nothing is to be saved
         raise StoppedBySignal(interrupted.number) from None
@@ -93,41 +87,25 @@ class _Run:
     """One process's part of a run: everything wired together."""
 
     def __init__(
-        self, config: RunConfig, stop: StopSignal, processes: Processes, *, quiet: bool
+        self,
+        config: RunConfig,
+        stop: StopSignal,
+        processes: Processes,
+        *,
+        quiet: bool,
+        strict_resume: bool,
     ) -> None:
         self.config, self.stop, self.quiet = config, stop, quiet
         self.processes = processes
-        training = config.training
-        self.data = PreparedData.open(config.prepared_dir)
-        self.device = choose_device(training.device)
+        self.warnings: list[str] = []
+        self.checkpoint = self._newest(strict=strict_resume)
+        state = self.checkpoint.state if self.checkpoint else {}
+        self.batch = self._batch(state)
+        setup = TrainingSetup.build(config.model_copy(update={"batch": self.batch}), processes)
+        self.data, self.device, self.loader = setup.data, setup.device, setup.loader
+        self.updater, self.optimizer = setup.updater, setup.updater.optimizer
+        self.model = self.updater.model
         manifest = self.data.manifest
-        torch.manual_seed(training.seed)
-        vocab_sizes = (manifest.source_vocab_size, manifest.target_vocab_size)
-        self.model = build_model(config.model, *vocab_sizes).to(self.device)
-        self.model.recompute = training.activation_checkpointing
-        freeze(self.model, training.freeze)
-        precision = choose_precision(training.precision, self.device)
-        self.optimizer = build_optimizer(
-            self.model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
-        )
-        self.updater = Updater(
-            self.model,
-            self.optimizer,
-            precision,
-            label_smoothing=training.label_smoothing,
-            clip_norm=training.optimizer.clip_norm,
-            r_drop=training.r_drop,
-            processes=processes,
-        )
-        self.loader = Loader(
-            self.data.train,
-            config.batch,
-            weights=[corpus.weight for corpus in config.data.train],
-            seed=training.seed,
-            rank=processes.rank,
-            num_ranks=processes.size,
-            resegment=_resegmenter(config, self.data.tokenizer_dir),
-        )
         self.record = {
             "identity": identity(
                 config,
@@ -135,15 +113,20 @@ class _Run:
                 vocab_hash=manifest.vocab_hash,
                 num_processes=processes.size,
             ),
-            "machine": machine(self.device) | {"precision": precision.name},
+            "machine": machine(self.device) | {"precision": self.updater.precision.name},
+            "batch": self.batch.model_dump(mode="json"),
         }
-        seed_rank(training.seed, processes.rank)
 
-    def train(self, *, strict_resume: bool, exact: bool) -> TrainingSummary:
+    def _batch(self, state: Mapping[str, Any]) -> BatchConfig:
+        """Find numbers for ``auto`` once; a run that goes on keeps them."""
+        if self.config.batch.max_tokens == "auto" and "batch" in state:
+            return BatchConfig.model_validate(state["batch"])
+        return fit_batches(self.config, self.processes)
+
+    def train(self, *, exact: bool) -> TrainingSummary:
         """Resume if there is something to resume, and train to the end."""
-        warnings: list[str] = []
+        warnings, checkpoint = self.warnings, self.checkpoint
         run_dir, is_first = self.config.run_dir, self.processes.rank == 0
-        checkpoint = self._newest(warnings, strict=strict_resume)
         if checkpoint is not None:
             warnings += check_resumable(checkpoint.state, self.record, run_dir=run_dir, exact=exact)
             timed = self._time_budget(checkpoint.state["progress"].get("timed"))
@@ -180,11 +163,12 @@ class _Run:
         finally:
             reporter.close()
 
-    def _newest(self, warnings: list[str], *, strict: bool) -> Checkpoint | None:
+    def _newest(self, *, strict: bool) -> Checkpoint | None:
         """Load the newest whole checkpoint; the first process says which that is."""
         found = None
         if self.processes.rank == 0:
-            found = newest_checkpoint(self.config.run_dir, strict=strict, warn=warnings.append)
+            warn = self.warnings.append
+            found = newest_checkpoint(self.config.run_dir, strict=strict, warn=warn)
         found = self.processes.share(found)
         return load_checkpoint(found) if found else None
 
@@ -274,8 +258,14 @@ class _Run:
         return (
             f"{verb} {end}: {sum(sizes.values()):,} parameters ({parts}), "
             f"{len(self.data.train):,} pairs, {self.updater.precision.name} on {self.device}, "
-            f"{torch.get_num_threads()} threads{many}"
+            f"{torch.get_num_threads()} threads{many}{self._fitted()}"
         )
+
+    def _fitted(self) -> str:
+        batch = self.batch
+        if self.config.batch.max_tokens != "auto":
+            return ""
+        return f"; batches of {batch.max_tokens:,} tokens fit, {batch.accumulate} to an update"
 
     def _validator(self) -> Validator:
         text_validator = decoding_validator(
@@ -289,7 +279,7 @@ class _Run:
         return Validator(
             self.updater,
             self.data.valid,
-            max_tokens=self.config.batch.max_tokens,
+            max_tokens=int(self.batch.max_tokens),
             text_validator=text_validator,
             check=self._check,
         )
@@ -319,19 +309,3 @@ class _Run:
                 validator=validator, saver=saver, reporter=reporter, stop=stop
             ),
         )
-
-
-def _resegmenter(config: RunConfig, tokenizer_dir: Path) -> Resegmenter | None:
-    rate = config.batch.bpe_dropout
-    if not rate:
-        return None
-    tokenizers = load_tokenizers(tokenizer_dir)
-
-    def dropout(tokenizer: Tokenizer) -> SubwordDropout:
-        pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
-        return SubwordDropout(pieces, scores, is_normal, rate)
-
-    source = dropout(tokenizers.source)
-    is_joint = tokenizers.target is tokenizers.source
-    sides = (source, source if is_joint else dropout(tokenizers.target))
-    return Resegmenter(sides, seed=config.training.seed, longest=config.filters.max_length)

@@ -127,8 +127,11 @@ class FilterConfig(Section):
 class BatchConfig(Section):
     """How sentence pairs are put together for one forward and backward pass."""
 
-    max_tokens: int = Field(default=4096, ge=16)
-    """Source and target tokens in one batch, together, without padding."""
+    max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = 4096
+    """Source and target tokens in one batch, together, without padding. ``auto`` measures how many
+    this device's memory holds, and accumulates batches up to ``tokens_per_update``."""
+    tokens_per_update: int | None = Field(default=None, ge=16)
+    """With ``max_tokens: auto``: source and target tokens of an update, in all processes."""
     noise: float = Field(default=0.1, ge=0, le=1)
     """Randomness of the length buckets, as a share of the length; more noise, more padding."""
     accumulate: int = Field(default=1, ge=1)
@@ -137,3 +140,16 @@ class BatchConfig(Section):
     """Probability of dropping a merge when training text is cut into subwords anew in each epoch
     (Provilkov et al. 2020; 0.1 is usual); needs ``tokenizer.kind: bpe``. Batches are planned
     without it, and hold about a fifth more tokens at 0.1."""
+
+    @model_validator(mode="after")
+    def _auto_needs_an_aim(self) -> Self:
+        if self.max_tokens == "auto":
+            if self.tokens_per_update is None:
+                raise ValueError("max_tokens auto needs tokens_per_update, such as 16384")
+            if self.accumulate != 1:
+                raise ValueError("max_tokens auto chooses accumulate: leave accumulate out")
+        elif self.tokens_per_update is not None:
+            raise ValueError(
+                "tokens_per_update needs max_tokens auto; else max_tokens and accumulate say it"
+            )
+        return self

@@ -170,7 +170,10 @@ def describe_schema(field: Mapping[str, Any]) -> str:
     inner = _inner(field)
     if "allowed" in field:
         return str(field["allowed"])
-    if "enum" in inner or "const" in inner:
+    options = [option for option in inner.get("anyOf", ()) if option.get("type") != "null"]
+    if options:
+        words = ", or ".join(map(describe_schema, options))
+    elif "enum" in inner or "const" in inner:
         words = ", ".join(map(str, inner.get("enum", [inner.get("const")])))
     else:
         words = ", ".join([_kind(inner), *_bounds(inner)])

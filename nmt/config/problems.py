@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,11 @@ def find_problems(error: ValidationError) -> list[Problem]:
     A key that is missing because it was misspelt is reported once, as misspelt; a list that is
     too short because its entries are wrong is not reported besides them.
     """
-    details = [
-        detail
+    details = _one_by_key(
+        _without_alternative(detail)
         for detail in error.errors(include_url=False, include_context=True)
         if not (detail["type"] == "too_short" and detail["input"])
-    ]
+    )
     problems = [Problem(tuple(detail["loc"]), _sentence(detail)) for detail in details]
     meant = {
         nearest_key(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"
@@ -49,6 +49,25 @@ def find_problems(error: ValidationError) -> list[Problem]:
         for problem, detail in zip(problems, details, strict=True)
         if not (detail["type"] == "missing" and _dotted(problem.path) in meant)
     ]
+
+
+def _without_alternative(detail: ErrorDetails) -> ErrorDetails:
+    """Drop from the place which of the allowed types was tried, as in ``max_tokens.int``."""
+    path = detail["loc"]
+    if detail["type"] != "extra_forbidden" and path and find_key(path) is None:
+        parent = find_key(path[:-1])
+        if parent is not None and not parent.is_section and isinstance(path[-1], str):
+            return {**detail, "loc": path[:-1]}
+    return detail
+
+
+def _one_by_key(details: Iterable[ErrorDetails]) -> list[ErrorDetails]:
+    """Keep the first of the findings about one value of several allowed types."""
+    found: dict[object, ErrorDetails] = {}
+    for number, detail in enumerate(details):
+        key = find_key(detail["loc"])
+        found.setdefault(number if key is None or key.is_section else detail["loc"], detail)
+    return list(found.values())
 
 
 def unknown_key(path: Sequence[str | int]) -> str:

@@ -96,9 +96,11 @@ class RunConfig(Section):
             yield f"prepared_dir and run_dir are both {self.run_dir}; give each its own folder"
         if self.model.embeddings == "tied" and not self.tokenizer.joint:
             yield "model.embeddings tied needs tokenizer.joint true; use decoder-tied or separate"
-        if longest + 1 > self.batch.max_tokens // 2:
+        key = "tokens_per_update" if self.batch.tokens_per_update else "max_tokens"
+        tokens = getattr(self.batch, key)
+        if longest + 1 > tokens // 2:
             yield (
-                f"batch.max_tokens is {self.batch.max_tokens}, too small for a pair with "
+                f"batch.{key} is {tokens}, too small for a pair with "
                 f"filters.max_length ({longest}) tokens on each side; "
                 f"raise it to {2 * longest + 2} or lower filters.max_length"
             )

@@ -32,7 +32,7 @@ class Loader:
 
     Args:
         store: The training pairs.
-        config: The batch section.
+        config: The batch section, with numbers.
         weights: How often an epoch reads each corpus.
         seed: Seed of the data order.
         rank: This process among ``num_ranks``.
@@ -52,8 +52,10 @@ class Loader:
         num_ranks: int = 1,
         resegment: Resegmenter | None = None,
     ) -> None:
+        if config.max_tokens == "auto":
+            raise ValueError("batch.max_tokens must be a number here")
         self.store = store
-        self._config = config
+        self._config, self._max_tokens = config, config.max_tokens
         self._weights = weights
         self._seed = seed
         self._ranks = (rank, num_ranks)
@@ -65,7 +67,7 @@ class Loader:
         plan = plan_batches(
             self.store.source_lengths[rows] + 1,
             self.store.target_lengths[rows] + 1,
-            max_tokens=self._config.max_tokens,
+            max_tokens=self._max_tokens,
             noise=self._config.noise,
             seed=self._seed,
             epoch=epoch,

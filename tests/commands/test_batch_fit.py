@@ -1,0 +1,142 @@
+"""``batch.max_tokens: auto``: as much at once as memory holds, and updates of the same size."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.checkpoint.files import load_checkpoint, newest_checkpoint
+from nmt.commands import batch_fit
+from nmt.commands.batch_fit import fit_batches, tokens_that_fit
+from nmt.commands.prepare import prepare
+from nmt.commands.train import train
+from nmt.commands.training_setup import TrainingSetup
+from nmt.config.run import RunConfig
+from nmt.engine.distributed import OneProcess
+from nmt.engine.memory import free_bytes
+from nmt.engine.peak import measure_peak
+from nmt.errors import ConfigError, DeviceError
+from tests.training.test_resume import CONFIG, write_corpus
+
+AIM = 3000
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch_fit, "_FIRST_PROBE", 200)
+    write_corpus(tmp_path)
+    values: dict[str, Any] = copy.deepcopy(CONFIG)
+    values["batch"] = {"max_tokens": "auto", "tokens_per_update": AIM}
+    values["training"]["max_steps"] = 3
+    return RunConfig.model_validate(values)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    monkeypatch.setattr(batch_fit, "free_bytes", lambda _: memory)
+
+
+@given(
+    fixed=st.integers(0, 10**6),
+    per_token=st.integers(1, 10**5),
+    few=st.integers(1, 10**4),
+    more=st.integers(1, 10**4),
+    free=st.integers(0, 10**10),
+)
+def test_what_fits_fills_the_memory_and_not_more(
+    fixed: int, per_token: int, few: int, more: int, free: int
+) -> None:
+    low, high = ((tokens, fixed + per_token * tokens) for tokens in (few, few + more))
+    found = tokens_that_fit(low, high, free=free)
+
+    assert found == 0 or fixed + per_token * (found - 1) <= free
+    assert fixed + per_token * (found + 2) > free
+
+
+def test_all_at_once_where_memory_is_plenty(config: RunConfig) -> None:
+    prepare(config, quiet=True)
+    batch = fit_batches(config, OneProcess())
+
+    assert (batch.max_tokens, batch.accumulate) == (AIM, 1)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_what_does_not_fit_is_accumulated(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    prepare(config, quiet=True)
+    whole = TrainingSetup.build(
+        config.model_copy(update={"batch": fit_batches(config, OneProcess())})
+    )
+    needed = peak_of(whole)
+    free = int(share * needed)
+    give(monkeypatch, free)
+    batch = fit_batches(config, OneProcess())
+    setup = TrainingSetup.build(config.model_copy(update={"batch": batch}))
+
+    assert isinstance(batch.max_tokens, int)
+    assert batch.accumulate > 1
+    assert AIM <= batch.max_tokens * batch.accumulate < AIM + batch.accumulate
+    assert peak_of(setup) <= free
+
+
+def peak_of(setup: TrainingSetup) -> int:
+    plan = setup.loader.plan(0)
+    setup.update(plan[0][:1])
+    largest = setup.largest_batches(plan)
+    return max(measure_peak(partial(setup.update, rows), setup.device)[1] for rows in largest)
+
+
+def test_memory_for_less_than_one_pair_is_told(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(config, quiet=True)
+    give(monkeypatch, 1000)
+
+    with pytest.raises(DeviceError, match=r"filters\.max_length \(30\)"):
+        fit_batches(config, OneProcess())
+
+
+def test_a_run_that_goes_on_elsewhere_keeps_what_it_found(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config, quiet=True)
+    give(monkeypatch, 1000)  # too little, if it were asked
+    more = config.training.model_copy(update={"max_steps": 5})
+    train(config.model_copy(update={"training": more}), quiet=True)
+    newest = newest_checkpoint(config.run_dir, strict=True)
+
+    assert newest is not None
+    state = load_checkpoint(newest).state
+    assert (state["progress"]["step"], state["batch"]["max_tokens"]) == (5, AIM)
+    assert json.loads(json.dumps(state["identity"]["batch"]))["max_tokens"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [
+        ({"max_tokens": "auto"}, "needs tokens_per_update"),
+        ({"tokens_per_update": 100}, "needs max_tokens auto"),
+        ({"max_tokens": "auto", "tokens_per_update": 100, "accumulate": 2}, "leave accumulate out"),
+        ({"max_tokens": "auto", "tokens_per_update": 61}, "tokens_per_update is 61, too small"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    batch: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises((ConfigError, ValueError), match=problem):
+        RunConfig.model_validate({**CONFIG, "batch": batch})
+
+
+def test_free_memory_is_some_of_what_there_is() -> None:
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+
+    assert 0 < free_bytes(torch.device("cpu")) <= total
