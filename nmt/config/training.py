@@ -133,6 +133,11 @@ class TrainingConfig(Section):
                     f"optimizer.kind schedule-free needs no falling learning rate: set "
                     f"schedule.shape constant (found {self.schedule.shape})"
                 )
+            if self.ema_decay is not None:
+                raise ValueError(
+                    "optimizer.kind schedule-free uses a mean of the weights already: "
+                    "leave ema_decay out"
+                )
             if self.optimizer.betas[0] == 0:
                 raise ValueError("optimizer.kind schedule-free needs optimizer.betas above 0")
         if self.average_last is not None and self.keep_last < self.average_last:

@@ -28,7 +28,7 @@ def orthogonalise(matrices: Tensor, num_iterations: int) -> Tensor:
 
     Args:
         matrices: (n, rows, columns), with no more rows than columns.
-        num_iterations: Five bring any matrix there; fewer are quicker and rougher.
+        num_iterations: Five do for all but very small singular values; fewer are rougher.
     """
     a, b, c = _COEFFICIENTS
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)

@@ -138,6 +138,10 @@ class Optimizer:
         copy_tensors(weights, self.parameters.views(self.parameters.weights))
         copy_tensors(weights, self.parameters.frozen())
         self.parameters.publish()
+        for value in self._rule.scalars.values():
+            value.zero_()
+        for part in self._rule.buffers.values():
+            part.values.zero_()
         if self._ema is not None:
             self._ema.copy_(self.parameters.weights)
 

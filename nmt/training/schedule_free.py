@@ -31,7 +31,7 @@ class ScheduleFreeAdamW:
     ) -> None:
         self._weights, self._gradient = weights, gradient
         self._config, self._num_decayed = config, num_decayed
-        self._steps, self._square = weights.clone(), torch.zeros_like(weights)
+        self._steps, self._square = torch.zeros_like(weights), torch.zeros_like(weights)
         # On the CPU: reading them must not wait for a device.
         self._count, self._total = (torch.zeros((), dtype=torch.float64) for _ in range(2))
 
@@ -49,7 +49,7 @@ class ScheduleFreeAdamW:
         """Change the weights in place."""
         placed, decay = self._config.betas
         if not self._count:
-            self._steps.copy_(self._weights)  # weights may have been loaded since
+            self._steps.copy_(self._weights)
         self._count += 1
         self._total += learning_rate**2
         share = learning_rate**2 / total if (total := float(self._total)) else 0.0
@@ -64,5 +64,7 @@ class ScheduleFreeAdamW:
         self._steps.sub_(change, alpha=learning_rate)
 
     def used(self) -> Tensor:
-        """Return the means x, worked out from y and z."""
+        """Return the means x, worked out from y and z. All three begin at one point."""
+        if not self._count:
+            return self._weights
         return self._weights.lerp(self._steps, 1 - 1 / self._config.betas[0])

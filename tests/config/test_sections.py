@@ -19,6 +19,11 @@ RUN: dict[str, Any] = {
     "data": DATA,
     "training": {"max_steps": 1},
 }
+SCHEDULE_FREE: dict[str, Any] = {
+    "max_steps": 1,
+    "optimizer": {"kind": "schedule-free"},
+    "schedule": {"shape": "constant"},
+}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,9 @@ RUN: dict[str, Any] = {
         (ModelConfig, {"positions": "rotary", "model_dim": 24}, "even width per head"),
         (TrainingConfig, {}, "give one of max_steps"),
         (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "over a budget"),
+        (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
+        (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "leave ema_decay out"),
+        (TrainingConfig, {"max_steps": 1, "average_last": 5}, "set keep_last to 5 or more"),
         (OptimizerConfig, {"betas": [0.9, 1.0]}, "less than 1"),
         (RunConfig, {**RUN, "name": "../x"}, "letters, digits"),
         (RunConfig, {**RUN, "source_language": "German!"}, "pattern"),
@@ -45,6 +53,12 @@ RUN: dict[str, Any] = {
         (RunConfig, {**RUN, "tokenizer": {"joint": False}}, "use decoder-tied or separate"),
         (RunConfig, {**RUN, "batch": {"max_tokens": 400}}, "raise it to 514"),
         (RunConfig, {**RUN, "filters": {"min_length": 300}}, "min_length is above"),
+        (RunConfig, {**RUN, "batch": {"max_tokens": "auto"}}, "needs tokens_per_update"),
+        (
+            RunConfig,
+            {**RUN, "batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}},
+            "bpe_dropout needs tokenizer.kind bpe",
+        ),
         (RunConfig, {**RUN, "tokenizer": {"vocab_size": 200}}, "byte_fallback takes 256"),
         (
             RunConfig,
@@ -89,3 +103,14 @@ def test_the_big_preset_is_the_published_one() -> None:
     assert (big.encoder_layers, big.model_dim, big.ff_dim, big.num_heads, big.dropout) == (
         6, 1024, 4096, 16, 0.3,
     )  # fmt: skip
+
+
+def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
+    plain = RunConfig.model_validate(RUN)
+    low = RunConfig.model_validate({**RUN, "preset": "low-resource"})
+    own = RunConfig.model_validate({**RUN, "preset": "low-resource", "model": {"dropout": 0.25}})
+
+    assert (plain.model.dropout, plain.batch.bpe_dropout) == (0.1, 0.0)
+    assert (low.model.dropout, low.batch.bpe_dropout) == (0.3, 0.1)
+    assert (own.model.dropout, own.batch.bpe_dropout) == (0.25, 0.1)
+    assert RunConfig.model_validate(low.model_dump(mode="json")) == low

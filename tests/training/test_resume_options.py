@@ -25,10 +25,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "schedule-free": {"training.optimizer.kind": "schedule-free"},
     "muon": {"training.optimizer.kind": "muon"},
     "ema": {"training.ema_decay": 0.9},
-    "schedule-free with ema": {
-        "training.optimizer.kind": "schedule-free",
-        "training.ema_decay": 0.9,
-    },
     "frozen encoder": {"training.freeze": ["encoder"]},
     "recomputed": {"training.activation_checkpointing": True},
 }

@@ -1,0 +1,206 @@
+"""The flat buffers and their names, and what stays as it is when parts are frozen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.engine.precision import Precision
+from nmt.errors import CheckpointError, ConfigError
+from nmt.model.transformer import Transformer
+from nmt.training.parameters import FlatParameters, copy_tensors, freeze, is_matrix
+from nmt.training.update import Updater
+from tests.training.test_rules import KINDS, optimizer_of, weights_of
+from tests.training.test_update import batch_of, small_model
+
+PARTS = (
+    "source_vectors",
+    "target_vectors",
+    "encoder",
+    "decoder.1",
+    "decoder.0.feed_forward.inner.weight",
+    "decoder_norm",
+)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def model_with(frozen: list[str] | tuple[str, ...] = ()) -> Transformer:
+    model = small_model(embeddings="decoder-tied", decoder_layers=2, norm_position="pre")
+    freeze(model, frozen)
+    return model
+
+
+def test_matrices_are_those_of_the_layers() -> None:
+    found = {name for name, p in model_with().named_parameters() if is_matrix(name, p)}
+
+    assert "encoder.0.self_attention.query_key_value.weight" in found
+    assert "decoder.1.feed_forward.outer.weight" in found
+    assert not found & {"source_vectors", "target_vectors", "decoder_norm.weight"}
+    assert not any(name.endswith(("bias", "norm.weight")) for name in found)
+
+
+@settings(max_examples=25)
+@given(frozen=st.lists(st.sampled_from(PARTS), unique=True), dtype=st.sampled_from(DTYPES))
+def test_the_buffer_holds_every_parameter_once_and_in_order(
+    frozen: list[str], dtype: torch.dtype
+) -> None:
+    model = model_with(frozen)
+    before = weights_of(model)
+    flat = FlatParameters(model, dtype)
+    trained, kept = dict(flat.views(flat.weights)), dict(flat.frozen())
+
+    assert trained.keys() | kept.keys() == before.keys()
+    assert not trained.keys() & kept.keys()
+    assert kept.keys() == {
+        n for n in before if any(n == f or n.startswith(f + ".") for f in frozen)
+    }
+    assert torch.equal(torch.cat([v.flatten() for v in trained.values()]), flat.weights)
+    are_matrices = [is_matrix(name, view) for name, view in trained.items()]
+    assert are_matrices == sorted(are_matrices, reverse=True)  # matrices come first
+    assert flat.matrix_size == sum(v.numel() for n, v in trained.items() if is_matrix(n, v))
+    assert flat.trained_size == len(flat.weights) == len(flat.gradient)
+    for name, parameter in model.named_parameters():
+        assert torch.equal((trained | kept)[name], before[name])
+        assert parameter.dtype == dtype
+        assert torch.equal(parameter, before[name].to(dtype))
+        assert (parameter.grad is None) == (name in kept)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_views_of_a_piece_are_those_of_the_whole(data: st.DataObject) -> None:
+    flat = FlatParameters(model_with(), torch.float32)
+    whole = list(flat.views(flat.weights))
+    first = data.draw(st.integers(0, len(whole)))
+    last = data.draw(st.integers(first, len(whole)))
+    begin, end = (sum(view.numel() for _, view in whole[:n]) for n in (first, last))
+    piece = list(flat.views(flat.weights[begin:end], begin))
+
+    assert [name for name, _ in piece] == [name for name, _ in whole[first:last]]
+    for (_, mine), (_, other) in zip(piece, whole[first:last], strict=True):
+        assert mine.data_ptr() == other.data_ptr()
+        assert mine.shape == other.shape
+
+
+def test_in_float32_model_and_buffer_are_the_same_memory() -> None:
+    model = model_with(["encoder"])
+    flat = FlatParameters(model, torch.float32)
+    places = dict(flat.views(flat.weights)) | dict(flat.frozen())
+    gradients = dict(flat.views(flat.gradient))
+
+    for name, parameter in model.named_parameters():
+        assert parameter.data_ptr() == places[name].data_ptr()
+        if parameter.grad is not None:
+            assert parameter.grad.data_ptr() == gradients[name].data_ptr()
+
+
+def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() -> None:
+    model = model_with()
+    before = model.source_vectors.detach().clone()
+    flat = FlatParameters(model, torch.bfloat16)
+    gradients = dict(flat.views(flat.gradient))
+    working = model.source_vectors.grad
+    assert working is not None
+    for value in (256.0, 1.0):  # bf16 has no 257
+        working.fill_(value)
+        flat.accumulate()
+    assert bool((gradients["source_vectors"] == 257).all())
+    assert not working.any()
+
+    flat.weights.add_(1)
+    assert torch.equal(model.source_vectors, before.bfloat16())
+    flat.publish()
+    assert torch.equal(model.source_vectors, (before + 1).bfloat16())
+    working.fill_(1)
+    flat.clear()
+    assert not flat.gradient.any()
+    assert not working.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shown_values_reach_the_trained_parameters_only(dtype: torch.dtype) -> None:
+    model = model_with(["decoder"])
+    before = weights_of(model)
+    flat = FlatParameters(model, dtype)
+    flat.show(torch.full_like(flat.weights, 3.0))
+
+    for name, parameter in model.named_parameters():
+        expected = before[name].to(dtype) if name.startswith("decoder.") else torch.tensor(3.0)
+        assert bool((parameter == expected).all()), name
+
+
+@pytest.mark.parametrize("prefix", ["", "trained/"])
+def test_copied_tensors_land_in_their_places(prefix: str) -> None:
+    flat = FlatParameters(model_with(["encoder"]), torch.float32)
+    tensors = {prefix + n: torch.randn(v.shape) for n, v in flat.views(flat.weights)}
+    copy_tensors(tensors, flat.views(flat.weights), prefix)
+
+    for name, view in flat.views(flat.weights):
+        assert torch.equal(view, tensors[prefix + name])
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, r"has nothing for z/source_vectors, but the model needs \(30, 16\)"),
+        (torch.zeros(16, 30), r"has \(16, 30\) for z/source_vectors"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(found: Tensor | None, message: str) -> None:
+    flat = FlatParameters(model_with(), torch.float32)
+    tensors = {f"z/{name}": view for name, view in flat.views(flat.weights.clone())}
+    del tensors["z/source_vectors"]
+    if found is not None:
+        tensors["z/source_vectors"] = found
+
+    with pytest.raises(CheckpointError, match=message):
+        copy_tensors(tensors, flat.views(flat.weights), "z/")
+
+
+def test_unknown_parts_are_all_named_with_those_that_exist() -> None:
+    model = model_with()
+    with pytest.raises(ConfigError, match=r"'enc', 'decoder\.2', but") as caught:
+        freeze(model, ["enc", "encoder", "decoder.2"])
+
+    assert "encoder, encoder_norm, source_vectors" in caught.value.fix
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_part_is_whole_words_of_a_name() -> None:
+    model = model_with(["encoder"])
+
+    assert model.encoder_norm.weight.requires_grad
+    assert not any(parameter.requires_grad for parameter in model.encoder.parameters())
+
+
+def test_something_must_be_left_to_train() -> None:
+    model = model_with()
+    with pytest.raises(ConfigError, match="no parameter"):
+        freeze(model, [name.split(".")[0] for name, _ in model.named_parameters()])
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder", "source_vectors", "target_vectors"])
+@pytest.mark.parametrize("ema_decay", [None, 0.5])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_parameters_never_change(
+    kind: str, precision: str, ema_decay: float | None, part: str
+) -> None:
+    model = model_with([part])
+    policy = Precision("bf16" if precision == "bf16" else "float32", "cpu")
+    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=policy.weight_dtype)
+    updater = Updater(model, optimizer, policy, label_smoothing=0.1, clip_norm=1.0)
+    before = weights_of(model)
+    exact = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
+    for step in range(3):
+        updater([batch_of([5, 4], step)], 0.1)
+    saved = optimizer.weights()
+
+    assert saved.keys() == exact.keys()
+    for name, weights in model.named_parameters():
+        is_frozen = name == part or name.startswith(f"{part}.")
+        assert torch.equal(weights, before[name]) == is_frozen, name
+        assert torch.equal(saved[name], exact[name]) == is_frozen, name
