@@ -42,9 +42,10 @@ def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, (cores or 1) // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads or share))
-    # What these say, `nmt` says itself, in fewer words.
-    for name in ("torch.distributed.elastic", "torch.distributed.run"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # What these say, `nmt` says itself, in fewer words. Some have a level of their own.
+    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
