@@ -77,5 +77,5 @@ $(CORE): pyproject.toml .ci/constraints.txt | .venv/bin/python
 	@touch $@
 
 $(DEV): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,tensorboard]'
 	@touch $@ $(CORE)

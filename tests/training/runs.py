@@ -83,12 +83,12 @@ class Server:
 
 
 def _serve() -> None:
-    # Imported once, for all children: the second by torch's optimizers, when the first is made.
-    for name in ("nmt.commands.train", "torch._dynamo"):
-        importlib.import_module(name)
+    importlib.import_module("nmt.commands.train")  # once, for all children
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
         outputs = [Path(f"{number}.{name}").absolute() for name in ("stdout", "stderr")]
+        for path in outputs:
+            path.touch()  # a child that is killed at once opens none
         begin = time.monotonic()
         child = os.fork()
         if child == 0:
