@@ -143,7 +143,9 @@ def _check_same_model(
         )
 
 
-def write_average(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
+def write_average(
+    folder: Path, run_dir: Path, paths: Sequence[Path], *, score: float | None = None
+) -> None:
     """Write the mean of checkpoints as a model folder: whole, or not at all.
 
     Beside the weights it holds the run's configuration and tokenizer, and `RECORD`. The same
@@ -153,6 +155,7 @@ def write_average(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
         folder: Folder to make; missing or empty.
         run_dir: The run, for its configuration and tokenizer.
         paths: Checkpoint folders of that run.
+        score: Validation score of the mean, for the record.
 
     Raises:
         CheckpointError: As `average_weights`; or ``folder`` holds something, or cannot be written.
@@ -162,7 +165,7 @@ def write_average(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-        _fill(temporary, run_dir, paths)
+        _fill(temporary, run_dir, paths, score)
         temporary.rename(place)  # fails if somebody has put something there
         force_to_disk(place.parent)
     except (OSError, SafetensorError) as error:
@@ -174,7 +177,14 @@ def write_average(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
+def average_score(folder: Path) -> float | None:
+    """Return the validation score that was recorded with a mean, or None."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    score: float | None = record.get("score")
+    return score
+
+
+def _fill(folder: Path, run_dir: Path, paths: Sequence[Path], score: float | None) -> None:
     """Write all files of the model folder, the manifest last, and force them to the disk."""
     tokenizer = (path for path in (run_dir / _TOKENIZER).iterdir() if path.is_file())
     copied = [_CONFIG, *(f"{_TOKENIZER}/{path.name}" for path in sorted(tokenizer))]
@@ -184,7 +194,7 @@ def _fill(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
     manifests = [Manifest.read(path) for path in paths]
     save_file(average_weights(paths), folder / MODEL)
     shutil.copymode(folder / _CONFIG, folder / MODEL)  # safetensors keeps others from reading it
-    replace_text(folder / RECORD, _record(manifests))
+    replace_text(folder / RECORD, _record(manifests, score))
     names = (*copied, MODEL, RECORD)
     for name in (*names, _TOKENIZER):
         force_to_disk(folder / name)
@@ -193,8 +203,9 @@ def _fill(folder: Path, run_dir: Path, paths: Sequence[Path]) -> None:
     force_to_disk(folder)
 
 
-def _record(manifests: Sequence[Manifest]) -> str:
+def _record(manifests: Sequence[Manifest], score: float | None) -> str:
     values = {
+        **({} if score is None else {"score": score}),
         "package_version": __version__,
         "steps": [manifest.step for manifest in manifests],
         "checkpoints": [

@@ -65,10 +65,16 @@ def train(
     SIGINT and SIGTERM let the update finish, save, and exit with 130 or 143.
     """
     from nmt.config.loader import load_config
+    from nmt.errors import ConfigError
 
     # Quoted, so that YAML takes any path as text.
     overrides = set_ if run_dir is None else [*set_, f"run_dir={dumps(str(run_dir))}"]
     resolved = load_config(config, overrides)
+    if devices > 1 and (dry_run or prove_resume):
+        raise ConfigError(
+            f"--devices does not go with {'--dry-run' if dry_run else '--prove-resume'}.",
+            fix="Leave one of them out.",
+        )
     if dry_run:
         _dry_run(resolved, json=json, quiet=quiet)
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from nmt.checkpoint.average import average_weights, write_average
+from nmt.checkpoint.average import average_score, average_weights, write_average
 from nmt.checkpoint.files import AVERAGE, list_checkpoints, write_best
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.retention import newest
@@ -36,8 +37,11 @@ def average_at_end(
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
     """
     count, run_dir = config.training.average_last, config.run_dir
-    if count is None or summary.reason == "signal" or _is_made(config, summary.step):
+    if count is None or summary.reason == "signal":
         return summary
+    made = _score_of(run_dir, summary.step)
+    if made is not None:
+        return _best_of(summary, made)
     present = dict(list_checkpoints(run_dir))
     due_every = (config.training.save_every, config.training.validate_every)
     steps = newest(present, count, due_every=due_every)
@@ -47,22 +51,34 @@ def average_at_end(
     optimizer.load_weights(average_weights(paths))
     scores = validator()
     score = scores.value(config.training.validation.metric)
-    is_best = summary.best_score is None or score > summary.best_score
+    result = _best_of(summary, score)
     if processes.rank == 0:
         # Should it end between the two lines, the newest checkpoint counts as best meanwhile.
-        if is_best:
+        if result.best == AVERAGE:
             write_best(run_dir, None)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
-        write_average(run_dir / AVERAGE, run_dir, paths)
+        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
     text = f"mean of the last {len(steps)} checkpoints: perplexity {scores.perplexity:.2f}"
     if scores.bleu is not None and scores.chrf is not None:
         text += f", BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}"
+    is_best = result.best == AVERAGE
     note(f"{text}; {'now the best' if is_best else 'the best checkpoint is better'}")
-    return replace(summary, best=AVERAGE, best_score=score) if is_best else summary
+    return result
 
 
-def _is_made(config: RunConfig, step: int) -> bool:
+def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
+    """Take the score of the mean into account."""
+    if summary.best_score is not None and score <= summary.best_score:
+        return summary
+    return replace(summary, best=AVERAGE, best_score=score)
+
+
+def _score_of(run_dir: Path, step: int) -> float | None:
+    """Return the score of the mean that an earlier start made of the same checkpoints, or None."""
+    folder = run_dir / AVERAGE
     try:
-        return Manifest.read(config.run_dir / AVERAGE).step == step
+        manifest = Manifest.read(folder)
+        manifest.verify(folder)
+        return average_score(folder) if manifest.step == step else None
     except CheckpointError:
-        return False
+        return None

@@ -24,7 +24,7 @@ from nmt.commands.prepare_report import PrepareReport
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_files
 from nmt.data.prepared import FORMAT_VERSION, MANIFEST, PreparedData, PreparedManifest
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 __all__ = ["PrepareReport", "config_hash", "prepare"]
@@ -77,6 +77,12 @@ def prepare(
 
 
 def _make(config: RunConfig, folder: Path, *, quiet: bool) -> PrepareReport:
+    start_from = config.training.start_from
+    if start_from is not None and not (start_from / TOKENIZER).is_dir():
+        raise ConfigError(
+            f"{start_from} (training.start_from) is no model: it has no {TOKENIZER} folder.",
+            fix="Name a run or model folder that `nmt train` or `nmt average` wrote.",
+        )
     _sweep(folder)
     _refuse_foreign(folder)
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
@@ -169,8 +175,12 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def config_hash(config: RunConfig) -> str:
-    """Return the hash of everything in the configuration that changes the prepared data."""
+def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
+    """Return the hash of everything in the configuration that changes the prepared data.
+
+    ``vocab_hash`` stands for the vocabulary of ``training.start_from`` if that is gone: a run that
+    goes on does not need it any more.
+    """
     data = config.data.model_dump(mode="json", exclude={"test"})
     for corpus in data["train"]:
         corpus.pop("weight")
@@ -183,14 +193,15 @@ def config_hash(config: RunConfig) -> str:
     }
     start_from = config.training.start_from
     if start_from is not None:  # fine-tuning keeps the vocabulary of the model it starts from
-        parts["tokenizer"] = tokenizer_hash(start_from / TOKENIZER)
+        is_gone = vocab_hash is not None and not (start_from / TOKENIZER).is_dir()
+        parts["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(start_from / TOKENIZER)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _is_current(config: RunConfig) -> bool:
     try:
         manifest = PreparedData.open(config.prepared_dir).manifest
-        if manifest.config_hash != config_hash(config):
+        if manifest.config_hash != config_hash(config, vocab_hash=manifest.vocab_hash):
             return False
         if tokenizer_hash(config.prepared_dir / TOKENIZER) != manifest.vocab_hash:
             return False

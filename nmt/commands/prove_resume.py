@@ -81,6 +81,7 @@ class Plan:
             "validation.max_sentences": self.max_sentences,
             "keep_last": 2,
             "keep_best": 1,
+            "average_last": None,
             "on_full_disk": "stop",
         }
         return [f"training.{key}={json.dumps(value)}" for key, value in values.items()]

@@ -170,7 +170,9 @@ class _Run:
             warn = self.warnings.append
             found = newest_checkpoint(self.config.run_dir, strict=strict, warn=warn)
         found = self.processes.share(found)
-        return load_checkpoint(found) if found else None
+        checkpoint = load_checkpoint(found) if found else None
+        self.processes.wait()  # the first process tidies up next
+        return checkpoint
 
     def _reporter(self, checkpoint: Checkpoint | None, total_steps: int | None) -> Reporter:
         if self.processes.rank:

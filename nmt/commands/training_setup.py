@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from nmt.config.run import RunConfig
-from nmt.data.batch import collate
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import Resegmenter
@@ -19,6 +18,7 @@ from nmt.engine.device import choose_device
 from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import choose_precision
 from nmt.engine.seeding import seed_rank
+from nmt.errors import ConfigError
 from nmt.model.factory import build_model
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
@@ -89,7 +89,7 @@ class TrainingSetup:
 
     def update(self, rows: Rows) -> UpdateStats:
         """Make an update of one batch that changes no weight."""
-        return self.updater([collate(self.data.train, rows)], 0.0)
+        return self.updater([self.loader.batch(rows)], 0.0)
 
     def largest_batches(self, plan: Sequence[Rows]) -> list[Rows]:
         """Return the batch with the most tokens and, if another, the one with the most scores."""
@@ -111,6 +111,12 @@ def _resegmenter(config: RunConfig, tokenizer_dir: Path) -> Resegmenter | None:
 
     def dropout(tokenizer: Tokenizer) -> SubwordDropout:
         pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
+        # The n-th merge has the score -n; other kinds of vocabulary have probabilities.
+        if any(score % 1 for score in scores):
+            raise ConfigError(
+                f"batch.bpe_dropout needs a BPE vocabulary, and {tokenizer_dir} holds another.",
+                fix="Set batch.bpe_dropout to 0.",
+            )
         return SubwordDropout(pieces, scores, is_normal, rate)
 
     source = dropout(tokenizers.source)

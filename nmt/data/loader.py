@@ -88,9 +88,12 @@ class Loader:
             for begin in range(first, len(plan), self._config.accumulate):
                 end = min(begin + self._config.accumulate, len(plan))
                 after = Position(epoch, end) if end < len(plan) else Position(epoch + 1, 0)
-                rows = plan[begin:end]
-                yield [collate(self.store, r, self._resegment, epoch) for r in rows], after
+                yield [self.batch(rows, epoch) for rows in plan[begin:end]], after
             epoch, first = epoch + 1, 0
+
+    def batch(self, rows: npt.NDArray[np.int64], epoch: int = 0) -> Batch:
+        """Return the batch of some rows of the store, as it is in an epoch."""
+        return collate(self.store, rows, self._resegment, epoch)
 
     def updates_per_epoch(self, epoch: int = 0) -> int:
         """Return the optimizer updates of an epoch."""

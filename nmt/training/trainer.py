@@ -203,9 +203,11 @@ class Trainer:
             reason = "signal"
         updates = self._loader.updates(self.progress.position)
         while reason is None:
-            batches, after = next(updates)
             learning_rate = self._schedule(self.progress.step + 1)
+            begin = time.perf_counter()
+            batches, after = next(updates)
             stats = self._update(batches, learning_rate)
+            self._interval_seconds += time.perf_counter() - begin
             self.progress.add(stats)
             self.progress.position = after
             reason = self._finished()
@@ -226,24 +228,25 @@ class Trainer:
         )
 
     def _update(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        begin = time.perf_counter()
         try:
             return self._updater(batches, learning_rate)
         except DivergedError as error:
             raise self._diverged(
                 f"{error.problem}\n  Step {self.progress.step + 1:,}, learning rate "
-                f"{learning_rate:.2e}; the last batch was {self._loader.describe(batches)}.",
+                f"{learning_rate:.2e}; the last batch was {self._where(batches)}.",
                 error.fix,
             ) from error
-        finally:
-            self._interval_seconds += time.perf_counter() - begin
+
+    def _where(self, batches: Sequence[Batch]) -> str:
+        """Name the lines of the batches of all processes."""
+        return "; ".join(self._processes.gather(self._loader.describe(batches)))
 
     def _diverged(self, problem: str, fix: str) -> DivergedError:
         last = f"step {self._saved_step:,}" if self._saved_step else "none"
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 
     def _note(self, stats: UpdateStats, batches: Sequence[Batch]) -> None:
-        where = self._loader.describe(batches)
+        where = self._where(batches)
         if stats.skipped:
             text = f"update skipped: loss or gradient not finite ({where})"
         else:
@@ -331,8 +334,10 @@ class Trainer:
                 samples=scores.samples,
             )
         )
+        # Some models are worse than guessing before they have learned anything.
+        has_begun = self.progress.step > self._config.schedule.warmup_steps
         worst = math.log(2 * len(self._updater.model.output_weight))
-        if not scores.nats_per_token <= worst:
+        if has_begun and not scores.nats_per_token <= worst:
             raise self._diverged(
                 f"Validation perplexity is {scores.perplexity:,.0f} at "
                 f"step {self.progress.step:,}, worse than twice a guess among all "
@@ -379,8 +384,8 @@ def measure_update_seconds(
     updates, seconds = loader.updates(Position()), []
     for _ in range(num_updates):
         check()
-        batches, _after = next(updates)
         begin = time.perf_counter()
+        batches, _after = next(updates)
         updater(batches, 0.0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

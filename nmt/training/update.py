@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ class UpdateStats:
     skipped: bool
     """Whether the update was left out because loss or gradient was not finite."""
     splits: int = 0
-    """How often this process' batches were halved because memory did not hold them."""
+    """How often batches were halved because memory did not hold them, in all processes."""
 
 
 class Updater:
@@ -117,25 +118,27 @@ class Updater:
         counts = torch.tensor([_counts(batch) for batch in batches]).sum(dim=0)
         self.processes.sum(counts)
         source_tokens, target_tokens, padded_tokens = counts.tolist()
-        nats, splits = self._gradients(batches, self.loss_scale / target_tokens)
+        own_nats, own_splits = self._gradients(batches, self.loss_scale / target_tokens)
+        sums = torch.stack((own_nats, torch.full_like(own_nats, own_splits)))
         self.processes.sum(self.optimizer.parameters.gradient)
-        self.processes.sum(nats)
+        self.processes.sum(sums)
+        nats, splits = sums.tolist()
         norm = self.optimizer.gradient_norm() / self.loss_scale
         norm_value = float(norm)
-        skipped = not (norm_value < float("inf") and bool(torch.isfinite(nats)))
+        skipped = not (math.isfinite(norm_value) and math.isfinite(nats))
         if skipped:
             self.optimizer.parameters.clear()
         else:
             self.optimizer.step(learning_rate, self._clipped(norm))
         self._adapt_loss_scale(skipped)
         return UpdateStats(
-            nats=float(nats),
+            nats=nats,
             source_tokens=source_tokens,
             target_tokens=target_tokens,
             padded_tokens=padded_tokens,
             gradient_norm=norm_value,
             skipped=skipped,
-            splits=splits,
+            splits=int(splits),
         )
 
     def _gradients(self, batches: Sequence[Batch], scale: float) -> tuple[Tensor, int]:

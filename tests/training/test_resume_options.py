@@ -103,8 +103,11 @@ def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
 def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> None:
     run.finish(max_steps=20, **AVERAGED)
     before = average_of(run.folder)
-    run.finish(max_steps=20, **AVERAGED)
+    again = run.train("--json", max_steps=20, **AVERAGED)
     assert run.log().count("mean of the last") == 1
+    best = read_best(run.folder)
+    assert best is not None
+    assert json.loads(again.stdout)["best"] == best.name
     run.finish(**AVERAGED)
 
     assert run.log().count("mean of the last") == 2

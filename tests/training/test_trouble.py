@@ -21,6 +21,7 @@ from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
 from nmt.errors import DeviceError, DivergedError
 from nmt.training.update import Updater
+from nmt.training.validation import Scores, Validator
 from tests.training.test_resume import CONFIG, write_corpus
 from tests.training.test_update import batch_of
 
@@ -172,6 +173,16 @@ def test_losses_that_stay_so_end_training_and_name_the_last_good_checkpoint_and_
     assert "the last batch was data.train.0 lines " in caught.value.problem
     assert "peak_lr" in caught.value.fix
     assert all(tensor.isfinite().all() for tensor in last_weights(Path("run")).values())
+
+
+def test_a_model_may_be_worse_than_guessing_while_it_warms_up(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 25: tied, scaled embeddings without a norm at the end begin so."""
+    monkeypatch.setattr(Validator, "__call__", lambda _: Scores(nats_per_token=20.0))
+    values["training"] |= {"validate_every": 1}
+    with pytest.raises(DivergedError, match="at step 6, worse than"):
+        run(values)
 
 
 def test_validation_far_worse_than_guessing_ends_training(values: dict[str, Any]) -> None:

@@ -1,0 +1,125 @@
+"""``training.start_from``: another model's weights and vocabulary, and nothing else of it."""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import list_checkpoints, load_checkpoint
+from nmt.commands.train import train
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+from nmt.text.tokenizer import tokenizer_hash
+from tests.training.test_resume import CONFIG, write_corpus
+
+Values = dict[str, Any]
+Start = Callable[[Values], Path]
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained model."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    return start(new("base"))
+
+
+def new(name: str, **training: object) -> Values:
+    values: Values = copy.deepcopy(CONFIG)
+    values |= {"run_dir": f"runs/{name}", "prepared_dir": f"prepared/{name}"}
+    values["training"] |= {"max_steps": 10, "validate_every": 5, **training}
+    return values
+
+
+def tuned(name: str = "tuned", **training: object) -> Values:
+    """Other text in the same letters."""
+    values = new(name, start_from="runs/base", **training)
+    draw = random.Random(2)
+    lines = ["".join(draw.choices("abcdefghij", k=6)) for _ in range(200)]
+    Path("other.de").write_text("".join(f"{line}\n" for line in lines))
+    Path("other.en").write_text("".join(f"{line.upper().lower()}\n" for line in lines))
+    values["data"] = {**values["data"], "train": [{"source": "other.de", "target": "other.en"}]}
+    return values
+
+
+def start(values: Values) -> Path:
+    config = RunConfig.model_validate(values)
+    train(config, quiet=True)
+    return config.run_dir
+
+
+def weights(run_dir: Path) -> dict[str, Tensor]:
+    return load_checkpoint(list_checkpoints(run_dir)[-1][1]).model
+
+
+def test_it_begins_with_the_weights_and_keeps_the_vocabulary(base: Path) -> None:
+    # A learning rate of next to nothing: what comes out is what went in.
+    schedule = {"shape": "constant", "peak_lr": 1e-12, "warmup_steps": 0}
+    run_dir = start(tuned(max_steps=1, schedule=schedule))
+
+    found, expected = weights(run_dir), load_model(base).model.state_dict()
+    assert all(torch.allclose(found[name], expected[name], atol=1e-9) for name in expected)
+    assert tokenizer_hash(run_dir / "tokenizer") == tokenizer_hash(base / "tokenizer")
+    assert load_checkpoint(list_checkpoints(run_dir)[-1][1]).step == 1
+
+
+def test_frozen_parts_stay_as_they_were_and_others_do_not(base: Path) -> None:
+    run_dir = start(tuned(freeze=["encoder"]))
+    found, expected = weights(run_dir), load_model(base).model.state_dict()
+
+    for name, tensor in expected.items():
+        is_frozen = name.startswith("encoder.")
+        assert torch.equal(found[name], tensor) == is_frozen, name
+
+
+def test_a_run_goes_on_when_the_model_it_started_from_is_gone(base: Path) -> None:
+    values = tuned(max_steps=5)
+    whole = weights(start({**tuned("whole"), "prepared_dir": values["prepared_dir"]}))
+    start(values)
+    base.rename("moved")
+    run_dir = start(tuned(max_steps=10))
+
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(run_dir).items())
+
+
+def test_a_model_that_is_not_there_is_told_before_anything_is_read(base: Path) -> None:
+    shutil.rmtree(base)
+    with pytest.raises(ConfigError, match=r"runs/base \(training\.start_from\) is no model"):
+        start(tuned())
+
+    assert not Path("prepared/tuned").exists()
+
+
+def test_a_model_of_another_shape_is_refused_with_the_keys(base: Path) -> None:
+    values = tuned()
+    values["model"] = {**values["model"], "ff_dim": 64, "dropout": 0.3}
+    with pytest.raises(ConfigError) as caught:
+        start(values)
+
+    assert "model.ff_dim: 32 there, 64 here" in caught.value.problem
+    assert "dropout" not in caught.value.problem
+    assert str(base) in caught.value.problem
+
+
+def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    values = new("base")
+    values["tokenizer"] = {**values["tokenizer"], "kind": "unigram"}
+    start(values)
+    values = tuned()
+    values["batch"] = {**values["batch"], "bpe_dropout": 0.1}
+
+    with pytest.raises(ConfigError, match=r"bpe_dropout needs a BPE vocabulary"):
+        start(values)
