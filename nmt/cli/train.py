@@ -58,7 +58,7 @@ def train(
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = False,
 ) -> None:
     """Train a translator; prepares the data if needed, and goes on where it was stopped.
 
@@ -84,10 +84,17 @@ def train(
     if devices > 1:
         from nmt.commands.launch import launch
 
-        given = (("--strict-resume", strict_resume), ("--exact", exact))
-        flags = [name for name, is_set in (*given, ("--json", json), ("--quiet", quiet)) if is_set]
+        given = {
+            "--strict-resume": strict_resume,
+            "--exact": exact,
+            "--json": json,
+            "--quiet": quiet,
+            "--verbose": verbose,
+        }
+        flags = [name for name, is_set in given.items() if is_set]
         arguments = ["train", str(config), *(f"--set={text}" for text in overrides), *flags]
-        launch(arguments, num_processes=devices, threads=resolved.training.threads)
+        training = resolved.training
+        launch(arguments, num_processes=devices, threads=training.threads, device=training.device)
         return
     from nmt.commands.train import train as run
 

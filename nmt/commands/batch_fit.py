@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.engine.distributed import Processes
+from nmt.engine.distributed import Processes, local_size
 from nmt.engine.memory import free_bytes
 from nmt.engine.peak import measure_peak
 from nmt.errors import DeviceError
@@ -73,6 +73,8 @@ def _probe(config: RunConfig, tokens: int) -> _Probe:
     plan = setup.loader.plan(0)
     setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
     free = free_bytes(setup.device)
+    if setup.device.type == "cpu":
+        free //= local_size()
     largest = setup.largest_batches(plan)
     peaks = [measure_peak(partial(setup.update, rows), setup.device)[1] for rows in largest]
     most = max(sum(int(side.sum()) for side in setup.lengths(rows)) for rows in largest)

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 
 import torch
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -20,13 +21,16 @@ from nmt.training.signals import StoppedBySignal
 _SECONDS_TO_SAVE = 600
 
 
-def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None) -> None:
+def launch(
+    arguments: Sequence[str], *, num_processes: int, threads: int | None, device: str = "auto"
+) -> None:
     """Run ``nmt`` with ``arguments`` in several processes; return when all have ended well.
 
     Args:
         arguments: Of the command line, without those that started several processes.
         num_processes: How many; on GPUs, each takes one.
         threads: CPU threads of each; the cores shared evenly when None.
+        device: What the configuration says: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
         DeviceError: There are fewer GPUs, or a process was killed; names it.
@@ -34,10 +38,10 @@ def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None)
         StoppedBySignal: All were asked to stop, and have saved.
     """
     num_gpus = torch.cuda.device_count()
-    if num_gpus and num_gpus < num_processes:
+    if device != "cpu" and num_gpus and num_gpus < num_processes:
         raise DeviceError(
             f"{num_processes} processes were asked for, but there are {num_gpus} GPUs.",
-            fix=f"Use --devices {num_gpus}, or --set training.device=cpu with torchrun.",
+            fix=f"Use --devices {num_gpus}, or --set training.device=cpu.",
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, (cores or 1) // num_processes)
@@ -46,6 +50,11 @@ def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None)
     for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    with TemporaryDirectory(prefix="nmt-") as logs:
+        _launch(arguments, num_processes, logs)
+
+
+def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -56,6 +65,7 @@ def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None)
         max_restarts=0,
         monitor_interval=0.2,
         shutdown_timeout=_SECONDS_TO_SAVE,
+        logs_specs=DefaultLogsSpecs(log_dir=logs),  # nothing is written, but the folder is made
     )
     try:
         elastic_launch(config, sys.executable)("-m", "nmt", *arguments)
@@ -67,7 +77,12 @@ def launch(arguments: Sequence[str], *, num_processes: int, threads: int | None)
 
 def _explained(error: ChildFailedError, num_processes: int) -> BaseException:
     """Find the process whose failure ended the others."""
-    failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+
+    def likeness(item: tuple[int, ProcessFailure]) -> tuple[bool, int]:
+        # The launcher ends the others by SIGTERM, some of them before they have noticed.
+        return item[1].exitcode == -signal.SIGTERM, item[1].timestamp
+
+    failures = sorted(error.failures.items(), key=likeness)
     causes = [item for item in failures if item[1].exitcode != PEER_LOST] or failures
     rank, failure = causes[0]
     code = failure.exitcode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -34,6 +35,7 @@ from nmt.training.tensorboard import TensorBoard
 from nmt.training.trainer import Surroundings, Trainer, TrainingSummary, measure_update_seconds
 from nmt.training.validation import Validator
 
+_SECONDS_TO_TELL = 5
 # Of the model section: they change no weight's meaning.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 
@@ -69,6 +71,8 @@ def train(
     except Exception:
         if processes.is_first_to_fail():
             raise
+        # The launcher ends this process as soon as the one that tells has ended.
+        time.sleep(_SECONDS_TO_TELL)
         raise SystemExit(PEER_LOST) from None
     processes.leave()
     if numbers:

@@ -17,10 +17,10 @@ _ONE_GIB = 1 << 30
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device to compute on; ``auto`` is the GPU if there is one for each process.
+    """Return the device to compute on; ``auto`` is a GPU of its own for each process, if any.
 
     Raises:
-        DeviceError: CUDA is wanted but torch sees none.
+        DeviceError: CUDA is wanted but torch sees none, or there are fewer GPUs than processes.
     """
     has_cuda = torch.cuda.is_available()
     if wanted == "cuda" and not has_cuda:

@@ -6,7 +6,10 @@ The only module that knows torch.distributed. Processes are started by torchrun,
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -23,19 +26,20 @@ P = ParamSpec("P")
 
 PEER_LOST = 75
 """Exit code of a process that ends because a peer has failed."""
+_PR_SET_PDEATHSIG = 1
 _LONGEST_ANSWER = timedelta(seconds=10)
 _LONGEST_WAIT = timedelta(minutes=10)
 _LONGEST_PREPARATION = timedelta(days=7)
 
 
 class PeerLostError(NmtError):
-    """Another process of the same training has ended without a word."""
+    """Another process of the same training has ended, or does not answer."""
 
     exit_code = PEER_LOST
 
-    def __init__(self) -> None:
+    def __init__(self, cause: str) -> None:
         super().__init__(
-            "Another process of this training has ended.",
+            f"Another process of this training has ended or does not answer ({cause}).",
             fix="See what ended it, then start all again: training goes on from the last "
             "checkpoint.",
         )
@@ -109,7 +113,7 @@ def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*arguments, **options)
         except RuntimeError as error:
-            raise PeerLostError from error
+            raise PeerLostError(str(error).partition("\n")[0]) from error
 
     return guarded
 
@@ -173,6 +177,8 @@ def join() -> Processes:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneProcess()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _save_when_the_launcher_dies()
     try:
         return ManyProcesses()
     except (RuntimeError, ValueError) as error:
@@ -183,9 +189,20 @@ def join() -> Processes:
         ) from error
 
 
+def _save_when_the_launcher_dies() -> None:
+    """Ask for SIGTERM then: nobody else would end this process. Does nothing but on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def is_first() -> bool:
     """Whether this process speaks for all that the launcher started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def local_size() -> int:
+    """Return how many processes of this training run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:

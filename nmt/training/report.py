@@ -231,7 +231,8 @@ class Console:
         if isinstance(event, UpdateReport):
             self._bar.update(event.step - self._bar.n)
             rate = f"{event.target_tokens_per_second:,.0f} tok/s"
-            self._bar.set_postfix_str(f"loss {event.loss:.3f}{self._bleu}, {rate}", refresh=True)
+            text = f"loss {event.loss:.3f}{self._bleu}, {rate}, padding {event.padding_waste:.0%}"
+            self._bar.set_postfix_str(text, refresh=True)
             return
         if isinstance(event, ValidationReport) and event.bleu is not None:
             self._bleu = f", BLEU {event.bleu:.2f}"

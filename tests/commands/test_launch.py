@@ -1,0 +1,216 @@
+"""The launcher, with processes that take no time to start: a shell script stands for Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.commands.launch import launch
+from nmt.engine.distributed import PEER_LOST
+from nmt.errors import DeviceError
+from nmt.training.signals import StoppedBySignal
+
+DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
+# The first process runs on until the launcher ends it, as one does that a peer has left.
+WAIT = f"exec 2>/dev/null; trap 'exit {PEER_LOST}' TERM; while true; do sleep 0.01; done"
+
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program]:
+    """Sets what the first process does, and what the second does: shell commands."""
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in handled}
+    path = tmp_path / "python"
+
+    def write(first: str, second: str) -> None:
+        path.write_text(f'#!/bin/sh\nif [ "$RANK" = 0 ]; then\n{first}\nelse\n{second}\nfi\n')
+        path.chmod(0o755)
+
+    monkeypatch.setattr(sys, "executable", str(path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    # Set and taken away again, so that what `launch` sets does not outlive the test.
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    yield write
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_all_processes_get_the_arguments_their_place_and_their_threads(
+    program: Program, tmp_path: Path
+) -> None:
+    tell = f'echo "$* in $LOCAL_RANK of $WORLD_SIZE, $OMP_NUM_THREADS" > {tmp_path}/$RANK'
+    program(tell, tell)
+    launch(["train", "a b.yaml"], num_processes=2, threads=3)
+
+    for rank in (0, 1):
+        told = (tmp_path / str(rank)).read_text()
+        assert told == f"-m nmt train a b.yaml in {rank} of 2, 3\n"
+
+
+@pytest.mark.parametrize(("cores", "share"), [(7, 3), (1, 1)])
+def test_the_cores_are_shared_evenly(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, share: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    tell = f'echo "$OMP_NUM_THREADS" > {tmp_path}/$RANK'
+    program(tell, tell)
+    launch([], num_processes=2, threads=None)
+
+    assert (tmp_path / "1").read_text() == f"{share}\n"
+
+
+def test_a_failure_ends_the_others_and_nothing_is_added_to_what_was_told(
+    program: Program, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """FAULT 28: the code is that of the process that failed first, not of those that lost it."""
+    program(WAIT, "echo 'error: a cable broke' >&2; exit 3")
+    with pytest.raises(SystemExit) as caught:
+        launch([], num_processes=2, threads=1)
+
+    assert caught.value.code == 3
+    assert capfd.readouterr() == ("", "error: a cable broke\n")
+
+
+def test_those_who_lost_a_peer_are_not_taken_for_the_cause(program: Program) -> None:
+    """FAULT 28: both have ended when the launcher looks."""
+    program(f"exit {PEER_LOST}", "exit 5")
+    with pytest.raises(SystemExit) as caught:
+        launch([], num_processes=2, threads=1)
+
+    assert caught.value.code == 5
+
+
+def test_those_whom_the_launcher_ends_are_not_taken_for_the_cause(program: Program) -> None:
+    """FAULT 28: the first process has not noticed yet when the launcher ends it by SIGTERM."""
+    program("exec sleep 60", "exit 4")
+    with pytest.raises(SystemExit) as caught:
+        launch([], num_processes=2, threads=1)
+
+    assert caught.value.code == 4
+
+
+def test_no_folder_stays_behind(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    program("exit 0", "exit 0")
+    launch([], num_processes=2, threads=1)
+
+    assert [*place.iterdir()] == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_is_named(
+    program: Program, capfd: pytest.CaptureFixture[str], tmp_path: Path, rank: int
+) -> None:
+    """FAULT 29."""
+    commands = [WAIT, WAIT]
+    commands[rank] = f"echo $$ > {tmp_path}/pid; kill -KILL $$"
+    program(commands[0], commands[1])
+    with pytest.raises(DeviceError) as caught:
+        launch([], num_processes=2, threads=1)
+
+    pid = (tmp_path / "pid").read_text().strip()
+    expected = f"Process {rank} of 2 (pid {pid}) was killed by SIGKILL; the others have ended."
+    assert caught.value.problem == expected
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_processes_that_were_asked_to_stop_and_saved_are_no_failure(
+    program: Program, code: int
+) -> None:
+    """FAULTS 19 and 20: someone sent the signal to one of them, not to the launcher."""
+    program(f"exit {code}", f"exit {code}")
+    with pytest.raises(StoppedBySignal) as caught:
+        launch([], num_processes=2, threads=1)
+
+    assert caught.value.code == code
+
+
+def test_more_processes_than_gpus_are_refused(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(f"touch {tmp_path}/started", f"touch {tmp_path}/started")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=r"3 processes were asked for.* 2 GPUs.\n.*--devices 2"):
+        launch([], num_processes=3, threads=1)
+
+    assert not (tmp_path / "started").exists()
+    launch([], num_processes=3, threads=1, device="cpu")
+    assert (tmp_path / "started").exists()
+
+
+class Recorded(ModuleType):
+    """Stands for `nmt.commands.launch`: keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__("nmt.commands.launch")
+        self.calls: list[tuple[list[str], dict[str, Any]]] = []
+
+    def launch(self, arguments: list[str], **options: Any) -> None:
+        self.calls.append((arguments, options))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    launcher = Recorded()
+    monkeypatch.setitem(sys.modules, "nmt.commands.launch", launcher)
+    return launcher
+
+
+def test_the_flags_reach_each_process_but_for_devices(recorded: Recorded) -> None:
+    flags = ["--set", "training.threads=3", "--run-dir", "runs/no 1: x", "--exact", "-q"]
+    result = CliRunner().invoke(app, ["train", DEMO, *flags, "--devices", "4"])
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    place = f"--set=run_dir={json.dumps('runs/no 1: x')}"
+    arguments = ["train", DEMO, "--set=training.threads=3", place, "--exact", "--quiet"]
+    assert recorded.calls == [(arguments, {"num_processes": 4, "threads": 3, "device": "auto"})]
+
+
+def test_a_mistake_in_the_configuration_is_told_once_before_anything_starts(
+    recorded: Recorded,
+) -> None:
+    flags = ["--set", "training.seeed=3", "--devices", "2"]
+    result = CliRunner().invoke(app, ["train", DEMO, *flags])
+
+    assert result.exit_code == 2
+    assert result.stderr.count("unknown key training.seeed") == 1
+    assert recorded.calls == []
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--prove-resume"])
+def test_what_looks_at_one_process_refuses_several(recorded: Recorded, flag: str) -> None:
+    result = CliRunner().invoke(app, ["train", DEMO, flag, "--devices", "2"])
+
+    assert result.exit_code == 2
+    assert f"--devices does not go with {flag}" in result.stderr
+    assert recorded.calls == []
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_fewer_than_one_device_is_wrong_usage(recorded: Recorded, number: str) -> None:
+    result = CliRunner().invoke(app, ["train", DEMO, "--devices", number])
+
+    assert result.exit_code == 2
+    assert result.stderr.count("Error: Invalid value for '--devices'") == 1
+    assert recorded.calls == []

@@ -1,0 +1,153 @@
+"""Processes seen from one of them; several real ones are in tests/training/test_processes.py."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.engine.distributed import (
+    PEER_LOST,
+    OneProcess,
+    PeerLostError,
+    SharedStop,
+    interleave,
+    is_first,
+    join,
+    local_rank,
+)
+from nmt.errors import DeviceError
+
+
+@given(values=st.lists(st.integers()), size=st.integers(1, 6))
+def test_what_was_dealt_out_is_put_together_in_the_same_order(values: list[int], size: int) -> None:
+    assert interleave([values[rank::size] for rank in range(size)]) == values
+
+
+def test_nothing_interleaves_to_nothing() -> None:
+    assert interleave([]) == []
+
+
+def test_one_process_is_alone_with_its_values() -> None:
+    alone, numbers = OneProcess(), torch.tensor([1.0, 2.0])
+    alone.sum(numbers)
+    value = object()
+
+    assert (alone.rank, alone.size) == (0, 1)
+    assert numbers.tolist() == [1.0, 2.0]
+    assert alone.gather(value) == [value]
+    assert alone.share(value) is value
+    assert alone.is_first_to_fail()
+
+
+class Peers(OneProcess):
+    """This process and others, whose wishes to stop are known beforehand."""
+
+    size = 3
+
+    def __init__(self, wishes: list[float]) -> None:
+        self._wishes = wishes
+
+    def sum(self, tensor: Tensor) -> None:
+        tensor += self._wishes.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("own", "of_others", "granted"), [(False, 0, False), (True, 0, True), (False, 1, True)]
+)
+def test_a_wish_to_stop_is_granted_whoever_has_it(own: bool, of_others: int, granted: bool) -> None:
+    assert SharedStop(lambda: own, Peers([of_others])).requested is granted
+
+
+def test_all_are_asked_each_time_even_when_this_process_is_to_stop() -> None:
+    wishes = [0.0, 2.0, 0.0]
+    stop = SharedStop(lambda: len(wishes) == 3, Peers(wishes))
+
+    assert [stop.requested for _ in range(3)] == [True, True, False]
+    assert wishes == []
+
+
+def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    assert isinstance(join(), OneProcess)
+    assert is_first()
+    assert local_rank() == 0
+
+
+def test_a_launcher_of_one_process_gives_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    assert isinstance(join(), OneProcess)
+
+
+def test_the_place_of_a_process_is_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+    assert not is_first()
+    assert local_rank() == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda patch: patch.delenv("MASTER_ADDR"),
+        lambda patch: patch.delenv("RANK"),
+        lambda patch: patch.setenv("MASTER_PORT", "none"),
+    ],
+    ids=["no address", "no rank", "no port"],
+)
+def test_an_environment_without_peers_is_explained(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """A WORLD_SIZE that was left over from something else, for example."""
+    place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    spoil(monkeypatch)
+    with pytest.raises(DeviceError, match="The 2 processes of this training do not find") as caught:
+        join()
+
+    assert "--devices" in caught.value.fix
+
+
+def test_a_lost_peer_has_an_exit_code_of_its_own() -> None:
+    assert PeerLostError.exit_code == PEER_LOST
+    assert PEER_LOST not in (0, 1, 2, 3, 4, 5, 6, 130, 141, 143)
+
+
+CHILD = """
+import os, time
+from nmt.engine.distributed import _save_when_the_launcher_dies
+_save_when_the_launcher_dies()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_process_is_told_to_end_when_its_launcher_was_killed() -> None:
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        child = int(launcher.stdout.readline())
+        launcher.kill()
+        # The pipe is closed when the child, too, has ended: at once, and not after a minute.
+        ready, _, _ = select.select([launcher.stdout], [], [], 20)
+
+        assert ready, f"process {child} lives on"
+        assert launcher.stdout.read() == ""

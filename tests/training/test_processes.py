@@ -1,0 +1,450 @@
+"""Several processes train as one does, and end as one does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.numpy import load_file
+
+from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
+from nmt.config.data import BatchConfig
+from nmt.data.loader import Loader
+from nmt.data.prepared import PreparedData
+from nmt.engine.distributed import PEER_LOST
+from tests.training.ranks import Ranks, Shot, Trouble
+from tests.training.runs import Result
+from tests.training.test_resume import CONFIG, assert_equal, write_corpus
+from tests.training.test_resume import Run as OneProcessRun
+
+NEVER = 100_000
+CRASH = 99
+"""What the server makes of an unexpected error; a process of its own ends with 1."""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    folder = tmp_path_factory.mktemp("processes")
+    write_corpus(folder)
+    (folder / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
+    with Ranks(folder) as started:
+        yield started
+
+
+class Run(OneProcessRun):
+    """One run folder, and the ways to train in it in several processes."""
+
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        self._ranks = ranks
+        self.config = ranks.folder / "toy.yaml"
+        self.folder = ranks.folder / "runs" / name
+
+    def arguments(self, *flags: str, **settings: object) -> list[str]:
+        changes = [f"--set=training.{key}={json.dumps(value)}" for key, value in settings.items()]
+        return [str(self.config), f"--run-dir={self.folder}", *changes, *flags]
+
+    def start(
+        self,
+        *flags: str,
+        num: int = 2,
+        trouble: Trouble | None = None,
+        agent: bool = True,
+        **settings: Any,
+    ) -> list[Result]:
+        arguments = self.arguments(*flags, **settings)
+        return self._ranks.train(*arguments, num=num, trouble=trouble, agent=agent)
+
+    def finish_in(self, num: int, *flags: str, **settings: Any) -> list[Result]:
+        results = self.start(*flags, num=num, **settings)
+        assert codes(results) == [0] * num, all_stderr(results)
+        return results
+
+    def launch(
+        self,
+        *flags: str,
+        trouble: Trouble | None = None,
+        stop: signal.Signals | None = None,
+        **settings: object,
+    ) -> Result:
+        shot = None if stop is None else Shot(stop, str(self.folder / "metrics.jsonl"))
+        arguments = self.arguments(*flags, **settings)
+        return self._ranks.launch(*arguments, trouble=trouble, shot=shot)
+
+    def torchrun(self, *flags: str, **settings: object) -> Result:
+        return self._ranks.torchrun(*self.arguments(*flags, **settings))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        return load_file(checkpoint_dir(self.folder, self.steps()[-1]) / "model.safetensors")
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.metrics() if line["kind"] == kind]
+
+
+def codes(results: Sequence[Result]) -> list[int]:
+    return [result.code for result in results]
+
+
+def all_stderr(results: Sequence[Result]) -> str:
+    return "".join(result.stderr for result in results)
+
+
+@pytest.fixture
+def run(ranks: Ranks, request: pytest.FixtureRequest) -> Run:
+    return Run(ranks, re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture(scope="module")
+def whole(ranks: Ranks) -> Run:
+    """The run of two processes that nothing happened to."""
+    found = Run(ranks, "whole")
+    found.finish_in(2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stopped(ranks: Ranks) -> Run:
+    """A run of two processes, the second of which was interrupted in update 12."""
+    found = Run(ranks, "stopped")
+    results = found.start(trouble=Trouble(1, 12, (signal.SIGINT,)))
+    assert codes(results) == [130, 130], all_stderr(results)
+    assert found.steps()[-1] == 12
+    return found
+
+
+def num_batches(ranks: Ranks, batch: dict[str, Any], epoch: int) -> int:
+    """Count the batches of an epoch that all ranks share."""
+    store = PreparedData.open(ranks.folder / "prepared").train
+    return len(Loader(store, BatchConfig(**batch), weights=[1.0], seed=1).plan(epoch))
+
+
+def test_shards_that_differ_by_one_batch_give_equally_many_updates(
+    ranks: Ranks, whole: Run
+) -> None:
+    """FAULT 27: of 65 batches, one process has 33 and the other 32."""
+    batch = {"max_tokens": 80, "noise": 0, "accumulate": 4}
+    odd = num_batches(ranks, batch, epoch=0)
+    assert odd % 2 == 1
+    settings = [f"batch.{key}={value}" for key, value in batch.items()]
+    settings += ["training.max_steps=null", "training.max_epochs=2", "run_dir=runs/odd"]
+    results = ranks.script(
+        f"""
+import nmt
+print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True).step)
+"""
+    )
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    # Accumulation leaves the last update of an epoch with one batch a process.
+    assert (odd + 1) // 2 % 4 == 1
+    expected = 2 * ((odd + 1) // 2 // 4 + 1)
+    assert [int(result.stdout) for result in results] == [expected, expected]
+
+
+@pytest.mark.parametrize(("rank", "agent"), [(0, True), (1, True), (0, False)])
+def test_when_one_process_fails_all_end_and_the_cause_is_told_once(
+    run: Run, rank: int, agent: bool
+) -> None:
+    """FAULT 28: the first of them may take the store with it by which they talk."""
+    results = run.start(trouble=Trouble(rank, 7, message="a cable broke"), agent=agent)
+
+    assert results[rank].code == CRASH
+    assert results[1 - rank].code == PEER_LOST
+    assert all_stderr(results).count("RuntimeError: a cable broke") == 1
+    assert all_stderr(results).count("Traceback") == 1
+    assert "Another process" not in all_stderr(results)
+    assert run.steps() == [5]
+
+
+def test_when_all_processes_fail_alike_it_is_told_once(run: Run) -> None:
+    """FAULTS 22 and 28."""
+    too_fast: dict[str, Any] = {"schedule.peak_lr": 1.0}
+    results = run.start(**too_fast)
+
+    assert sorted(codes(results)) == [5, PEER_LOST]
+    assert all_stderr(results).count("error: ") == 1
+    assert all_stderr(results).count("Validation perplexity is ") == 1
+
+
+@pytest.fixture(scope="module")
+def killed(ranks: Ranks) -> tuple[Run, Result]:
+    """A run under the launcher, the second process of which was killed in update 12."""
+    found = Run(ranks, "launched")
+    rare: dict[str, Any] = {"report_every": NEVER, "validate_every": NEVER}
+    return found, found.launch(trouble=Trouble(1, 12, (signal.SIGKILL,)), save_every=1, **rare)
+
+
+@pytest.fixture(scope="module")
+def terminated(killed: tuple[Run, Result]) -> tuple[Run, Result]:
+    """The same run, started again, and asked to stop when it had made an update."""
+    found, _ = killed
+    rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER, "max_steps": NEVER}
+    return found, found.launch("--exact", stop=signal.SIGTERM, report_every=1, **rare)
+
+
+def test_a_killed_process_is_named(killed: tuple[Run, Result]) -> None:
+    """FAULT 29."""
+    _, result = killed
+
+    assert result.code == 2
+    assert re.search(r"Process 1 of 2 \(pid \d+\) was killed by SIGKILL", result.stderr)
+    assert result.stderr.count("killed by") == 1
+    for noise in ("Traceback", "torch/distributed/elastic"):
+        assert noise not in result.stderr
+
+
+def test_a_signal_to_the_launcher_lets_the_update_finish_and_saves(
+    terminated: tuple[Run, Result],
+) -> None:
+    """FAULTS 19 and 29: it had gone on from the last checkpoint before the kill."""
+    run, result = terminated
+
+    assert result.code == 143, result.stderr
+    assert "resuming at step 11" in result.stderr
+    updates = [line["step"] for line in run.lines("update")]
+    assert updates == [*range(12, updates[-1] + 1)]
+    assert run.steps()[-1] == updates[-1]
+    for noise in ("Traceback", "error: ", "torch/distributed/elastic"):
+        assert noise not in result.stderr
+
+
+def test_torchrun_goes_on_with_what_devices_began_and_ends_as_an_uninterrupted_run(
+    ranks: Ranks, terminated: tuple[Run, Result]
+) -> None:
+    """FAULTS 19, 29 and 31: after a kill and a signal, under another launcher, to the bit."""
+    run, _ = terminated
+    last = run.steps()[-1] + 5
+    settings = {"max_steps": last, "save_every": NEVER, "validate_every": NEVER}
+    result = run.torchrun("--exact", "--strict-resume", report_every=1, **settings)
+    assert result.code == 0, result.stderr
+    uninterrupted = Run(ranks, "uninterrupted")
+    uninterrupted.finish_in(2, report_every=1, **settings)
+
+    assert result.stdout.count(f"{last} steps") == 1
+    assert run.hashes(last) == uninterrupted.hashes(last)
+    assert run.lines("validation") == uninterrupted.lines("validation")
+
+
+@pytest.mark.usefixtures("whole")  # has prepared the data
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_two_processes_train_as_one_that_accumulates(ranks: Ranks, accumulate: int) -> None:
+    """FAULT 30: float32 loss and gradient norm within 1e-5 of their size, in every update.
+
+    Weights within 1e-5, but for the biases of keys where a process has several batches: additions
+    in another order change last bits, and softmax ignores these biases, so that their gradient is
+    nothing but rounding, which Adam makes steps of.
+    """
+    batch = {"max_tokens": 240, "noise": 0}
+    assert num_batches(ranks, batch, epoch=0) % 4 == 0
+    flags = [f"--set=batch.{key}={value}" for key, value in batch.items()]
+    flags += ["--set=model.dropout=0", "--json"]
+    settings = {"report_every": 1, "save_every": NEVER, "max_steps": 32 // accumulate}
+    one, two = Run(ranks, f"one-{accumulate}"), Run(ranks, f"two-{accumulate}")
+    one.finish_in(1, *flags, f"--set=batch.accumulate={accumulate}", **settings)
+    two.finish_in(2, *flags, f"--set=batch.accumulate={accumulate // 2}", **settings)
+
+    updates, same = one.lines("update"), two.lines("update")
+    assert len(updates) == 32 // accumulate
+    assert updates[-1]["epoch"] == 1
+    for key in ("loss", "gradient_norm"):
+        expected = [line[key] for line in updates]
+        assert [line[key] for line in same] == pytest.approx(expected, rel=1e-5)
+    assert two.lines("validation")[-1]["loss"] == pytest.approx(
+        one.lines("validation")[-1]["loss"], rel=1e-5
+    )
+    found = two.weights()
+    for name, weight in one.weights().items():
+        if accumulate == 2 or not name.endswith("key_value.bias"):
+            np.testing.assert_allclose(found[name], weight, atol=1e-5, rtol=0, err_msg=name)
+
+
+def test_another_number_of_processes_is_refused(stopped: Run, run: Run) -> None:
+    """FAULT 31."""
+    before = stopped.contents()
+    fewer = stopped.start(num=1)
+    more = stopped.start(num=3)
+    run.finish_in(1, max_steps=1)
+    instead_of_one = run.start(num=2)
+
+    assert codes(fewer) == [4]
+    assert "num_processes: was 2, is 1" in fewer[0].stderr
+    for results, change in ((more, "was 2, is 3"), (instead_of_one, "was 1, is 2")):
+        assert sorted(codes(results)) == [4] + [PEER_LOST] * (len(results) - 1)
+        assert all_stderr(results).count(f"num_processes: {change}") == 1
+        assert all_stderr(results).count("error: ") == 1
+    assert stopped.contents() == before
+
+
+def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
+    stopped: Run, whole: Run, run: Run
+) -> None:
+    """FAULTS 20 and 31: with dropout, whose random numbers differ between the processes."""
+    shutil.copytree(stopped.folder, run.folder)
+    saved = load_checkpoint(checkpoint_dir(run.folder, 12)).optimizer
+    generators = [torch.Generator().set_state(saved[f"random/cpu{rank}"]) for rank in ("", "/1")]
+    assert generators[0].initial_seed() != generators[1].initial_seed()
+    run.finish_in(2, "--exact", "--strict-resume")
+
+    assert_equal(run, whole)
+
+
+def test_an_interrupt_from_the_terminal_reaches_each_process_once(ranks: Ranks) -> None:
+    """FAULT 20: a second one would end it before it has saved. Shells stand for processes."""
+    folder = ranks.folder / "interrupted"
+    folder.mkdir()
+    shell = folder / "python"
+    shell.write_text(
+        """#!/bin/sh
+n=0
+trap 'n=$((n+1))' INT
+echo ready > $0.ready.$RANK
+for i in $(seq 2000); do
+    if [ $n -gt 0 ]; then break; fi
+    sleep 0.01
+done
+sleep 0.3
+echo $n > $0.interrupts.$RANK
+exit 130
+"""
+    )
+    shell.chmod(0o755)
+    source = f"""
+import subprocess, sys
+from pathlib import Path
+from nmt.commands.launch import launch
+sys.executable = "{shell}"
+poll = subprocess.Popen.poll
+def looked_after(process):  # a signal before that is lost on the processes
+    if all(Path(f"{shell}.ready.{{rank}}").exists() for rank in (0, 1)):
+        Path("{shell}.all").write_text("ready")
+    return poll(process)
+subprocess.Popen.poll = looked_after
+launch([], num_processes=2, threads=1)
+"""
+    result = ranks.script(source, num=0, shot=Shot(signal.SIGINT, f"{shell}.all"))[0]
+
+    assert (result.code, result.stderr) == (130, "")
+    for rank in (0, 1):
+        assert (folder / f"python.interrupts.{rank}").read_text() == "1\n"
+
+
+def test_validation_shared_by_two_processes_gives_what_one_finds(ranks: Ranks) -> None:
+    """The same translations, so the same BLEU and chrF; the loss within 1e-6 of its size."""
+    # One process learns pairs by heart; two go on from there, without a step that would be felt.
+    data: dict[str, Any] = {"train.0.max_pairs": 30, "valid.max_pairs": 15}
+    data |= {"valid.source": "train.de", "valid.target": "train.en"}
+    flags = [f"--set=data.{key}={value}" for key, value in data.items()]
+    flags += ["--set=prepared_dir=by-heart", "--set=model.dropout=0", "--set=batch.max_tokens=66"]
+    settings = {"validation.max_sentences": 15, "validate_every": NEVER, "save_every": NEVER}
+    one, two = Run(ranks, "one-validates"), Run(ranks, "two-validate")
+    one.finish_in(1, *flags, **settings, max_steps=80, **{"schedule.peak_lr": 0.01})
+    still: dict[str, Any] = {
+        "start_from": str(one.folder),
+        "schedule.peak_lr": 1e-30,
+        "max_steps": 1,
+    }
+    two.finish_in(2, *flags, **settings, **still)
+
+    for name, weight in one.weights().items():
+        np.testing.assert_allclose(two.weights()[name], weight, atol=1e-20, rtol=0)
+    found, expected = two.lines("validation")[-1], one.lines("validation")[-1]
+    assert expected["bleu"] > 5
+    assert expected["chrf"] > 30
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    for key in ("bleu", "chrf", "samples"):
+        assert found[key] == expected[key]
+
+
+def test_one_device_is_the_same_as_no_flag(ranks: Ranks) -> None:
+    settings = {"max_steps": 6}
+    plain, flag = Run(ranks, "plain"), Run(ranks, "one-device")
+    plain.finish_in(1, **settings)
+    flag.finish_in(1, "--devices=1", **settings)
+
+    assert flag.hashes(6) == plain.hashes(6)
+    assert flag.metrics() == plain.metrics()
+
+
+def test_processes_agree_on_how_many_updates_the_time_holds(ranks: Ranks, whole: Run) -> None:
+    """Each measures other seconds: by these, one would wait for the other for ever."""
+    settings = ["training.max_steps=null", "training.max_minutes=0.005", "run_dir=runs/timed"]
+    results = ranks.script(
+        f"""
+import os
+import time
+import nmt
+clock, speed = time.perf_counter, 1 + 9 * int(os.environ["RANK"])
+time.perf_counter = lambda: clock() * speed
+print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True).step)
+"""
+    )
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    assert len({int(result.stdout) for result in results}) == 1
+
+
+def test_what_processes_tell_each_other(ranks: Ranks) -> None:
+    results = ranks.script(
+        """
+import json
+import torch
+from nmt.engine.distributed import SharedStop, join
+me = join()
+numbers = torch.tensor([1, 10 ** me.rank])
+me.sum(numbers)
+wish = SharedStop(lambda: me.rank == 1, me)
+no_wish = SharedStop(lambda: False, me)
+me.wait()
+print(json.dumps({
+    "place": [me.rank, me.size],
+    "sum": numbers.tolist(),
+    "gather": me.gather("ab"[me.rank]),
+    "share": me.share(f"of {me.rank}"),
+    "stop": [wish.requested, no_wish.requested],
+    "first": me.gather(me.is_first_to_fail()),
+}))
+me.leave()
+"""
+    )
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    answers = [json.loads(result.stdout) for result in results]
+    assert [answer.pop("place") for answer in answers] == [[0, 2], [1, 2]]
+    for answer in answers:
+        assert sorted(answer.pop("first")) == [False, True]
+        assert answer == {
+            "sum": [2, 11],
+            "gather": ["a", "b"],
+            "share": "of 0",
+            "stop": [True, False],
+        }
+
+
+@pytest.mark.parametrize("call", ["sum(torch.ones(1))", "gather(1)", "share(1)", "wait()"])
+def test_every_call_notices_that_a_peer_has_gone(ranks: Ranks, call: str) -> None:
+    """FAULT 29."""
+    results = ranks.script(
+        f"""
+import os
+import torch
+from nmt.engine.distributed import PeerLostError, join
+me = join()
+me.wait()
+if me.rank == 1:
+    os._exit(0)
+try:
+    me.{call}
+except PeerLostError as error:
+    print(error)
+"""
+    )
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    assert "Another process of this training has ended" in results[0].stdout
