@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import Processes, interleave
@@ -14,6 +12,7 @@ from nmt.metrics.sacrebleu import MetricOptions, corpus_score
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import load_tokenizers
 from nmt.training.validation import TextScores
+from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 
 _NUM_SAMPLES = 3
@@ -47,7 +46,6 @@ def decoding_validator(
     config: RunConfig,
     data: PreparedData,
     model: Transformer,
-    device: torch.device,
     *,
     processes: Processes,
     check: Callable[[], None],
@@ -57,8 +55,7 @@ def decoding_validator(
     Args:
         config: The experiment.
         data: Its prepared data.
-        model: The model, on ``device``.
-        device: Where it is.
+        model: The model, on its device.
         processes: Those that share the work.
         check: Called now and then; may raise to interrupt.
     """
@@ -69,10 +66,9 @@ def decoding_validator(
         return None
     options = config.decoding.model_copy(update={"beam_size": validation.beam_size, "n_best": 1})
     translator = Translator(
-        model,
+        TorchEngine(model),
         load_tokenizers(data.tokenizer_dir),
         options,
-        device,
         max_length=config.filters.max_length,
         check=check,
     )

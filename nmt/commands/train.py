@@ -278,7 +278,6 @@ class _Run:
             self.config,
             self.data,
             self.model,
-            self.device,
             processes=self.processes,
             check=self._check,
         )

@@ -8,21 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import ValidationError
 
-from nmt.checkpoint.bundle import load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.problems import find_problems
-from nmt.engine.device import choose_device, prepare_process
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.transformer import Transformer
-from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.special import EOS_ID, PAD_ID
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.model_stepper import ModelStepper
+from nmt.translation.engine import Engine
 from nmt.translation.splitting import split_text
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
@@ -76,10 +69,9 @@ class Translator:
     """Translates text with one model.
 
     Args:
-        model: The model, on ``device``.
+        engine: The model, and how it is searched.
         tokenizers: Of both languages.
         options: How to search.
-        device: Where the model is.
         max_length: Most source subwords at once; longer lines are cut, translated and joined.
         joiner: What joins the parts.
         note: Told about lines that had to be cut.
@@ -88,10 +80,9 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer,
+        engine: Engine,
         tokenizers: Tokenizers,
         options: DecodingConfig,
-        device: torch.device,
         *,
         max_length: int = 256,
         joiner: str = " ",
@@ -99,7 +90,7 @@ class Translator:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.options = options
-        self._model, self._tokenizers, self._device = model, tokenizers, device
+        self._engine, self._tokenizers = engine, tokenizers
         self._max_length, self._joiner, self._note = max_length, joiner, note
         self._check = check
 
@@ -118,23 +109,26 @@ class Translator:
         Args:
             folder: What `nmt train` wrote.
             device: Where to compute.
-            checkpoint: ``best``, ``last`` or ``step-N``.
+            checkpoint: ``best``, ``last``, ``step-N`` or ``average``.
             threads: CPU threads; torch's choice when None.
             note: Told about lines that had to be cut and damaged checkpoints passed over.
 
         Raises:
             CheckpointError: A part is missing or damaged.
         """
-        prepare_process(threads)
-        bundle = load_model(Path(folder), checkpoint, warn=note)
-        chosen = choose_device(device)
-        language = re.split("[-_]", bundle.config.target_language)[0].lower()
+        # Loads torch, which other engines do without.
+        from nmt.translation.loading import load_torch_engine  # noqa: PLC0415
+
+        loaded = load_torch_engine(
+            Path(folder), device=device, checkpoint=checkpoint, threads=threads, note=note
+        )
+        config = loaded.config
+        language = re.split("[-_]", config.target_language)[0].lower()
         return cls(
-            bundle.model.to(chosen),
-            bundle.tokenizers,
-            bundle.config.decoding,
-            chosen,
-            max_length=bundle.config.filters.max_length,
+            loaded.engine,
+            loaded.tokenizers,
+            config.decoding,
+            max_length=config.filters.max_length,
             joiner="" if language in _UNSPACED else " ",
             note=note,
         )
@@ -154,10 +148,9 @@ class Translator:
                 fix="Correct them; section decoding of `nmt config schema` describes each.",
             ) from error
         return Translator(
-            self._model,
+            self._engine,
             self._tokenizers,
             options,
-            self._device,
             max_length=self._max_length,
             joiner=self._joiner,
             note=self._note,
@@ -192,14 +185,11 @@ class Translator:
         texts = list(lines)
         pieces = self._pieces(texts)
         found: list[list[Hypothesis]] = [[] for _ in pieces]
-        was_training = self._model.training
-        self._model.eval()
         for rows in self._batches(pieces):
             self._check()
-            hypotheses = self._search([pieces[row].ids for row in rows])
+            hypotheses = self._engine.search([pieces[row].ids for row in rows], self.options)
             for row, best in zip(rows, hypotheses, strict=True):
                 found[row] = best
-        self._model.train(was_training)
         if not all(found):
             raise CheckpointError(
                 "The model's probabilities are not numbers: its weights are broken.",
@@ -211,7 +201,7 @@ class Translator:
         return [self._result(text, by_line.get(i, [])) for i, text in enumerate(texts)]
 
     def _pieces(self, texts: Sequence[str]) -> list[_Piece]:
-        """Token ids with EOS of every line that is not blank, over-long ones in several pieces."""
+        """Token ids of every line that is not blank, over-long ones in several pieces."""
         encoder = self._tokenizers.source
         pieces = []
         full = [i for i, text in enumerate(texts) if text.strip()]
@@ -221,7 +211,7 @@ class Translator:
             ids = encoded.get(i)
             if ids is not None and len(ids) <= self._max_length:
                 if ids:  # a text of characters that normalisation drops is blank, too
-                    pieces.append(_Piece(i, [*ids, EOS_ID]))
+                    pieces.append(_Piece(i, ids))
                 continue
             parts = [
                 part
@@ -233,7 +223,7 @@ class Translator:
                     f"line of {len(texts[i]):,} characters cut into {len(parts):,} parts: the "
                     f"model reads {self._max_length} subwords at once"
                 )
-            pieces += [_Piece(i, [*part, EOS_ID]) for part in parts]
+            pieces += [_Piece(i, part) for part in parts]
         return pieces
 
     def _is_far_too_long(self, text: str) -> bool:
@@ -263,22 +253,13 @@ class Translator:
         most_rows = max(1, _MOST_PROBABILITIES // of_row)
         batch: list[int] = []
         for row in order:
-            tokens = (len(batch) + 1) * len(pieces[row].ids)
+            tokens = (len(batch) + 1) * (len(pieces[row].ids) + 1)  # and EOS
             if batch and (tokens > self.options.batch_tokens or len(batch) == most_rows):
                 yield batch
                 batch = []
             batch.append(row)
         if batch:
             yield batch
-
-    def _search(self, ids: Sequence[list[int]]) -> list[list[Hypothesis]]:
-        lengths = torch.tensor([len(row) for row in ids])
-        source = torch.full((len(ids), int(lengths.max())), PAD_ID)
-        for row, tokens in enumerate(ids):
-            source[row, : len(tokens)] = torch.tensor(tokens)
-        search = greedy_search if self.options.beam_size == 1 else beam_search
-        stepper = ModelStepper(self._model)
-        return search(stepper, source.to(self._device), lengths.to(self._device), self.options)
 
     def _result(self, source: str, pieces: Sequence[Sequence[Hypothesis]]) -> TranslationResult:
         if not pieces:

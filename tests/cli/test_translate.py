@@ -250,7 +250,7 @@ def test_bad_flags_are_refused(run_dir: Path, tmp_path: Path) -> None:
     refused(translate(run_dir, "--length-penalty", "nan"), 2, "--length-penalty")
     refused(translate(run_dir, "--format", "xml"), 2, "xml")
     refused(translate(run_dir, "--beam-sise", 3), 2, "--beam-sise")
-    refused(translate(run_dir, "--checkpoint", "newest"), 2, "best, last or step-N")
+    refused(translate(run_dir, "--checkpoint", "newest"), 2, "best, last, step-N or average")
     refused(translate(run_dir, "--checkpoint", "step-7"), 4, "step-00000007", "step-00000001")
     refused(translate(tmp_path / "none"), 4, "none")
     refused(translate(run_dir, "-i", tmp_path / "none.de"), 3, "none.de")

@@ -93,7 +93,7 @@ def test_scoring_a_model_is_scoring_what_it_translates(world: Path, tmp_path: Pa
 def test_a_checkpoint_that_is_not_there_is_refused(world: Path) -> None:
     for command in (("evaluate", world / "run"), ("translate", world / "run")):
         refused(4, "step-00000003", *command, "--checkpoint", "step-4")
-        refused(2, "best, last or step-N", *command, "--checkpoint", "newest")
+        refused(2, "best, last, step-N or average", *command, "--checkpoint", "newest")
 
 
 def test_flags_out_of_bounds_are_refused_by_every_command(world: Path) -> None:

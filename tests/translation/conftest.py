@@ -14,6 +14,7 @@ from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 
 WORDS = (
@@ -53,4 +54,4 @@ def model(tokenizers: Tokenizers) -> Transformer:
 
 @pytest.fixture
 def translator(model: Transformer, tokenizers: Tokenizers) -> Translator:
-    return Translator(model, tokenizers, OPTIONS, torch.device("cpu"), max_length=32)
+    return Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=32)

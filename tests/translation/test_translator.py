@@ -12,6 +12,7 @@ from nmt.model.transformer import Transformer
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation import translator as translator_module
+from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
@@ -87,7 +88,7 @@ def test_a_very_long_line_is_cut_told_and_translated_to_one_line(
         update={"beam_size": 1, "max_length_factor": 0.0, "max_length_offset": 1}
     )
     translator = Translator(
-        model, tokenizers, options, torch.device("cpu"), max_length=250, note=notes.append
+        TorchEngine(model), tokenizers, options, max_length=250, note=notes.append
     )
     long = "der Hund läuft und " * 25_000
     results = translator.translate(["klein", long, "groß"])
@@ -175,6 +176,6 @@ def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: 
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.output_weight.fill_(torch.nan)
-    translator = Translator(broken, tokenizers, OPTIONS, torch.device("cpu"))
+    translator = Translator(TorchEngine(broken), tokenizers, OPTIONS)
     with pytest.raises(CheckpointError, match="not numbers"):
         translator.translate(["Hund"])
