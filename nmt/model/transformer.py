@@ -87,6 +87,8 @@ class Transformer(nn.Module):
         self.config = config
         self.recompute = False
         """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
+        self.output_layer: nn.Module | None = None
+        """Stands for the output projection when translating with weights of another form."""
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied tables are one parameter under the first name, so that nothing is stored twice.
         if config.embeddings != "tied":
@@ -166,6 +168,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V), not normalised."""
+        if self.output_layer is not None:
+            return self.output_layer(hidden)
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
