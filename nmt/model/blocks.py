@@ -125,14 +125,15 @@ class CrossAttention(nn.Module):
         self.heads = _HeadTransform(config, self.head_dim, rotary=False)
         self._dropout = config.attention_dropout
 
-    def _queries(self, values: Tensor) -> Tensor:
+    def project_queries(self, values: Tensor) -> Tensor:
+        """Return the queries of all heads side by side: (N, D) -> (N, H * E)."""
         query = self.query(values)
         if self.heads.is_identity:
             return query
         return self.heads.query_norm(query.unflatten(-1, (-1, self.head_dim))).flatten(1)
 
-    def _memory(self, memory: Tensor) -> Tensor:
-        """Keys and values side by side, shared heads repeated: (M, 2 * H * E)."""
+    def project_memory(self, memory: Tensor) -> Tensor:
+        """Return keys and values side by side, shared heads repeated: (M, 2 * H * E)."""
         fused = self.key_value(memory)
         if self.heads.is_identity and self.num_kv_heads == self.num_heads:
             return fused
@@ -145,8 +146,8 @@ class CrossAttention(nn.Module):
     def forward(self, values: Tensor, memory: Tensor, layouts: tuple[Layout, Layout]) -> Tensor:
         """(N, D) and the encoder's output (M, D') -> (N, D)."""
         mixed = attend(
-            self._queries(values),
-            self._memory(memory),
+            self.project_queries(values),
+            self.project_memory(memory),
             layouts,
             num_heads=self.num_heads,
             dropout=self._dropout if self.training else 0.0,
@@ -155,7 +156,7 @@ class CrossAttention(nn.Module):
 
     def remember(self, memory: Tensor, layout: Layout) -> KeysValues:
         """Project the encoder's output (M, D') once: (B, H, S, E) each."""
-        rows = self._memory(memory).reshape(-1, self.head_dim)
+        rows = self.project_memory(memory).reshape(-1, self.head_dim)
         cells = rows.index_select(0, layout.heads_to_rectangle(2, self.num_heads))
         shape = (2, layout.batch_size, self.num_heads, layout.width, self.head_dim)
         return KeysValues(*cells.view(shape).unbind(0))
@@ -166,7 +167,7 @@ class CrossAttention(nn.Module):
         ``bias`` is minus infinity at padding, (B, 1, 1, S), or None if there is none.
         """
         batch_size = len(memory.keys)
-        query = self._queries(values).view(batch_size, -1, self.num_heads, self.head_dim)
+        query = self.project_queries(values).view(batch_size, -1, self.num_heads, self.head_dim)
         scores = torch.matmul(query.transpose(1, 2) * self.head_dim**-0.5, memory.keys.mT)
         if bias is not None:
             scores = scores + bias

@@ -1,0 +1,66 @@
+"""Where the decoder looks when it reads a token: soft word alignments from a trained model.
+
+The weights of the step that *reads* a target token say better what it translates than those of the
+step that predicts it, and middle layers say it better than the last.
+Source: Chen et al. (2020), Accurate Word Alignment Induction from Neural Machine Translation.
+
+Shapes: B sentences, S source and T target positions, H heads, E width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt.model.blocks import CrossAttention, DecoderLayer
+from nmt.model.layout import Layout
+from nmt.model.transformer import Transformer
+
+
+@torch.inference_mode()
+def source_attention(
+    model: Transformer, source: Tensor, source_lengths: Tensor, target: Tensor, lengths: Tensor
+) -> Tensor:
+    """Return how much of each source token the decoder sees as it reads each target token.
+
+    Args:
+        model: Not training.
+        source: Source ids, padded, ending in EOS. (B, S), int64.
+        source_lengths: Tokens of each source with EOS. (B,), int64.
+        target: BOS and target ids, padded. (B, T), int64.
+        lengths: Tokens of each target with BOS. (B,), int64.
+
+    Returns:
+        (B, T, S), float32: the mean over the heads of the middle layer. Rows sum to 1; those of
+        padding are to be ignored.
+    """
+    middle = model.decoder[(len(model.decoder) - 1) // 2]
+    assert isinstance(middle, DecoderLayer)
+    found: list[Tensor] = []
+
+    def look(module: CrossAttention, inputs: tuple[Any, ...]) -> None:
+        found.append(_weights(module, *inputs))
+
+    handle = middle.cross_attention.register_forward_pre_hook(look)
+    try:
+        source_layout = Layout.from_lengths(source_lengths, source.shape[1])
+        target_layout = Layout.from_lengths(lengths, target.shape[1])
+        memory = model.encode(source_layout.pack(source), source_layout)
+        model.decode(target_layout.pack(target), memory, target_layout, source_layout)
+    finally:
+        handle.remove()
+    return found[0]
+
+
+def _weights(
+    module: CrossAttention, values: Tensor, memory: Tensor, layouts: tuple[Layout, Layout]
+) -> Tensor:
+    query_layout, key_layout = layouts
+    heads = (module.num_heads, module.head_dim)
+    query = query_layout.unpack(module.project_queries(values)).unflatten(-1, heads)
+    key = key_layout.unpack(module.project_memory(memory)).unflatten(-1, (2, *heads))[:, :, 0]
+    scores = torch.einsum("bthe,bshe->bhts", query.float(), key.float()) * module.head_dim**-0.5
+    scores = scores.masked_fill(~key_layout.mask()[:, None, None, :], -torch.inf)
+    return scores.softmax(-1).mean(1)
