@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from nmt.config.base import Section
 
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
+_OF_BEAMS = ("patience", "diverse_beam_groups")
+_OF_RESULTS = ("n_best", "sampling", "return_alternatives")
+
 
 class DecodingConfig(Section):
-    """Beam search and its limits."""
+    """Beam search or sampling, their limits and rules."""
 
     beam_size: int = Field(default=5, ge=1, le=256)
-    """Hypotheses kept per sentence; 1 is greedy search."""
+    """Hypotheses kept per sentence; 1 is greedy search. Without meaning to ``sampling`` and
+    ``return_alternatives``."""
     n_best: int = Field(default=1, ge=1)
-    """Translations returned per sentence; at most ``beam_size``."""
+    """Translations returned per sentence: the best, or that many samples or alternatives. At most
+    ``beam_size``, unless they are samples or alternatives."""
     length_penalty: float = Field(default=1.0, ge=0)
     """Exponent of the length normalisation; 0 compares plain log probabilities."""
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
+    patience: float = Field(default=1.0, gt=0)
+    """Beam search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al. 2022),
+    or earlier when that changes no result."""
+    diverse_beam_groups: int = Field(default=1, ge=1)
+    """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016); must divide
+    ``beam_size``. 1 is plain beam search."""
+    diverse_beam_strength: float = Field(default=0.5, ge=0)
+    """What a token loses of its log probability for each beam of an earlier group that took it."""
+    sampling: bool = False
+    """Draw every token by chance instead of searching for the best translation. The same line gets
+    the same samples, in whatever batch and order."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of sampling: log probabilities are divided by it; below 1 the likely get likelier."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from the most probable k tokens only (Fan et al. 2018); 0 for all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the fewest tokens that together have this probability (Holtzman et al. 2020)."""
+    epsilon_cutoff: float = Field(default=0.0, ge=0, lt=1)
+    """Draw from tokens of at least this probability only (Hewitt et al. 2022)."""
+    seed: int = Field(default=1, ge=0)
+    """Of sampling: another seed gives other samples."""
+    return_alternatives: bool = False
+    """Return the ``n_best`` most probable tokens that can follow the prefix (without one: the
+    first tokens), each completed by greedy search."""
+    prefix_bias_beta: float = Field(default=0.0, ge=0, lt=1)
+    """Where a prefix is given: 0 forces it; above 0 its next token gets this share of the
+    probability as long as the hypothesis agrees with it (Arivazhagan et al. 2020)."""
+    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Factor on the log probability of tokens that the output already has (Keskar et al. 2019);
+    above 1 they get less likely."""
     max_length_factor: float = Field(default=2.0, ge=0)
     """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)
@@ -29,8 +68,52 @@ class DecodingConfig(Section):
     batch_tokens: int = Field(default=2048, ge=1)
     """Source tokens, padded, searched at once; fewer with a beam too wide for the memory."""
 
+    @property
+    def num_hypotheses(self) -> int:
+        """How many hypotheses of a sentence are worked on at once."""
+        single = self.sampling or self.return_alternatives
+        return self.n_best if single else self.beam_size
+
+    def plain(self, beam_size: int) -> Self:
+        """Return the same limits and rules for plain beam search of the one best."""
+        kept = self.model_dump(exclude={*_OF_SAMPLING, *_OF_BEAMS, *_OF_RESULTS})
+        return type(self)(**{**kept, "beam_size": beam_size})
+
     @model_validator(mode="after")
-    def _n_best_within_beam(self) -> Self:
-        if self.n_best > self.beam_size:
-            raise ValueError(f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})")
+    def _options_agree(self) -> Self:
+        problems = list(self._disagreements())
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
+
+    def _disagreements(self) -> Iterator[str]:
+        if not self.sampling:
+            for key in _OF_SAMPLING:
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    yield f"{key} ({value}) is an option of sampling: set sampling to true"
+        if self.sampling and self.return_alternatives:
+            yield "sampling and return_alternatives exclude each other"
+        elif self.sampling or self.return_alternatives:
+            way = "sampling" if self.sampling else "return_alternatives"
+            for key in _OF_BEAMS:
+                if getattr(self, key) != 1:
+                    yield f"{key} ({getattr(self, key)}) is an option of beam search, not of {way}"
+            if self.return_alternatives and self.prefix_bias_beta:
+                yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
+        else:
+            yield from self._beam_disagreements()
+
+    def _beam_disagreements(self) -> Iterator[str]:
+        if self.n_best > self.beam_size:
+            yield f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})"
+        elif self.n_best > self.patience * self.beam_size:
+            yield (
+                f"n_best ({self.n_best}) is more than patience x beam_size "
+                f"({self.patience * self.beam_size:g})"
+            )
+        if self.beam_size % self.diverse_beam_groups:
+            yield (
+                f"diverse_beam_groups ({self.diverse_beam_groups}) does not divide "
+                f"beam_size ({self.beam_size})"
+            )

@@ -1,13 +1,88 @@
-"""Which tokens may come next."""
+"""Which tokens may come next, and which are made less likely.
+
+Every rule is an edit of log probabilities in place, for all hypotheses at once; one that is off
+costs nothing. Log probabilities stay at most 0: the search relies on it.
+
+Shapes: B sentences still searched, K beams, V vocabulary, t tokens so far, P phrases.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from nmt.config.decoding import DecodingConfig
+from nmt.search.constraints import Constraints, Ids
+from nmt.search.limits import length_limits
+from nmt.search.prefix import BiasedPrefix, ForcedPrefix
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
+Edit = Callable[[Tensor, Tensor, Tensor], None]
+"""Changes log probabilities (B, K, V), on any device, given the ids so far (B, K, t) and which of
+all sentences (B,) they belong to; both int64 on the CPU."""
+
 _NEVER = (PAD_ID, UNK_ID, BOS_ID)
+_ANY = -1
+_NOTHING = -2
+
+
+class Rules:
+    """All rules of one search.
+
+    Args:
+        source_lengths: Source tokens of each sentence with EOS. (B,), int64.
+        config: The decoding section.
+        constraints: Of each sentence; none has any when None.
+    """
+
+    def __init__(
+        self,
+        source_lengths: Tensor,
+        config: DecodingConfig,
+        constraints: Sequence[Constraints] | None,
+    ) -> None:
+        self._shortest, self.longest = length_limits(source_lengths.cpu(), config)
+        self._edits = tuple(_edits(config))
+        self._bias: BiasedPrefix | None = None
+        self._prefix: ForcedPrefix | None = None
+        if constraints is not None:
+            self._constrain(constraints, config)
+
+    def _constrain(self, constraints: Sequence[Constraints], config: DecodingConfig) -> None:
+        needed = torch.tensor([wishes.num_tokens + 1 for wishes in constraints])
+        self.longest = torch.maximum(self.longest, needed)
+        prefixes = [wishes.prefix for wishes in constraints]
+        if any(prefixes) and config.prefix_bias_beta:
+            self._bias = BiasedPrefix(prefixes, config.prefix_bias_beta)
+        elif any(prefixes):
+            self._prefix = ForcedPrefix(prefixes)
+        phrases = [wishes.forbidden for wishes in constraints]
+        if any(phrases):
+            self._edits += (ForbiddenPhrases(phrases),)
+
+    def __call__(self, log_probs: Tensor, alive: Tensor, history: Tensor) -> None:
+        """Apply all rules. See `Edit`."""
+        if self._bias is not None:
+            self._bias(log_probs, alive, history)
+        forced = None
+        if self._prefix is not None:
+            forced = self._prefix.find(log_probs, alive, history)
+        forbid(log_probs, history.shape[-1] + 1, self._shortest[alive], self.longest[alive])
+        for edit in self._edits:
+            edit(log_probs, alive, history)
+        if forced is not None:
+            forced.apply(log_probs)
+
+
+def _edits(config: DecodingConfig) -> Iterator[Edit]:
+    """The rules that are on and the same for all sentences."""
+    penalty, size = config.repetition_penalty, config.no_repeat_ngram_size
+    if penalty != 1:
+        yield lambda log_probs, _, history: penalize_repetition(log_probs, history, penalty)
+    if size:
+        yield lambda log_probs, _, history: forbid_repeated_ngrams(log_probs, history, size)
 
 
 def forbid(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
@@ -31,3 +106,69 @@ def forbid(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) ->
         ends = log_probs[last][..., EOS_ID].clone()
         log_probs[last] = -torch.inf
         log_probs[last, :, EOS_ID] = ends
+
+
+def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> None:
+    """Multiply the log probability of every token of ``history``, once (Keskar et al. 2019).
+
+    The paper divides logits above 0; log probabilities are not above 0, so a product does it.
+
+    >>> log_probs = torch.tensor([[[-1.0, -2.0, -3.0]]])
+    >>> penalize_repetition(log_probs, torch.tensor([[[1, 1]]]), 1.5)
+    >>> log_probs
+    tensor([[[-1., -3., -3.]]])
+    """
+    seen = history.to(log_probs.device)
+    log_probs.scatter_(-1, seen, log_probs.gather(-1, seen) * penalty)
+
+
+def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> None:
+    """Forbid tokens that would end an n-gram which ``history`` already has (Paulus et al. 2018).
+
+    >>> log_probs = torch.full((1, 1, 8), -2.0)
+    >>> forbid_repeated_ngrams(log_probs, torch.tensor([[[4, 5, 4, 6, 4]]]), 2)
+    >>> log_probs.isneginf().nonzero()[:, -1]
+    tensor([5, 6])
+    """
+    length = history.shape[-1]
+    if length < size:
+        return
+    ngrams = history.unfold(-1, size, 1)  # (B, K, t - size + 1, size)
+    start = history[..., length - size + 1 :].unsqueeze(-2)
+    rows, beams, places = (ngrams[..., :-1] == start).all(-1).nonzero(as_tuple=True)
+    _forbid_at(log_probs, rows, beams, ngrams[rows, beams, places, -1])
+
+
+class ForbiddenPhrases:
+    """Forbids the last token of a phrase after all others of it. An `Edit`.
+
+    Args:
+        phrases: Of each sentence.
+    """
+
+    def __init__(self, phrases: Sequence[Sequence[Ids]]) -> None:
+        width = max(len(phrase) for own in phrases for phrase in own)
+        count = max(len(own) for own in phrases)
+        # Right-aligned: before a short phrase anything may stand. Where there is none, PAD is.
+        table = torch.full((len(phrases), count, width), _ANY)
+        table[..., -1] = PAD_ID
+        for row, own in enumerate(phrases):
+            for place, phrase in enumerate(own):
+                table[row, place, width - len(phrase) :] = torch.tensor(phrase)
+        self._table = table  # (sentences, P, width)
+
+    def __call__(self, log_probs: Tensor, alive: Tensor, history: Tensor) -> None:
+        """Apply. See `Edit`."""
+        table = self._table[alive].unsqueeze(1)  # (B, 1, P, width)
+        starts, width = table[..., :-1], table.shape[-1] - 1
+        tail = torch.full((*history.shape[:2], 1, width), _NOTHING)
+        known = min(width, history.shape[-1])
+        tail[..., 0, width - known :] = history[..., history.shape[-1] - known :]
+        rows, beams, places = ((starts == tail) | (starts == _ANY)).all(-1).nonzero(as_tuple=True)
+        _forbid_at(log_probs, rows, beams, table[rows, 0, places, -1])
+
+
+def _forbid_at(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor) -> None:
+    if len(rows):
+        where = (x.to(log_probs.device) for x in (rows, beams, tokens))
+        log_probs[tuple(where)] = -torch.inf

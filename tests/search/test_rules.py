@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from nmt.search.rules import forbid
+from nmt.search.rules import (
+    ForbiddenPhrases,
+    forbid,
+    forbid_repeated_ngrams,
+    penalize_repetition,
+)
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 INFINITY = float("inf")
@@ -31,3 +39,59 @@ def test_eos_waits_for_the_shortest_length() -> None:
 
 def test_only_eos_comes_at_the_longest_length() -> None:
     assert allowed(3, [1, 1, 3], [3, 4, 3]) == [[EOS_ID], [EOS_ID, 4, 5, 6], [EOS_ID]]
+
+
+histories = st.lists(
+    st.lists(st.integers(4, 6), min_size=7, max_size=7), min_size=4, max_size=4
+).map(lambda rows: torch.tensor(rows).view(2, 2, 7))
+phrases = st.lists(st.integers(4, 6), min_size=1, max_size=4).map(tuple)
+
+
+def forbidden_tokens(log_probs: Tensor) -> list[list[set[int]]]:
+    """Of each hypothesis."""
+    assert set(log_probs.flatten().tolist()) <= {-1.5, -INFINITY}
+    return [[set(row.isneginf().nonzero().flatten().tolist()) for row in own] for own in log_probs]
+
+
+@given(history=histories, size=st.integers(1, 9), length=st.integers(0, 7))
+def test_no_ngram_comes_twice(history: Tensor, size: int, length: int) -> None:
+    history = history[..., :length]
+    log_probs = torch.full((2, 2, 8), -1.5)
+    forbid_repeated_ngrams(log_probs, history, size)
+    for ids, tokens in zip(history.tolist(), forbidden_tokens(log_probs), strict=True):
+        for own, found in zip(ids, tokens, strict=True):
+            ngrams = {tuple(own[i : i + size]) for i in range(length - size + 1)}
+            assert found == {i for i in range(8) if tuple([*own, i][-size:]) in ngrams}
+
+
+@given(history=histories, penalty=st.sampled_from([0.5, 2.0]))
+def test_tokens_that_came_are_penalized_once(history: Tensor, penalty: float) -> None:
+    log_probs = torch.full((2, 2, 8), -1.5)
+    penalize_repetition(log_probs, history, penalty)
+    for ids, own in zip(history.flatten(0, 1).tolist(), log_probs.flatten(0, 1), strict=True):
+        assert own.tolist() == [-1.5 * (penalty if i in ids else 1) for i in range(8)]
+
+
+@given(
+    history=histories,
+    length=st.integers(0, 7),
+    banned=st.lists(st.lists(phrases, max_size=3), min_size=3, max_size=3),
+)
+def test_forbidden_phrases_are_not_completed(
+    history: Tensor, length: int, banned: list[list[tuple[int, ...]]]
+) -> None:
+    assume(any(banned))
+    history, alive = history[..., :length], torch.tensor([0, 2])
+    log_probs = torch.full((2, 2, 8), -1.5)
+    log_probs[..., PAD_ID] = -INFINITY  # as always
+    ForbiddenPhrases(banned)(log_probs, alive, history)
+    for sentence, ids, tokens in zip(
+        alive.tolist(), history.tolist(), forbidden_tokens(log_probs), strict=True
+    ):
+        for own, found in zip(ids, tokens, strict=True):
+            assert found - {PAD_ID} == {
+                phrase[-1]
+                for phrase in banned[sentence]
+                if len(phrase) <= length + 1
+                and own[length + 1 - len(phrase) :] == list(phrase[:-1])
+            }

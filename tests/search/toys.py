@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ def random_table(seed: int, vocab_size: int, sharpness: float = 2.0, grain: floa
     With a ``grain``, scores before normalisation are multiples of it: many are equal.
     """
 
+    @functools.cache
     def log_probs(key: tuple[int, ...]) -> Tensor:
         generator = random.Random(f"{seed} {key}")
         logits = [generator.gauss(0.0, sharpness) for _ in range(vocab_size)]
@@ -44,11 +46,14 @@ class ToyState(NamedTuple):
 
 
 class TableStepper:
-    """A `Stepper` that looks up its table; remembers how many rows each step asked for."""
+    """A `Stepper` that looks up its table; remembers what each step asked for."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self.rows: list[int] = []
+        """Sentences."""
+        self.widths: list[int] = []
+        """Beams of each."""
 
     def start(self, source: Tensor, source_lengths: Tensor) -> ToyState:
         rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
@@ -61,6 +66,7 @@ class TableStepper:
             for old, new in zip(state.prefixes, tokens.tolist(), strict=True)
         ]
         self.rows.append(len(tokens))
+        self.widths.append(tokens.shape[1])
         values = [
             torch.stack([self._table((*source, *prefix)) for prefix in beams])
             for source, beams in zip(state.sources, prefixes, strict=True)

@@ -1,0 +1,139 @@
+"""Draw tokens by chance. The same sentence gets the same samples in whatever batch and order.
+
+Shapes: B sentences still worked on, n samples of each, V vocabulary, C tokens to choose from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from nmt.config.decoding import DecodingConfig
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.stepper import Stepper
+from nmt.search.walk import walk
+
+S = TypeVar("S")
+
+# SplitMix64 (Steele et al. 2014), as signed numbers: torch's integers wrap around.
+_GOLDEN, _MIX_1, _MIX_2 = (
+    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_BITS = 32
+_MOST_POSITIONS = 1 << 32
+_FIRST_LOOK = 256
+
+
+def sample_search(
+    stepper: Stepper[S],
+    source: Tensor,
+    source_lengths: Tensor,
+    config: DecodingConfig,
+    constraints: Sequence[Constraints] | None = None,
+) -> list[list[Hypothesis]]:
+    """Draw ``n_best`` translations of each of B sentences, in the order of their numbers.
+
+    Every draw is a pure function of seed, source ids, number of the sample and position. The
+    log probability of a hypothesis is the model's, whatever the temperature.
+
+    Args:
+        stepper: Gives probabilities.
+        source: Source ids, padded, ending in EOS. (B, S), int64.
+        source_lengths: Tokens of each source with EOS. (B,), int64.
+        config: Temperature and limits of sampling, length limits, penalty and rules.
+        constraints: Of each sentence; required phrases are not looked at.
+    """
+    rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
+    keys = torch.tensor([_key(config.seed, ids[:length]) for ids, length in rows])
+
+    def pick(
+        log_probs: Tensor, length: int, alive: Tensor, numbers: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        chances = uniform(keys[alive].unsqueeze(1), numbers, length).to(log_probs.device)
+        ids = draw(log_probs, chances, config)
+        return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu(), ids.cpu()
+
+    return walk(stepper, source, source_lengths, config, constraints, pick, config.n_best)
+
+
+def _key(seed: int, ids: Sequence[int]) -> int:
+    """64 bits of what a sentence's draws depend on."""
+    digest = hashlib.blake2b(f"{seed}:{','.join(map(str, ids))}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def uniform(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
+    """Numbers in [0, 1), a pure function of their arguments.
+
+    Args:
+        keys: Of the sentences. (B, 1), int64.
+        numbers: Of the samples. (B, n), int64.
+        position: In the output, from 1.
+
+    Returns:
+        (B, n), float64, multiples of 2^-32.
+    """
+    bits = keys + (numbers * _MOST_POSITIONS + position) * _GOLDEN
+    bits = (bits ^ _shift(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift(bits, 27)) * _MIX_2
+    bits = bits ^ _shift(bits, 31)
+    return _shift(bits, 64 - _BITS).double() / (1 << _BITS)
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Shift right, zeros coming in on the left."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def draw(log_probs: Tensor, chances: Tensor, config: DecodingConfig) -> Tensor:
+    """Choose one token of each row, by its temperature, then top k, top p and epsilon.
+
+    The chances are read off the tokens in the order of their ids, so that two nearly equal ones
+    that change places by rounding change nothing.
+
+    Args:
+        log_probs: (B, n, V), float32. Minus infinity for what may not come.
+        chances: In [0, 1). (B, n), float64.
+        config: How to sample.
+
+    Returns:
+        (B, n), int64. Any id in a row that has nothing to draw.
+    """
+    scores, ids = log_probs / config.temperature, None
+    if 0 < config.top_k < scores.shape[-1]:
+        ids = scores.topk(config.top_k, dim=-1).indices.sort(dim=-1).values
+        scores = scores.gather(-1, ids)
+    probs = scores.softmax(dim=-1)  # (B, n, C)
+    if config.top_p < 1:
+        probs = nucleus(probs, config.top_p)
+    if config.epsilon_cutoff:
+        least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
+        probs = probs * (probs >= least)
+    mass = probs.cumsum(-1, dtype=torch.float64)
+    target = chances.unsqueeze(-1) * mass[..., -1:]
+    places = torch.searchsorted(mass, target, right=True).clamp(max=mass.shape[-1] - 1)
+    return (places if ids is None else ids.gather(-1, places)).squeeze(-1)
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest tokens that together have ``top_p`` (Holtzman et al. 2020), and their equals.
+
+    Most of the probability is in few tokens: more are sorted only where that is not so.
+
+    >>> nucleus(torch.tensor([0.1, 0.4, 0.2, 0.3]), 0.6)
+    tensor([0.0000, 0.4000, 0.0000, 0.3000])
+    """
+    count, size = min(_FIRST_LOOK, probs.shape[-1]), probs.shape[-1]
+    while True:
+        best = probs.topk(count, dim=-1).values
+        mass = best.cumsum(-1)
+        if count == size or bool((mass[..., -1] >= top_p).all()):
+            break
+        count = min(8 * count, size)
+    needed = (mass < top_p).sum(-1, keepdim=True).clamp(max=count - 1)
+    return probs * (probs >= best.gather(-1, needed))

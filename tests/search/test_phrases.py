@@ -1,0 +1,96 @@
+"""Constraints, progress of required phrases, and the division of the beam."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.search.constraints import Constraints, contains
+from nmt.search.phrases import RequiredPhrases, bank_sizes
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+phrases = st.lists(st.integers(4, 6), min_size=1, max_size=5).map(tuple)
+
+
+@given(own=st.lists(phrases, max_size=3), ids=st.lists(st.integers(4, 6), max_size=25))
+def test_progress_says_what_the_output_contains(own: list[tuple[int, ...]], ids: list[int]) -> None:
+    required = RequiredPhrases(own)
+    progress = required.start
+    assert required.num_met(progress) == 0
+    for end in range(1, len(ids) + 1):
+        before, progress = progress, required.advance(progress, ids[end - 1])
+        output = tuple(ids[:end])
+        assert required.is_met(progress) == all(contains(output, phrase) for phrase in own)
+        met = required.num_met(progress)
+        assert 0 <= met <= required.num_tokens
+        assert (met == required.num_tokens) == required.is_met(progress)
+        for phrase, matched in zip(required._phrases, progress, strict=True):
+            if not contains(output, phrase):
+                fits = (n for n in range(len(phrase)) if output[end - n :] == phrase[:n])
+                assert matched == max(fits)
+        if not required.is_met(before):
+            gains = [
+                required.num_met(required.advance(before, token)) - required.num_met(before)
+                for token in required.wanted(before)
+            ]
+            assert max(gains) >= 1
+
+
+def test_a_phrase_within_another_needs_no_tokens_of_its_own() -> None:
+    required = RequiredPhrases([(4, 5), (5,), (4, 5), (6, 4, 5)])
+    assert required.num_tokens == 3
+    assert RequiredPhrases([]).is_met(RequiredPhrases([]).start)
+
+
+@given(counts=st.lists(st.integers(0, 12), min_size=1, max_size=8), beam_size=st.integers(1, 30))
+def test_the_beam_is_given_away_whole_and_fairly(counts: list[int], beam_size: int) -> None:
+    sizes = bank_sizes(counts, beam_size)
+    assert all(0 <= size <= count for size, count in zip(sizes, counts, strict=True))
+    assert sum(sizes) == min(beam_size, sum(counts))
+    share = beam_size // len(counts)
+    assert all(size >= min(share, count) for size, count in zip(sizes, counts, strict=True))
+    highest = max((bank for bank, count in enumerate(counts) if count), default=None)
+    assert highest is None or sizes[highest] > 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "beam_size", "expected"),
+    [
+        ([10, 10, 10], 9, [3, 3, 3]),
+        ([10, 10, 10], 11, [3, 3, 5]),  # the remainder goes to the last
+        ([10, 10, 0], 11, [3, 8, 0]),  # and on to the highest that can use it
+        ([10, 1, 0], 5, [4, 1, 0]),
+        ([10, 2, 0, 0, 0, 0], 3, [1, 2, 0, 0, 0, 0]),  # more banks than beams
+        ([2, 1, 0], 9, [2, 1, 0]),
+    ],
+)
+def test_banks_by_hand(counts: list[int], beam_size: int, expected: list[int]) -> None:
+    assert bank_sizes(counts, beam_size) == expected
+
+
+@pytest.mark.parametrize("token", [PAD_ID, BOS_ID, EOS_ID])
+def test_constraints_of_what_is_no_output_are_misuse(token: int) -> None:
+    for wrong in ({"prefix": (5, token)}, {"required": ((token,),)}, {"forbidden": ((token,),)}):
+        with pytest.raises(ValueError, match="no part of an output"):
+            Constraints(**wrong)
+    with pytest.raises(ValueError, match="no tokens"):
+        Constraints(required=((5,), ()))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "size", "problem"),
+    [
+        (Constraints(required=((5, UNK_ID),)), 0, "cannot write"),
+        (Constraints(required=((4,), (5, 6)), forbidden=((6,),)), 0, "contains a forbidden"),
+        (Constraints(required=((5, 6, 5, 6),)), 2, "repeats 2 tokens"),
+        (Constraints(required=((5, 6, 5, 6),)), 3, None),
+        (Constraints(required=((5, 6, 5, 6),)), 0, None),
+        (Constraints(prefix=(5, UNK_ID), forbidden=((5,),)), 1, None),
+    ],
+)
+def test_plain_contradictions_are_named(
+    wishes: Constraints, size: int, problem: str | None
+) -> None:
+    found = wishes.contradiction(size)
+    assert found is problem is None or (found and problem and problem in found)

@@ -1,0 +1,195 @@
+"""Sampling beside plain Python, and the chances themselves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.config.decoding import DecodingConfig
+from nmt.search import sampling
+from nmt.search.sampling import draw, nucleus, sample_search, uniform
+from nmt.text.special import EOS_ID
+from tests.search.naive import Naive, truncated
+from tests.search.toys import Table, TableStepper, random_table, sources
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5},
+    {"top_k": 3},
+    {"top_k": 1},
+    {"top_k": 100},
+    {"top_p": 0.6},
+    {"top_p": 0.001},
+    {"epsilon_cutoff": 0.1},
+    {"epsilon_cutoff": 0.99},
+    {"temperature": 2.0, "top_k": 6, "top_p": 0.8, "epsilon_cutoff": 0.15},
+]
+
+
+def settings(**changes: Any) -> DecodingConfig:
+    """Sampling of short outputs, with changes."""
+    values = {"sampling": True, "max_length_factor": 1.0, "max_length_offset": 3, **changes}
+    return DecodingConfig.model_validate(values)
+
+
+def drawn(probs: list[float], chance: float) -> int:
+    """The token whose part of [0, 1), in the order of ids, has the chance."""
+    mass = 0.0
+    for token, prob in enumerate(probs):
+        mass += prob
+        if chance < mass:
+            return token
+    raise AssertionError
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_tokens_are_drawn_by_their_truncated_probabilities(options: dict[str, Any]) -> None:
+    """Every token as often as it should be, by 1000 chances at equal distances."""
+    log_probs = random_table(3, 12)(()).clone()
+    log_probs[5] = -torch.inf
+    chances = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    rows = log_probs.expand(1, 1000, -1)
+    counts = Counter(draw(rows, chances.unsqueeze(0), settings(**options))[0].tolist())
+    expected = truncated(log_probs.tolist(), settings(**options))
+    for token, prob in enumerate(expected):
+        assert counts[token] == pytest.approx(1000 * prob, abs=1.01)
+        assert prob or not counts[token]
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99])
+def test_a_wide_nucleus_is_found_beyond_the_first_look(
+    top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probs = torch.stack([random_table(seed, 3000, 0.5)(()).exp() for seed in range(3)])
+    whole = nucleus(probs, top_p)
+    monkeypatch.setattr(sampling, "_FIRST_LOOK", 3000)
+    assert torch.equal(nucleus(probs, top_p), whole)
+    for row, kept in zip(probs.tolist(), whole.tolist(), strict=True):
+        least = min(x for x in kept if x)
+        assert sum(kept) >= top_p - 1e-6
+        assert sum(kept) - least < top_p
+        assert all(bool(b) == (a >= least) for a, b in zip(row, kept, strict=True))
+
+
+def by_hand(
+    table: Table, source: tuple[int, ...], key: Tensor, number: int, config: DecodingConfig
+) -> tuple[tuple[int, ...], float]:
+    naive = Naive(table, source, 9, config)
+    ids: tuple[int, ...] = ()
+    total = 0.0
+    while True:
+        values = naive.next_log_probs(ids)
+        chance = float(uniform(key.view(1, 1), torch.tensor([[number]]), len(ids) + 1))
+        token = drawn(truncated(values, config), chance)
+        total += values[token]
+        if token == EOS_ID:
+            return ids, total
+        ids = (*ids, token)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
+    config = settings(n_best=4, no_repeat_ngram_size=2, **options)
+    table = random_table(8, 9)
+    source, lengths = sources([4, 9, 1, 6], 8)
+    found = sample_search(TableStepper(table), source, lengths, config)
+    for row, length in enumerate(lengths.tolist()):
+        ids = source[row, :length].tolist()
+        key = torch.tensor(sampling._key(config.seed, ids))
+        assert len(found[row]) == 4
+        for number, hypothesis in enumerate(found[row]):
+            expected, total = by_hand(table, tuple(ids), key, number, config)
+            assert hypothesis.ids == expected
+            assert hypothesis.log_prob == pytest.approx(total, abs=1e-4)
+            assert hypothesis.score == pytest.approx(total / (len(expected) + 1), abs=1e-4)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    lengths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
+    n_best=st.integers(1, 4),
+)
+def test_more_samples_and_other_sentences_change_no_sample(
+    seed: int, lengths: list[int], n_best: int
+) -> None:
+    table = random_table(seed, 9)
+    source, counts = sources(lengths, seed)
+    most = sample_search(TableStepper(table), source, counts, settings(n_best=6))
+    turned = sample_search(
+        TableStepper(table), source.flip(0), counts.flip(0), settings(n_best=n_best)
+    )
+    assert turned[::-1] == [own[:n_best] for own in most]
+
+
+def test_seeds_and_samples_differ() -> None:
+    table, inputs = random_table(1, 30), sources([9])
+    (one,) = sample_search(TableStepper(table), *inputs, settings(n_best=8))
+    (other,) = sample_search(TableStepper(table), *inputs, settings(n_best=8, seed=7))
+    assert len({hypothesis.ids for hypothesis in one + other}) > 12
+
+
+def test_outputs_come_as_often_as_they_are_probable() -> None:
+    """10 outputs of the same sentence, counted over 4000 samples."""
+    table, (source, lengths) = random_table(6, 7, 1.0), sources([1])
+    config = settings(n_best=4000, max_length_factor=0.0, max_length_offset=2)
+    (found,) = sample_search(TableStepper(table), source, lengths, config)
+    counts = Counter(hypothesis.ids for hypothesis in found)
+
+    def probability(ids: tuple[int, ...]) -> float:
+        prob, prefix = 1.0, (*source[0].tolist(), 2)
+        for token in (*ids, EOS_ID):
+            values = table(prefix).exp().tolist()
+            possible = values[EOS_ID:] if len(prefix) < len(source[0]) + 3 else [values[EOS_ID]]
+            prob *= values[token] / sum(possible)
+            prefix = (*prefix, token)
+        return prob
+
+    outputs = [(), *((a,) for a in range(4, 7))]
+    outputs += [(a, b) for a in range(4, 7) for b in range(4, 7)]
+    chances = {ids: probability(ids) for ids in outputs}
+    assert sum(chances.values()) == pytest.approx(1)
+    for ids, chance in chances.items():
+        sigma = math.sqrt(4000 * chance * (1 - chance))
+        assert abs(counts[ids] - 4000 * chance) < 4 * sigma + 1
+
+
+def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
+    """Over sentences, samples and positions; neighbours have nothing to do with each other."""
+    keys = torch.arange(100).unsqueeze(1)
+    numbers = torch.arange(40).expand(100, -1)
+    chances = torch.stack([uniform(keys, numbers, position) for position in range(1, 26)])
+    assert chances.min() >= 0
+    assert chances.max() < 1
+    assert chances.flatten().unique().numel() > 0.99 * chances.numel()
+    counts = torch.histc(chances, bins=100, min=0, max=1)
+    chi_square = float(((counts - 1000) ** 2 / 1000).sum())
+    assert 50 < chi_square < 160  # 99 degrees of freedom
+    for dim in range(3):
+        one, other = chances.unfold(dim, 2, 1).flatten(0, 2).unbind(-1)
+        assert abs(float(torch.corrcoef(torch.stack((one, other)))[0, 1])) < 0.015
+
+
+def test_finished_samples_leave_the_batch() -> None:
+    stepper = TableStepper(random_table(4, 9))
+    sample_search(stepper, *sources([2, 5, 12, 20]), settings(n_best=3))
+    assert stepper.rows[0] == 4
+    assert stepper.rows == sorted(stepper.rows, reverse=True)
+    assert stepper.widths[:2] == [1, 3]
+    assert stepper.widths[-1] == 1
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"epsilon_cutoff": 0.1}])
+def test_no_possible_output_gives_no_hypothesis(value: float, options: dict[str, Any]) -> None:
+    def table(_: tuple[int, ...]) -> Tensor:
+        return torch.full((8,), value)
+
+    config = settings(n_best=2, **options)
+    assert sample_search(TableStepper(table), *sources([3, 1]), config) == [[], []]
