@@ -173,6 +173,16 @@ def resolve_tokenizer(options: MetricOptions) -> MetricOptions:
     return replace(options, tokenize=name)
 
 
+def bleu_words(language: str | None) -> Callable[[str], list[str]]:
+    """Return what cuts a line into the words that BLEU counts in a language.
+
+    Raises:
+        ConfigError: The language's tokenizer is not installed.
+    """
+    engine: Any = _make_bleu(MetricOptions(target_language=language), None)
+    return lambda line: list(engine._preprocess_segment(line).split())
+
+
 def _make_bleu(options: MetricOptions, references: Sequence[Sequence[str]] | None) -> Metric:
     name = options.tokenize or default_tokenizer(options.target_language)
     if name not in TOKENIZERS:

@@ -1,0 +1,101 @@
+"""``nmt score``: pairs of lines in, as many scores out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
+from nmt.cli.options import Quiet, Set, Verbose
+from nmt.cli.translate import Device, Format
+
+EPILOG = """\b
+Examples:
+  nmt score runs/demo --source test.en --target test.de > scores
+  paste in.en out.de | nmt score runs/demo --format json
+  nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum -o scores.gz
+"""
+
+
+def score(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `nmt train`.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Source lines; - is standard input. Without files, standard input holds "
+            "source<TAB>target.",
+        ),
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Translations; line i is of source line i.")
+    ] = None,
+    output_file: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write; standard output if not given."),
+    ] = None,
+    plain_sum: Annotated[
+        bool, typer.Option("--sum", help="Write log probabilities without length normalisation.")
+    ] = False,
+    format_: Annotated[
+        Format,
+        typer.Option("--format", help="A number, or one JSON object a line with every token."),
+    ] = Format.text,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Exponent of the length normalisation.", show_default="the model's"
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Source tokens, and target tokens, read at once."),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="best, last, step-N or average of a run folder.")
+    ] = "best",
+    with_: With = [],  # noqa: B006 - read only, and typer wants the lists here
+    weights: Weights = None,
+    ensemble_mean: MeanOption = MeanKind.arithmetic,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    set_: Set = [],  # noqa: B006
+    quiet: Quiet = False,
+    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+) -> None:
+    """Score given translations: the log probability per token that MODEL gives each of them.
+
+    One line for each pair, in order: what the search would show as the score of that translation,
+    0 at best. Blank to blank is 0; a blank translation of a line is the probability of ending at
+    once; a translation of a blank line, and a pair too long for the model, is -inf (JSON: null).
+    """
+    from nmt.commands.score import ScoreFormat, check_inputs, score_files, wants_progress
+    from nmt.commands.translate import stderr_note
+    from nmt.translation.scorer import Scorer
+
+    check_inputs(source, target)
+    scorer = Scorer.load(
+        model,
+        device=device.value,
+        checkpoint=checkpoint,
+        threads=threads,
+        note=stderr_note,
+        ensemble=make_ensemble(with_, weights, ensemble_mean),
+    )
+    if set_:
+        from nmt.config.loader import load_config
+
+        chosen = load_config(model / "config.yaml", set_).decoding
+        scorer = scorer.with_options(**chosen.model_dump())
+    wanted: dict[str, Any] = {"length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    score_files(
+        scorer.with_options(**changes),
+        source,
+        target,
+        output_file,
+        ScoreFormat(format_.value, plain_sum),
+        show_progress=wants_progress(source, quiet=quiet),
+    )

@@ -1,0 +1,133 @@
+"""Of many translations, the one that is most like all the others.
+
+Minimum Bayes risk decoding: the expected utility of a translation is its mean similarity to what
+the model might say instead (Kumar and Byrne 2004, over an n-best list; Eikema and Aziz 2020, over
+samples). The candidates stand for the references, too.
+
+It raises the metric it is run with more than any other, so a score by that metric is optimistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from nmt.config.decoding import DecodingConfig
+from nmt.metrics.pairwise import pairwise_bleu, pairwise_chrf
+from nmt.metrics.sacrebleu import bleu_words
+from nmt.metrics.significance import Floats
+from nmt.search.hypothesis import Hypothesis
+from nmt.translation.options import change_options
+
+UtilityName = Literal["chrf", "bleu"]
+CandidateKind = Literal["samples", "beam"]
+Utility = Callable[[Sequence[str]], Floats]
+"""n texts -> how good each one (row) is if another one (column) is right. (n, n)"""
+
+EPSILON = 0.02
+"""Cut-off of sampling where the options say nothing about sampling (Freitag et al. 2023): without
+one, improbable tokens spoil many candidates."""
+
+
+def expected_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
+    """Return the mean utility of each text over all texts, itself included.
+
+    A text that was drawn twice counts twice. Equal texts are compared once.
+
+    >>> expected_utilities(["a", "b", "a"], lambda texts: 90 * np.eye(len(texts)))
+    [60.0, 30.0, 60.0]
+    """
+    if not texts:
+        return []
+    places: dict[str, int] = {}
+    index = [places.setdefault(text, len(places)) for text in texts]
+    counts = np.bincount(index, minlength=len(places))
+    values = utility(list(places)) @ counts / len(texts)
+    return [float(values[place]) for place in index]
+
+
+def rank_by_utility(texts: Sequence[str], utility: Utility) -> list[int]:
+    """Return where the different texts first stand, the one of the highest expected utility first.
+
+    Of equals the one that stands first comes first.
+
+    >>> rank_by_utility(["a", "b", "b"], lambda texts: 90 * np.eye(len(texts)))
+    [1, 0]
+    """
+    values = expected_utilities(texts, utility)
+    first = {text: row for row, text in reversed(list(enumerate(texts)))}
+    return sorted(first.values(), key=lambda row: (-values[row], row))
+
+
+def make_utility(name: UtilityName, language: str | None) -> Utility:
+    """Return a sentence score as a utility.
+
+    Args:
+        name: The metric.
+        language: Of the texts: it chooses BLEU's tokenizer.
+
+    Raises:
+        ConfigError: The language's tokenizer is not installed.
+    """
+    if name == "chrf":
+        return pairwise_chrf
+    words = bleu_words(language)
+    return lambda texts: pairwise_bleu(texts, words)
+
+
+@dataclass(frozen=True, slots=True)
+class MbrChoice:
+    """What the user asks for."""
+
+    utility: UtilityName
+    """The metric that compares candidates."""
+    num_candidates: int = 32
+    """Found for each sentence."""
+    kind: CandidateKind = "samples"
+    """How they are found."""
+
+    def build(self, language: str | None) -> Mbr:
+        """Return what chooses among texts of this language.
+
+        Raises:
+            ConfigError: The language's tokenizer is not installed.
+        """
+        return Mbr(make_utility(self.utility, language), self.num_candidates, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Mbr:
+    """Which candidates are found, and how one is chosen."""
+
+    utility: Utility
+    """Compares them."""
+    num_candidates: int = 32
+    """Found for each sentence; equal ones count as often as they are found."""
+    kind: CandidateKind = "samples"
+    """Drawn by chance, or the n best of a beam as wide."""
+
+    def search_options(self, options: DecodingConfig) -> DecodingConfig:
+        """Return the options that find the candidates, with everything else as in ``options``."""
+        changes: dict[str, Any] = {"n_best": self.num_candidates}
+        if self.kind == "beam":
+            changes["beam_size"] = max(options.beam_size, self.num_candidates)
+        elif not options.sampling:
+            changes |= {"sampling": True, "epsilon_cutoff": EPSILON}
+        return change_options(options, changes)
+
+    def choose(
+        self,
+        candidates: Sequence[Hypothesis],
+        text_of: Callable[[Sequence[int]], str],
+        count: int,
+    ) -> list[Hypothesis]:
+        """Return the best ``count`` of different texts; the score of each stays the model's.
+
+        Of candidates with the same text, the one with the highest score stands for them.
+        """
+        ranked = sorted(candidates, key=lambda candidate: -candidate.score)
+        texts = [text_of(candidate.ids) for candidate in ranked]
+        return [ranked[row] for row in rank_by_utility(texts, self.utility)[:count]]

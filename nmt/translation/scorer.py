@@ -1,0 +1,272 @@
+"""Pairs of lines -> how probable the model finds each translation.
+
+Every target is read at once (teacher forcing) instead of token by token; the numbers are those of
+the search. Scoring given translations is what reranking, filtering of corpora and error analysis
+are made of, for example dual conditional cross-entropy (Junczys-Dowmunt 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from nmt.config.decoding import DecodingConfig
+from nmt.data.batching import plan_batches
+from nmt.errors import CheckpointError
+from nmt.model.transformer import Transformer
+from nmt.search.limits import length_penalty
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.text.tokenizer import Tokenizer, Tokenizers
+from nmt.translation.ensemble import Ensemble
+from nmt.translation.loading import LoadedModels, load_models
+from nmt.translation.options import change_options
+
+IdPair = tuple[Sequence[int], Sequence[int]]
+
+_CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
+_MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One step of the model along a given translation."""
+
+    piece: str
+    """The subword, as the vocabulary spells it; the last one is EOS."""
+    log_prob: float
+    """Natural-log probability of the subword after those before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """How probable the model finds the translation of one line."""
+
+    source: str
+    """The line."""
+    target: str
+    """Its translation."""
+    log_prob: float
+    """Natural-log probability of the target and of its end; minus infinity if it has none."""
+    score: float
+    """``log_prob`` after length normalisation; higher is better."""
+    tokens: tuple[TokenScore, ...] = ()
+    """What ``log_prob`` is the sum of."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON, which has no infinity: null stands for it."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "score": self.score if math.isfinite(self.score) else None,
+            "log_prob": self.log_prob if math.isfinite(self.log_prob) else None,
+            "tokens": [{"piece": x.piece, "log_prob": x.log_prob} for x in self.tokens],
+        }
+
+
+class Scorer:
+    """Scores given translations with one model, or with several at once.
+
+    The score of a text is that of its usual subwords. A search may have put the same text together
+    from other subwords: then its score differs. Limits and rules of the search do not count: a very
+    short or long translation has its probability, and so have unknown characters. Where the model
+    gives none, the rule is:
+
+    - blank to blank is 0, as in translating;
+    - a blank translation of a line is the model's probability of ending at once;
+    - a translation of a blank line, and a pair too long for the model, get minus infinity.
+
+    Too long is a source that translating would cut, and a target longer than any output of the
+    search or than the model has positions for.
+
+    Args:
+        loaded: The models, and what belongs to them.
+        options: The length normalisation and the size of batches; the model's own when None.
+        note: Told about pairs that are too long.
+        check: Called between batches; may raise to interrupt.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModels,
+        options: DecodingConfig | None = None,
+        *,
+        note: Callable[[str], None] = lambda _: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.options = options or loaded.config.decoding
+        self._loaded, self._note, self._check = loaded, note, check
+        self._longest_source = loaded.config.filters.max_length
+        self._longest_target = _longest_target(
+            self._longest_source, loaded.config.decoding, loaded.models
+        )
+        self._pieces = [piece for piece, _, _ in loaded.tokenizers.target.pieces()]
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        checkpoint: str = "best",
+        threads: int | None = None,
+        note: Callable[[str], None] = lambda _: None,
+        ensemble: Ensemble | None = None,
+    ) -> Scorer:
+        """Load a run or model folder. See `nmt.translation.translator.Translator.load`."""
+        loaded = load_models(
+            Path(folder),
+            device=device,
+            checkpoint=checkpoint,
+            threads=threads,
+            note=note,
+            ensemble=ensemble,
+        )
+        return cls(loaded, note=note)
+
+    def with_options(self, **changes: Any) -> Scorer:
+        """Return a scorer of the same model with other decoding options.
+
+        Raises:
+            ConfigError: An option is unknown or out of bounds. Lists every problem.
+        """
+        options = change_options(self.options, changes)
+        return Scorer(self._loaded, options, note=self._note, check=self._check)
+
+    def score(self, pairs: Iterable[tuple[str, str]]) -> list[PairScore]:
+        """Score pairs of source and target lines; results come in the same order.
+
+        Raises:
+            CheckpointError: The model's weights are broken.
+        """
+        texts = list(pairs)
+        tokenizers: Tokenizers = self._loaded.tokenizers
+        sources = _encode(tokenizers.source, [x for x, _ in texts], self._longest_source)
+        targets = _encode(tokenizers.target, [x for _, x in texts], self._longest_target)
+        usable = {
+            row: (source, target)
+            for row, (source, target) in enumerate(zip(sources, targets, strict=True))
+            if source is not None and target is not None and source
+        }
+        found = dict(zip(usable, self.score_ids(list(usable.values())), strict=True))
+        results = []
+        for row, (source, target) in enumerate(texts):
+            if row in found:
+                results.append(self._result(source, target, usable[row][1], found[row]))
+                continue
+            is_blank = sources[row] == [] and targets[row] == []
+            if sources[row] is None or targets[row] is None:
+                self._tell(source, target, is_source=sources[row] is None)
+            value = 0.0 if is_blank else -math.inf
+            results.append(PairScore(source, target, value, value))
+        return results
+
+    def score_ids(self, pairs: Sequence[IdPair]) -> list[list[float]]:
+        """Return the log probability of every target id, and of EOS, for each pair.
+
+        Args:
+            pairs: Source and target ids, without special ones. A source has at least one.
+
+        Raises:
+            CheckpointError: The model's weights are broken.
+        """
+        found: list[list[float]] = [[] for _ in pairs]
+        for rows in self._batches(pairs):
+            self._check()
+            for row, log_probs in zip(rows, self._run([pairs[row] for row in rows]), strict=True):
+                found[row] = log_probs
+        if not all(math.isfinite(sum(log_probs)) for log_probs in found):
+            raise CheckpointError(
+                "The model's probabilities are not numbers: its weights are broken.",
+                fix="Use another checkpoint, or train again.",
+            )
+        return found
+
+    def _batches(self, pairs: Sequence[IdPair]) -> Iterator[list[int]]:
+        """Rows of like lengths, with source and target together within twice the budget."""
+        lengths = [np.array([len(pair[side]) + 1 for pair in pairs], int) for side in (0, 1)]
+        longest = int((lengths[0] + lengths[1]).max(initial=0))
+        budget = max(2 * self.options.batch_tokens, longest)
+        for rows in plan_batches(*lengths, max_tokens=budget, noise=0, seed=0, epoch=0):
+            yield rows.tolist()
+
+    @torch.inference_mode()
+    def _run(self, pairs: Sequence[IdPair]) -> list[list[float]]:
+        """Let the models read a batch, then normalise a few rows of probabilities at a time."""
+        models = self._loaded.models
+        device = models[0].output_weight.device
+        source, source_index = _rectangle([[*ids, EOS_ID] for ids, _ in pairs], device)
+        before, index = _rectangle([[BOS_ID, *ids] for _, ids in pairs], device)
+        after, _ = _rectangle([[*ids, EOS_ID] for _, ids in pairs], device)
+        gold = after.flatten()[index].unsqueeze(1)
+        hidden = [model(source, source_index, before, index) for model in models]
+        at_once = max(1, _MOST_PROBABILITIES // models[0].output_weight.shape[0])
+        parts = []
+        for start in range(0, len(gold), at_once):
+            rows = slice(start, start + at_once)
+            log_probs = self._loaded.mixture.combine(
+                [
+                    model.logits(values[rows]).float().log_softmax(dim=-1)
+                    for model, values in zip(models, hidden, strict=True)
+                ]
+            )
+            parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
+        sizes = [len(ids) + 1 for _, ids in pairs]
+        return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
+
+    def _result(
+        self, source: str, target: str, ids: Sequence[int], log_probs: Sequence[float]
+    ) -> PairScore:
+        total = math.fsum(log_probs)
+        score = total / length_penalty(self.options)(len(log_probs))
+        pieces = [self._pieces[index] for index in (*ids, EOS_ID)]
+        return PairScore(source, target, total, score, tuple(map(TokenScore, pieces, log_probs)))
+
+    def _tell(self, source: str, target: str, *, is_source: bool) -> None:
+        side, text, most = (
+            ("source", source, self._longest_source)
+            if is_source
+            else ("target", target, self._longest_target)
+        )
+        self._note(
+            f"{side} line of {len(text):,} characters has no score: the model reads {most} "
+            f"{side} subwords at once"
+        )
+
+
+def _longest_target(
+    longest_source: int, options: DecodingConfig, models: Sequence[Transformer]
+) -> int:
+    """Most target subwords: of the longest output, and of the positions a model has learned."""
+    longest = int(longest_source * options.max_length_factor) + options.max_length_offset
+    configs = [model.config for model in models]
+    limits = [config.max_positions - 1 for config in configs if config.positions == "learned"]
+    return min((max(longest, longest_source), *limits))
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[list[int] | None]:
+    """Ids of every text; None for one that has too many, [] for a blank one."""
+    most_characters = _CHARACTERS_OF_SUBWORD * longest
+    short = [row for row, text in enumerate(texts) if len(text) <= most_characters]
+    found: list[list[int] | None] = [None] * len(texts)
+    encoded = tokenizer.encode_batch([texts[row] for row in short])
+    for row, ids in zip(short, encoded, strict=True):
+        if len(ids) <= longest:
+            found[row] = ids
+    return found
+
+
+def _rectangle(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pad rows of ids; return them, and where the real ones are in the flattened rectangle."""
+    tensors = [torch.tensor(row) for row in rows]
+    padded = pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
+    lengths = torch.tensor([len(row) for row in rows])
+    real = torch.arange(padded.shape[1]) < lengths.unsqueeze(1)
+    return padded.to(device), real.flatten().nonzero().squeeze(1).to(device)

@@ -1,0 +1,223 @@
+"""``nmt score`` as a user and a script see it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nmt.cli.app import app
+from nmt.commands import score as score_module
+from nmt.text.tokenizer import load_tokenizers
+from tests.translation.conftest import sentences
+from tests.translation.models import (
+    run_config,
+    save_run,
+    small_model,
+    speak_whole_words,
+    train_tokenizer,
+)
+
+SOURCE, TARGET = sentences(30, seed=4, longest=8), sentences(30, seed=5, longest=8)
+TABLE = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCE, TARGET, strict=True))
+FLAGS = ("--device", "cpu", "--threads", "1")
+COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "score")
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Run folders of two models over one vocabulary."""
+    place = tmp_path_factory.mktemp("runs")
+    words = train_tokenizer(place / "tokenizer")
+    folders = []
+    for shape in ("learned", "modern"):
+        tokenizers = load_tokenizers(words)
+        model = small_model(tokenizers, shape)
+        if shape == "learned":
+            speak_whole_words(model, tokenizers)
+        folders.append(save_run(place / shape, model, words, run_config()))
+    return folders[0], folders[1]
+
+
+def score(run: Path, *arguments: object, text: str | bytes = "") -> Result:
+    flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
+    return CliRunner().invoke(app, ["score", *flags], input=text)
+
+
+def scored(run: Path, *arguments: object, text: str | bytes = TABLE) -> list[str]:
+    """The output lines of a run that succeeds."""
+    result = score(run, *arguments, text=text)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "" or result.stdout.endswith("\n")
+    return result.stdout.split("\n")[:-1]
+
+
+def refused(result: Result, code: int, *words: str) -> None:
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert "Traceback" not in result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_as_many_lines_come_out_as_pairs_go_in(runs: tuple[Path, Path]) -> None:
+    run = runs[0]
+    found = scored(run)
+    assert len(found) == len(SOURCE)
+    assert all(-100 < float(line) < 0 for line in found)
+    odd = "\n" + TABLE + "\t\n \t \n\tdog\nHund\t\nHund\tdog\r\nHund\tdog"
+    lines = scored(run, text=odd)
+    assert len(lines) == len(SOURCE) + 7
+    again = [float(line) for line in lines[1 : 1 + len(SOURCE)]]
+    assert again == pytest.approx([float(line) for line in found], abs=1e-5)
+    assert (lines[0], *lines[-6:-3]) == ("0.000000", "0.000000", "0.000000", "-inf")
+    assert -100 < float(lines[-3]) < 0
+    assert lines[-1] == lines[-2]
+    assert scored(run, text="") == []
+
+
+def test_files_are_scored_as_the_table_is(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, output = (tmp_path / name for name in ("in.de.gz", "in.en", "out.gz"))
+    source.write_bytes(gzip.compress("\n".join(SOURCE).encode()))
+    target.write_text("\n".join(TARGET) + "\n", "utf-8")
+    files = ("--source", source, "--target", target)
+    expected = scored(runs[0])
+    assert scored(runs[0], *files) == expected
+    assert scored(runs[0], *files, "-o", output) == []
+    assert gzip.decompress(output.read_bytes()).decode().split("\n")[:-1] == expected
+    monkeypatch.setattr(score_module, "_MOST_BYTES", 100)
+    numbers = [float(line) for line in scored(runs[0], *files)]
+    assert numbers == pytest.approx([float(line) for line in expected], abs=1e-5)
+    lines = scored(runs[0], "--source", "-", "--target", target, text="\n".join(SOURCE))
+    assert [float(line) for line in lines] == pytest.approx(numbers, abs=1e-5)
+
+
+def test_a_pair_is_answered_before_the_next_one_comes(runs: tuple[Path, Path]) -> None:
+    with subprocess.Popen(
+        [*COMMAND, runs[0], *FLAGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdin.write(b"Hund\tdog\n")
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], PATIENCE_SECONDS)[0], "no answer"
+            assert float(os.read(process.stdout.fileno(), 1 << 16)) < 0
+        process.stdin.close()
+        assert process.stdout.read() == b""
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_json_has_the_score_of_every_token(runs: tuple[Path, Path]) -> None:
+    found = [json.loads(line) for line in scored(runs[0], "--format", "json")]
+    numbers = [float(line) for line in scored(runs[0])]
+    sums = [float(line) for line in scored(runs[0], "--sum")]
+    for item, source, target, score_, total in zip(
+        found, SOURCE, TARGET, numbers, sums, strict=True
+    ):
+        assert set(item) == {"source", "target", "score", "log_prob", "tokens"}
+        assert (item["source"], item["target"]) == (source, target)
+        log_probs = [token["log_prob"] for token in item["tokens"]]
+        assert math.fsum(log_probs) == pytest.approx(item["log_prob"])
+        assert item["log_prob"] == pytest.approx(total, abs=1e-5)
+        assert item["score"] == pytest.approx(score_, abs=1e-5)
+        assert item["score"] == pytest.approx(total / len(log_probs), abs=1e-5)
+        assert item["tokens"][-1]["piece"] == "</s>"
+    blank = json.loads(scored(runs[0], "--format", "json", text="\tdog\n")[0])
+    assert (blank["score"], blank["tokens"]) == (None, [])
+
+
+def test_what_translate_wrote_has_the_score_it_wrote(runs: tuple[Path, Path]) -> None:
+    text = "\n".join(SOURCE)
+    flags = [str(x) for x in (runs[0], *FLAGS, "--n-best", 3, "-b", 3, "--format", "json")]
+    result = CliRunner().invoke(app, ["translate", "--no-guard", *flags], input=text)
+    assert result.exit_code == 0, result.stderr
+    pairs = [
+        (line["source"], item["text"], item["score"])
+        for line in map(json.loads, result.stdout.splitlines())
+        for item in line["alternatives"]
+    ]
+    assert len(pairs) == 3 * len(SOURCE)
+    table = "".join(f"{source}\t{target}\n" for source, target, _ in pairs)
+    found = [float(line) for line in scored(runs[0], text=table)]
+    assert found == pytest.approx([score for _, _, score in pairs], abs=1e-4)
+
+
+def test_options_change_the_score_as_they_change_the_search(runs: tuple[Path, Path]) -> None:
+    run = runs[0]
+    plain = scored(run, "--sum")
+    assert scored(run, "--length-penalty", 0) == plain
+    assert scored(run, "--set", "decoding.length_penalty=0") == plain
+    assert scored(run, "--length-penalty", 0.5) != plain
+    small = [float(line) for line in scored(run, "--batch-tokens", 1)]
+    assert small == pytest.approx([float(line) for line in scored(run)], abs=1e-5)
+
+
+def test_several_models_score_together(runs: tuple[Path, Path]) -> None:
+    first, second = runs
+    alone = [float(line) for line in scored(first)]
+    together = scored(first, "--with", second)
+    turned = [float(line) for line in scored(second, "--with", first, "--weights", "1,1")]
+    assert [float(line) for line in together] == pytest.approx(turned, abs=1e-5)
+    assert together != scored(first, "--with", second, "--ensemble-mean", "geometric")
+    weighted = [float(line) for line in scored(first, "--with", second, "--weights", "1,0")]
+    assert weighted == pytest.approx(alone, abs=1e-5)
+    refused(score(first, "--with", second, "--weights", "1"), 2, "1 weights", "2 models")
+    refused(score(first, "--with", second, "--weights", "1,x"), 2, "1,x")
+
+
+def test_files_that_are_not_parallel_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    long, short = tmp_path / "long.de", tmp_path / "short.en"
+    long.write_text("Hund\n" * 5, "utf-8")
+    short.write_text("dog\n" * 3, "utf-8")
+    words = ("has 5", "has 3", "long.de", "short.en")
+    refused(score(runs[0], "--source", long, "--target", short), 3, *words)
+    refused(score(runs[0], "--source", short, "--target", long), 3, *words)
+
+
+def test_a_line_without_its_tab_is_named(runs: tuple[Path, Path]) -> None:
+    refused(score(runs[0], text="Hund\tdog\nHund dog\n"), 3, "line 2", "1 column,", "not 2")
+    refused(score(runs[0], text="Hund\tdog\t0.5\n"), 3, "line 1", "3 columns", "cut -f 1,2")
+
+
+def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    result = score(runs[0], text=b"Hund\tdog\nKat\xffze\tcat\n")
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 2
+    assert "note: line 2, byte 4: 0xff is not UTF-8" in result.stderr
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    source.write_bytes(b"Hund\nKatze\n")
+    target.write_bytes(b"dog\nc\xffat\n")
+    result = score(runs[0], "--source", source, "--target", target)
+    assert result.stdout.count("\n") == 2
+    assert f"note: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
+
+
+def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]) -> None:
+    found = score(runs[0], text="und " * 200 + "\tdog\nHund\tdog\n")
+    assert found.exit_code == 0
+    lines = found.stdout.splitlines()
+    assert lines[0] == "-inf"
+    assert -100 < float(lines[1]) < 0
+    assert "note: source line of 800 characters has no score" in found.stderr
+
+
+def test_bad_flags_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = runs[0]
+    refused(score(run, "--source", tmp_path / "a"), 2, "--target is missing")
+    refused(score(run, "--target", tmp_path / "a"), 2, "--source is missing")
+    refused(score(run, "--source", "-", "--target", "-"), 2, "once")
+    refused(score(run, "--source", tmp_path / "a", "--target", tmp_path / "b"), 3, "does not exist")
+    refused(score(run, "--length-penalty", "-1"), 2, "--length-penalty")
+    refused(score(tmp_path / "none"), 4, "none")
