@@ -77,5 +77,5 @@ $(CORE): pyproject.toml .ci/constraints.txt | .venv/bin/python
 	@touch $@
 
 $(DEV): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev,tensorboard]'
+	$(PIP) -e '.[dev,tensorboard,ctranslate2]'
 	@touch $@ $(CORE)

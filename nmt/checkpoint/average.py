@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint.files import MODEL, force_to_disk, load_tensors, replace_text
-from nmt.checkpoint.manifest import NAME as MANIFEST
+from nmt.checkpoint.files import MODEL, load_tensors, replace_text
 from nmt.checkpoint.manifest import Manifest
+from nmt.checkpoint.model_folder import write_model_folder
 from nmt.errors import CheckpointError
 from nmt.version import __version__
 
 RECORD = "average.json"
 """What a model folder tells about the checkpoints it is the mean of."""
-_CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
 _MOST_PROBLEMS = 10
 
 
@@ -160,21 +156,14 @@ def write_average(
     Raises:
         CheckpointError: As `average_weights`; or ``folder`` holds something, or cannot be written.
     """
-    place = folder.absolute()  # so that `.` has a name and a parent
-    temporary = place.with_name(f".tmp-{place.name}-{os.getpid()}")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        _fill(temporary, run_dir, paths, score)
-        temporary.rename(place)  # fails if somebody has put something there
-        force_to_disk(place.parent)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder} was not written: {error}.",
-            fix="Choose an empty place that can be written, with room on its disk.",
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    manifests = [Manifest.read(path) for path in paths]
+
+    def write(place: Path) -> None:
+        save_file(average_weights(paths), place / MODEL)
+        replace_text(place / RECORD, _record(manifests, score))
+
+    newest = max(manifest.step for manifest in manifests)
+    write_model_folder(folder, run_dir, newest, write)
 
 
 def average_score(folder: Path) -> float | None:
@@ -182,25 +171,6 @@ def average_score(folder: Path) -> float | None:
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     score: float | None = record.get("score")
     return score
-
-
-def _fill(folder: Path, run_dir: Path, paths: Sequence[Path], score: float | None) -> None:
-    """Write all files of the model folder, the manifest last, and force them to the disk."""
-    tokenizer = (path for path in (run_dir / _TOKENIZER).iterdir() if path.is_file())
-    copied = [_CONFIG, *(f"{_TOKENIZER}/{path.name}" for path in sorted(tokenizer))]
-    (folder / _TOKENIZER).mkdir()
-    for name in copied:
-        shutil.copyfile(run_dir / name, folder / name)
-    manifests = [Manifest.read(path) for path in paths]
-    save_file(average_weights(paths), folder / MODEL)
-    shutil.copymode(folder / _CONFIG, folder / MODEL)  # safetensors keeps others from reading it
-    replace_text(folder / RECORD, _record(manifests, score))
-    names = (*copied, MODEL, RECORD)
-    for name in (*names, _TOKENIZER):
-        force_to_disk(folder / name)
-    newest = max(manifest.step for manifest in manifests)
-    replace_text(folder / MANIFEST, Manifest.of(folder, names, newest).text())
-    force_to_disk(folder)
 
 
 def _record(manifests: Sequence[Manifest], score: float | None) -> str:

@@ -19,12 +19,12 @@ from nmt.checkpoint.files import (
     read_best,
 )
 from nmt.checkpoint.manifest import Manifest
-from nmt.config.loader import load_config
+from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError, ConfigError, TokenizerError
+from nmt.errors import CheckpointError, ConfigError
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
-from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def load_model(
         raise CheckpointError(
             f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
         )
-    config = _load_config(folder)
+    config = load_folder_config(folder)
     weights_dir = _weights_dir(folder, checkpoint, warn)
     if weights_dir == folder / AVERAGE:
         return load_model(weights_dir)
@@ -71,7 +71,7 @@ def load_model(
     else:
         manifest.verify(weights_dir, (MODEL, STATE))
         _check_tokenizers(folder, weights_dir)
-    tokenizers = _load_tokenizers(folder)
+    tokenizers = load_folder_tokenizers(folder)
     sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     try:
         model = build_model(config.model, *sizes)
@@ -94,31 +94,6 @@ def _check_tokenizers(folder: Path, weights_dir: Path) -> None:
             f"{place} is not the tokenizer this model was trained with.",
             fix="Restore the run's own tokenizer folder; a copy is in the prepared data.",
         )
-
-
-def _load_tokenizers(folder: Path) -> Tokenizers:
-    try:
-        return load_tokenizers(folder / "tokenizer")
-    except TokenizerError as error:
-        raise CheckpointError(
-            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
-        ) from error
-
-
-def _load_config(folder: Path) -> RunConfig:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder} has no config.yaml, so it is no model folder.",
-            fix="Name the run folder that `nmt train` wrote.",
-        )
-    try:
-        return load_config(path)
-    except ConfigError as error:
-        raise CheckpointError(
-            f"{path} was changed or comes from another release:\n{error.problem}",
-            fix="Restore the config.yaml that `nmt train` wrote.",
-        ) from error
 
 
 def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> Path:

@@ -24,6 +24,8 @@ from nmt.checkpoint.average import average_weights, choose_checkpoints, write_av
 from nmt.checkpoint.files import load_tensors, save_checkpoint
 from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError
+from nmt.translation.guard import NAME as GUARD
+from nmt.translation.guard import GuardThresholds, read_thresholds
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
 SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
@@ -261,6 +263,14 @@ def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     assert contents(run_dir) == before
     assert [path.name for path in folder.parent.iterdir()] == ["mean"]
     assert len({(folder / name).stat().st_mode for name in found}) == 1
+
+
+def test_the_guard_of_the_run_goes_along(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / GUARD).write_text(GuardThresholds(loop=7).text())
+    write_average(tmp_path / "mean", run_dir, checkpoints(run_dir))
+
+    assert GUARD in Manifest.read(tmp_path / "mean").files
+    assert read_thresholds(tmp_path / "mean").loop == 7
 
 
 def test_the_record_tells_what_was_averaged(run_dir: Path, tmp_path: Path) -> None:
