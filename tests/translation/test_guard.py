@@ -1,0 +1,358 @@
+"""The signs of a broken translation, their limits, and the second search."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.model.transformer import Transformer
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis
+from nmt.text.tokenizer import Tokenizers
+from nmt.translation.engine import Engine
+from nmt.translation.guard import (
+    NAME,
+    GuardCount,
+    GuardedLine,
+    GuardThresholds,
+    alarms,
+    calibrate,
+    compressed_share,
+    longest_loop,
+    read_thresholds,
+    repeated_ngrams,
+)
+from nmt.translation.mending import Guard
+from nmt.translation.torch_engine import TorchEngine
+from nmt.translation.translator import TranslationResult, Translator
+from tests.translation.conftest import OPTIONS, WORDS, sentences
+
+LINES = Path(__file__).with_name("guard_lines.tsv")
+STRICT = GuardThresholds(
+    loop=1,
+    repetition=0.15,
+    characters_low=0.5,
+    characters_high=1.55,
+    subwords_low=0.55,
+    subwords_high=1.65,
+    compression_scale=1.5,
+    compression_exponent=-0.22,
+)
+"""What calibration finds for German captions and their English."""
+TOKENS = st.lists(st.sampled_from("abcde"), max_size=30)
+
+
+def line(source: str, output: str) -> GuardedLine:
+    """Subwords are up to four letters of a word."""
+    return GuardedLine(source, output, *(re.findall(r"\w{1,4}|\S", x) for x in (source, output)))
+
+
+def clean_lines(seed: int, count: int) -> list[GuardedLine]:
+    """Sentences of different words, and the same words in another order and other letters."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        words = draw.sample(WORDS, draw.randint(1, len(WORDS)))
+        found.append(line(" ".join(words), " ".join(draw.sample(words, len(words))).swapcase()))
+    return found
+
+
+# --- Signs -------------------------------------------------------------------------------------
+
+
+@given(tokens=TOKENS)
+def test_signs_know_no_vocabulary_and_no_direction(tokens: list[str]) -> None:
+    renamed = [ord(token) * 7 for token in tokens]
+
+    assert longest_loop(tokens) == longest_loop(renamed) == longest_loop(tokens[::-1])
+    assert repeated_ngrams(tokens) == repeated_ngrams(renamed) == repeated_ngrams(tokens[::-1])
+
+
+@given(unit=st.lists(st.sampled_from("abcde"), min_size=1, max_size=6), copies=st.integers(1, 9))
+def test_all_copies_but_the_first_are_the_loop(unit: list[str], copies: int) -> None:
+    assert longest_loop(["x", *unit * copies, "y"]) >= len(unit) * (copies - 1)
+    assert longest_loop([*range(30), *unit[:1] * copies]) == copies - 1
+
+
+@given(tokens=TOKENS)
+def test_what_occurs_once_repeats_nothing(tokens: list[str]) -> None:
+    different = list(dict.fromkeys(tokens))
+
+    assert (longest_loop(different), repeated_ngrams(different)) == (0, 0)
+
+
+@given(text=st.text(min_size=1, max_size=40))
+def test_repeating_a_text_makes_it_compress_better(text: str) -> None:
+    assert compressed_share(text * 20) < compressed_share(text)
+    assert compressed_share("") == 1
+
+
+@given(seed=st.integers(0, 10**6), order=st.randoms(use_true_random=False))
+def test_lengths_do_not_depend_on_the_order_of_words(seed: int, order: random.Random) -> None:
+    text = clean_lines(seed, 1)[0]
+    words = text.output.split() * order.randint(0, 5)
+    for source in (text.source, "der"):
+        one = line(source, " ".join(words))
+        other = line(source, " ".join(order.sample(words, len(words))))
+        found = [{"short", "long"} & set(alarms(each, STRICT)) for each in (one, other)]
+        assert found[0] == found[1]
+
+
+def test_the_source_may_repeat_itself() -> None:
+    assert alarms(line("ja ja ja ja ja ja", "yes yes yes yes yes yes"), STRICT) == ()
+    assert "loop" in alarms(line("ja ja", "yes yes yes yes yes yes"), STRICT)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("The baker sells fresh bread and cakes.", ()),
+        ("The baker sells fresh fresh fresh bread.", ("loop",)),
+        ("The bak", ("short",)),
+        ("", ("short",)),
+        ("bread " * 40, ("loop", "repetition", "long", "compression")),
+    ],
+)
+def test_alarms_are_named_after_their_signs(output: str, expected: tuple[str, ...]) -> None:
+    assert alarms(line("Der Bäcker verkauft Brot und Kuchen.", output), STRICT) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "precision", "recall"), [(STRICT, 29 / 30, 29 / 30), (GuardThresholds(), 1, 0.6)]
+)
+def test_loops_are_told_from_good_lines(
+    limits: GuardThresholds, precision: float, recall: float
+) -> None:
+    rows = [text.split("\t") for text in LINES.read_text("utf-8").splitlines() if text[0] != "#"]
+    is_loop = [label == "loop" for label, _, _ in rows]
+    is_found = [bool(alarms(line(source, output), limits)) for _, source, output in rows]
+    both = sum(a and b for a, b in zip(is_loop, is_found, strict=True))
+
+    assert (len(rows), sum(is_loop)) == (60, 30)
+    assert both / sum(is_found) >= precision
+    assert both / sum(is_loop) >= recall
+
+
+# --- Limits ------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(100, 200))
+def test_clean_text_raises_no_alarm_under_its_own_limits(seed: int, count: int) -> None:
+    lines = clean_lines(seed, count)
+    limits = calibrate(lines)
+
+    assert [alarms(each, limits) for each in lines] == [()] * count
+    assert calibrate(random.Random(seed).sample(lines, count)) == limits
+
+
+@given(seed=st.integers(0, 10**6), unit=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4))
+def test_a_loop_always_raises_an_alarm(seed: int, unit: list[str]) -> None:
+    lines = clean_lines(seed, 100)
+    for limits in (calibrate(lines), STRICT, GuardThresholds()):
+        output = f"{lines[0].output} {' '.join(unit * 10)}"
+        assert "loop" in alarms(line(lines[0].source, output), limits)
+
+
+def test_a_few_bad_references_do_not_matter_and_many_move_no_limit_far() -> None:
+    clean = clean_lines(1, 1000)
+    bad = [line("der", "the " * 300), line("der Hund " * 60, "a")] * 500
+    few = calibrate([*clean, *bad[:4]])
+    limits, many = calibrate(clean), calibrate([*clean, *bad])
+
+    assert asdict(few) == pytest.approx(asdict(limits), rel=0.2)
+    assert many.loop <= 8
+    assert many.repetition <= 0.5
+    assert many.subwords_high / limits.subwords_high < 4
+    assert "loop" in alarms(line("Der Hund schläft.", "dog " * 12), many)
+
+
+def test_few_lines_say_nothing() -> None:
+    assert calibrate(clean_lines(1, 99)) == GuardThresholds()
+    assert calibrate([line(" ", "a"), line("a", "")] * 500) == GuardThresholds()
+    assert calibrate([line("ja", "ja")] * 100).loop == 1  # equal lines are no trouble
+
+
+def test_limits_come_back_from_their_file(tmp_path: Path) -> None:
+    assert read_thresholds(tmp_path) == GuardThresholds()
+    limits = calibrate(clean_lines(3, 150))
+    (tmp_path / NAME).write_text(limits.text())
+
+    assert read_thresholds(tmp_path) == limits
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"loop": 1}',
+        "\xff",
+        *(
+            json.dumps(asdict(STRICT) | change)
+            for change in ({"loop": "1"}, {"loop": -1}, {"more": 1}, {"characters_low": None},
+                           {"subwords_high": 1e9}, {"compression_exponent": 3})
+        ),
+        json.dumps(asdict(STRICT)).replace("1.55", "NaN"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"guard\.json cannot be used"):
+        read_thresholds(tmp_path)
+
+
+# --- The second search -------------------------------------------------------------------------
+
+
+class Stutterer(Engine):
+    """Says each source again; repeats the last token of some of them unless that is forbidden."""
+
+    def __init__(self, *, can_be_strict: bool = True, is_curable: bool = True) -> None:
+        self.can_be_strict, self.is_curable = can_be_strict, is_curable
+        self.calls: list[tuple[list[tuple[int, ...]], DecodingConfig]] = []
+
+    @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        is_strict = options.no_repeat_ngram_size > 0
+        if is_strict and not self.can_be_strict:
+            raise ConfigError("No such option.", fix="None.")
+        self.calls.append(([tuple(ids) for ids in sources], options))
+        found = []
+        for ids in sources:
+            stutters = len(ids) % 2 == 0 and not (is_strict and self.is_curable)
+            said = (*ids, *[ids[-1]] * 9) if stutters else tuple(ids)
+            found.append([Hypothesis(said, -1.0, -1.0 - is_strict)])
+        return found
+
+
+def stutterer(tokenizers: Tokenizers, engine: Engine, *, is_guarded: bool = True) -> Translator:
+    guard = STRICT if is_guarded else None
+    return Translator(engine, tokenizers, OPTIONS, max_length=32, guard=guard)
+
+
+def distinct(count: int) -> list[str]:
+    """Lines of a few different words, the same every time."""
+    draw = random.Random(5)
+    return [" ".join(draw.sample(WORDS, draw.randint(1, 9))) for _ in range(count)]
+
+
+def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
+    tokenizers: Tokenizers,
+) -> None:
+    lines, engine = [*distinct(40), "", "Hund"], Stutterer()
+    plain = stutterer(tokenizers, Stutterer(), is_guarded=False).translate(lines)
+    found = stutterer(tokenizers, engine).translate(lines)
+
+    stuttering = [
+        tuple(ids) for ids in tokenizers.source.encode_batch(lines) if ids and len(ids) % 2 == 0
+    ]
+    again = [
+        ids for batch, options in engine.calls if options.no_repeat_ngram_size for ids in batch
+    ]
+    assert sorted(again) == sorted(stuttering)
+    for before, after in zip(plain, found, strict=True):
+        if after.mended:
+            assert (after.text, after.alarms, after.score) == (after.source, (), -2.0)
+            assert before.text != after.text
+        else:
+            assert after == before
+    assert sum(bool(result.mended) for result in found) == len(stuttering) > 10
+    assert GuardCount().plus(found) == GuardCount(42, len(stuttering), len(stuttering))
+
+
+@pytest.mark.parametrize("engine", [Stutterer(is_curable=False), Stutterer(can_be_strict=False)])
+def test_what_cannot_be_mended_stays_and_keeps_its_alarms(
+    tokenizers: Tokenizers, engine: Stutterer
+) -> None:
+    lines = distinct(20)
+    plain = stutterer(tokenizers, engine, is_guarded=False).translate(lines)
+    found = stutterer(tokenizers, engine).translate(lines)
+
+    assert [replace(result, alarms=()) for result in found] == plain
+    alarmed = [result for result in found if result.alarms]
+    assert all("loop" in result.alarms for result in alarmed)
+    assert json.loads(json.dumps(alarmed[0].as_dict()))["alarms"] == list(alarmed[0].alarms)
+    assert GuardCount().plus(found) == GuardCount(20, len(alarmed), 0)
+    assert len(alarmed) > 5
+
+
+def test_a_part_of_a_long_line_is_mended_alone(tokenizers: Tokenizers) -> None:
+    long = ", ".join(distinct(30))
+    engine = Stutterer()
+    (found,) = stutterer(tokenizers, engine).translate([long])
+    parts = sum(len(batch) for batch, options in engine.calls if not options.no_repeat_ngram_size)
+    again = sum(len(batch) for batch, options in engine.calls if options.no_repeat_ngram_size)
+
+    assert 0 < again < parts
+    assert found.text.split() == long.split()
+    assert (found.alarms, "loop" in found.mended) == ((), True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beam_size": 1},
+        {"beam_size": 12, "no_repeat_ngram_size": 1, "max_length_factor": 0.5},
+        {"beam_size": 4, "diverse_beam_groups": 2},
+        {"beam_size": 1, "sampling": True, "n_best": 3},
+        {"min_length_factor": 0.9, "n_best": 5},
+    ],
+)
+def test_the_second_search_loosens_nothing(
+    tokenizers: Tokenizers, changes: dict[str, float]
+) -> None:
+    options = DecodingConfig.model_validate(changes)
+    guard = Guard(STRICT, tokenizers)
+    strict = DecodingConfig.model_validate(options.model_dump() | guard.stricter(options))
+
+    assert 1 <= strict.no_repeat_ngram_size <= (options.no_repeat_ngram_size or 2)
+    assert strict.beam_size >= options.beam_size
+    assert strict.max_length_factor <= options.max_length_factor
+    assert strict.max_length_offset <= options.max_length_offset
+    assert strict.min_length_factor >= options.min_length_factor
+    assert strict.n_best == options.n_best
+    # No longer than normal, so that the alarm for length is gone.
+    size = 40
+    longest = int(size * strict.max_length_factor) + strict.max_length_offset
+    assert "long" not in alarms(GuardedLine("", "", range(size), range(longest)), STRICT)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_guarded_text_does_not_depend_on_batches_or_order(
+    model: Transformer, tokenizers: Tokenizers, beam_size: int
+) -> None:
+    """Fault 46, with a model that was never trained and stutters a lot."""
+    lines = sentences(24, seed=5)
+    translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=32, guard=STRICT)
+    expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
+    order = random.Random(1).sample(range(24), 24)
+    for batch_tokens in (40, 100_000):
+        found = translator.translate(
+            [lines[row] for row in order], beam_size=beam_size, batch_tokens=batch_tokens
+        )
+        assert [_without_score(result) for result in found] == [
+            _without_score(expected[row]) for row in order
+        ]
+    assert any(result.alarms or result.mended for result in expected)
+
+
+def _without_score(result: TranslationResult) -> TranslationResult:
+    return replace(result, score=0.0)
