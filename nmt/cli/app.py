@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from nmt.cli import average, config, evaluate, prepare, train, translate
+from nmt.cli import average, config, evaluate, export, prepare, score, train, translate
 from nmt.cli.options import VERBOSE
 from nmt.errors import NmtError
 from nmt.version import __version__
@@ -81,7 +81,9 @@ def root(
 app.command(epilog=prepare.EPILOG)(prepare.prepare)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=average.EPILOG)(average.average)
+app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=translate.EPILOG)(translate.translate)
+app.command(epilog=score.EPILOG)(score.score)
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.add_typer(config.app, name="config")
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Json, Quiet, Set, Verbose, print_json
+from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
+from nmt.cli.mbr import CandidateSource, MbrCandidates, MbrFrom, MbrOption, make_mbr
+from nmt.cli.options import DtypeKind, DtypeOption, Json, NoGuard, Quiet, Set, Verbose, print_json
 from nmt.cli.translate import Device
 
 EPILOG = """\b
@@ -121,9 +123,17 @@ def evaluate(
         str, typer.Option(metavar="NAME", help="Of a run folder: best, last, step-N or average.")
     ] = "best",
     device: Annotated[Device, typer.Option(help="Where to translate.")] = Device.auto,
+    dtype: DtypeOption = DtypeKind.float32,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads for translating.")
     ] = None,
+    with_: With = [],  # noqa: B006
+    weights: Weights = None,
+    ensemble_mean: MeanOption = MeanKind.arithmetic,
+    mbr: MbrOption = None,
+    mbr_candidates: MbrCandidates = 32,
+    mbr_from: MbrFrom = CandidateSource.samples,
+    no_guard: NoGuard = False,
     save_hypotheses: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the model's translations here.")
     ] = None,
@@ -156,7 +166,11 @@ def evaluate(
         save_hypotheses=save_hypotheses,
         checkpoint=checkpoint,
         device=device.value,
+        dtype=dtype.value,
         threads=threads,
+        ensemble=make_ensemble(with_, weights, ensemble_mean),
+        mbr=make_mbr(mbr, mbr_candidates, mbr_from),
+        guard=not no_guard,
         overrides=tuple(set_),
         decoding={name: value for name, value in decoding.items() if value is not None},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,30 @@ Set = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+NoGuard = Annotated[
+    bool,
+    typer.Option(
+        "--no-guard",
+        help="Keep every translation: search none again that loops or has an odd length.",
+    ),
+]
+
+
+class DtypeKind(StrEnum):
+    """What weights are multiplied in."""
+
+    float32 = "float32"
+    bf16 = "bf16"
+    int8 = "int8"
+
+
+DtypeOption = Annotated[
+    DtypeKind,
+    typer.Option(
+        "--dtype",
+        help="What weights are multiplied in: int8 is faster on a CPU, bf16 on hardware for it.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 
 VERBOSE = "nmt.verbose"

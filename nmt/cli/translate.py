@@ -5,17 +5,23 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nmt.cli.options import Quiet, Set, Verbose
+from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
+from nmt.cli.mbr import CandidateSource, MbrCandidates, MbrFrom, MbrOption, make_mbr
+from nmt.cli.options import DtypeKind, DtypeOption, NoGuard, Quiet, Set, Verbose
+
+if TYPE_CHECKING:
+    from nmt.translation.translator import Translator
 
 EPILOG = """\b
 Examples:
   nmt translate runs/demo < in.de > out.en
   echo "Guten Morgen!" | nmt translate runs/demo --beam-size 1
   nmt translate runs/demo -i in.de.gz --format json --n-best 3
+  nmt translate runs/demo -i in.de --sample --top-p 0.9 --n-best 5
 """
 
 
@@ -63,12 +69,56 @@ def translate(
     format_: Annotated[
         Format, typer.Option("--format", help="Plain text, or one JSON object a line.")
     ] = Format.text,
+    input_format: Annotated[
+        Format,
+        typer.Option(
+            help='Plain text, or JSON objects such as {"source": ..., "prefix": ..., '
+            '"required": [...], "forbidden": [...]}; other fields pass through to JSON output.'
+        ),
+    ] = Format.text,
+    alignments: Annotated[
+        bool,
+        typer.Option(
+            "--alignments", help="Add which words belong together, as in `0-0 1-2`, from attention."
+        ),
+    ] = False,
     length_penalty: Annotated[
         float | None,
         typer.Option(
             min=0,
             help="Exponent of the length normalisation; higher favours longer output.",
             show_default="the model's",
+        ),
+    ] = None,
+    sample: Annotated[
+        bool,
+        typer.Option(
+            "--sample", help="Draw every token by chance; --n-best is the number of samples."
+        ),
+    ] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Of --sample: below 1 the likely gets likelier.", show_default="the model's"
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Of --sample: from the fewest tokens with this probability.",
+            show_default="the model's",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of --sample: from the k likeliest tokens.", show_default="the model's"
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of --sample: another seed, other samples.", show_default="the model's"
         ),
     ] = None,
     batch_tokens: Annotated[
@@ -79,10 +129,25 @@ def translate(
         str, typer.Option(help="best, last, step-N or average of a run folder.")
     ] = "best",
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    dtype: DtypeOption = DtypeKind.float32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
     stream: Annotated[
         bool, typer.Option("--stream", help="Answer every line before reading the next.")
+    ] = False,
+    with_: With = [],  # noqa: B006
+    weights: Weights = None,
+    ensemble_mean: MeanOption = MeanKind.arithmetic,
+    mbr: MbrOption = None,
+    mbr_candidates: MbrCandidates = 32,
+    mbr_from: MbrFrom = CandidateSource.samples,
+    no_guard: NoGuard = False,
+    selfcheck: Annotated[
+        bool,
+        typer.Option(
+            "--selfcheck",
+            help="Try the promises of this command on nasty lines with this model, and report.",
+        ),
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
@@ -92,25 +157,55 @@ def translate(
     from nmt.translation.translator import Translator
 
     translator = Translator.load(
-        model, device=device.value, checkpoint=checkpoint, threads=threads, note=stderr_note
+        model,
+        device=device.value,
+        checkpoint=checkpoint,
+        dtype=dtype.value,
+        threads=threads,
+        note=stderr_note,
+        ensemble=make_ensemble(with_, weights, ensemble_mean),
+        guard=not no_guard,
     )
     if set_:
         from nmt.config.loader import load_config
 
         chosen = load_config(model / "config.yaml", set_).decoding
         translator = translator.with_options(**chosen.model_dump())
+    choice = make_mbr(mbr, mbr_candidates, mbr_from)
+    if choice:
+        from nmt.config.loader import load_config
+
+        language = load_config(model / "config.yaml").target_language
+        translator = translator.with_mbr(choice.build(language))
     wanted: dict[str, Any] = {
         "beam_size": beam_size,
         "n_best": n_best,
         "length_penalty": length_penalty,
+        "sampling": sample or None,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
         "batch_tokens": batch_tokens,
     }
     changes = {name: value for name, value in wanted.items() if value is not None}
+    if selfcheck:
+        _selfcheck(model, translator.with_options(**changes))
+        return
     translate_files(
         translator.with_options(**changes),
         input_file,
         output_file,
-        OutputFormat(format_.value, n_best),
+        OutputFormat(format_.value, n_best, alignments, input_format is Format.json),
         lines_at_once=1 if stream else None,
         show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
     )
+
+
+def _selfcheck(model: Path, translator: Translator) -> None:
+    from nmt.commands.selfcheck import report, selfcheck
+
+    promises = selfcheck(translator)
+    typer.echo(report(promises, model))
+    if any(promise.problem for promise in promises):
+        raise typer.Exit(1)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from nmt.checkpoint.average import choose_checkpoints, write_average
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.files import STATE, checkpoints_dir, list_checkpoints
+from nmt.checkpoint.files import STATE, list_checkpoints
 from nmt.checkpoint.manifest import Manifest
+from nmt.checkpoint.model_folder import check_new_folder
 from nmt.errors import CheckpointError, ConfigError
 from nmt.training.stopping import History
 
@@ -54,7 +55,7 @@ def average(
         CheckpointError: A checkpoint is missing or damaged, or is of another model.
     """
     _check_choice(last, best, steps)
-    _check_output(output, run_dir)
+    check_new_folder(output, run_dir)
     present = dict(list_checkpoints(run_dir))
     if not present:
         raise CheckpointError(
@@ -89,26 +90,6 @@ def _check_choice(last: int | None, best: int | None, steps: Sequence[int]) -> N
             f"--step {', '.join(map(str, twice))} is given more than once.",
             fix="Name every checkpoint once: all have the same weight in the mean.",
         )
-
-
-def _check_output(output: Path, run_dir: Path) -> None:
-    try:
-        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-            raise ConfigError(
-                f"{output} is there already, and is not overwritten.",
-                fix="Name another folder with --output, or remove this one first.",
-            )
-        inside = checkpoints_dir(run_dir).resolve()
-        if output.resolve().is_relative_to(inside):
-            raise ConfigError(
-                f"{output} is among the checkpoints of the run.",
-                fix="Name a folder outside of it with --output.",
-            )
-    except OSError as error:
-        raise ConfigError(
-            f"{output} cannot be written: {error.strerror or error}.",
-            fix="Name a folder with --output where you can write.",
-        ) from error
 
 
 def _named(run_dir: Path, present: Mapping[int, Path], steps: Sequence[int]) -> list[int]:

@@ -84,7 +84,7 @@ def _probe(config: RunConfig, tokens: int) -> _Probe:
 def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:
     """Return how many tokens fit, from (tokens, bytes) of two sizes of batches.
 
-    >>> tokens_that_fit((1000, 300), (2000, 500), free=900)
+    >>> tokens_that_fit((1000, 300_000), (2000, 500_000), free=900_000)
     4000
     """
     (few, few_bytes), (many, many_bytes) = low, high

@@ -64,7 +64,7 @@ def decoding_validator(
     source, reference = data.valid_source[:wanted], data.valid_target[:wanted]
     if not source:
         return None
-    options = config.decoding.model_copy(update={"beam_size": validation.beam_size, "n_best": 1})
+    options = config.decoding.plain(validation.beam_size)
     translator = Translator(
         TorchEngine(model),
         load_tokenizers(data.tokenizer_dir),

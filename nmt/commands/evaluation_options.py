@@ -10,6 +10,8 @@ from typing import Any, Literal
 from nmt.commands.evaluation_set import STANDARD_INPUT, SetChoice
 from nmt.errors import ConfigError
 from nmt.metrics.significance import DEFAULT_RESAMPLES, DEFAULT_SEED
+from nmt.translation.ensemble import Ensemble
+from nmt.translation.mbr import MbrChoice
 
 DEFAULT_METRICS = ("bleu", "chrf")
 """What is computed when no metric is named."""
@@ -47,8 +49,16 @@ class EvaluateOptions:
     """Which checkpoint of a run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to translate."""
+    dtype: Literal["float32", "bf16", "int8"] = "float32"
+    """What the model's weights are multiplied in."""
     threads: int | None = None
     """CPU threads for translating."""
+    ensemble: Ensemble | None = None
+    """Models that translate together with ``model``."""
+    mbr: MbrChoice | None = None
+    """Choose among many candidates by a metric."""
+    guard: bool = True
+    """Search anew what does not look like a translation."""
     overrides: tuple[str, ...] = ()
     """``key=value`` changes of the model's configuration."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +89,9 @@ def check_options(options: EvaluateOptions) -> None:
 def _check_no_model_flags(options: EvaluateOptions) -> None:
     flags = [f"--{name.replace('_', '-')}" for name in options.decoding]
     flags += ["--set"] if options.overrides else []
+    flags += [] if options.ensemble is None else ["--with"]
+    flags += [] if options.mbr is None else ["--mbr"]
+    flags += [] if options.guard else ["--no-guard"]
     flags += ["--save-hypotheses"] if options.save_hypotheses is not None else []
     if flags:
         verb = "needs" if len(flags) == 1 else "need"

@@ -11,6 +11,7 @@ from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.metrics.sacrebleu import default_tokenizer
+from nmt.translation.guard import GuardCount
 
 _TOKENIZED_ENDINGS = 100
 """So many lines ending in a space and a full stop look as if they were tokenized."""
@@ -83,12 +84,19 @@ def translate_set(
     translator = Translator.load(
         options.model,
         device=options.device,
+        dtype=options.dtype,
         checkpoint=options.checkpoint,
         threads=options.threads,
         note=say,
+        ensemble=options.ensemble,
+        guard=options.guard,
     )
+    if options.mbr is not None:
+        translator = translator.with_mbr(options.mbr.build(config.target_language))
     say(f"translating {len(chosen):,} lines of {chosen.name} with {options.model}")
     results = translator.translate(chosen.source, **config.decoding.model_dump())
+    if found := GuardCount().plus(results).note():
+        say(found)
     lines = tuple(result.text for result in results)
     if options.save_hypotheses is not None:
         _write_lines(options.save_hypotheses, lines)
@@ -116,6 +124,9 @@ def find_remarks(
                 f"{name}: {endings:,} lines end in a space and a full stop; scores of tokenized "
                 "text cannot be compared with others."
             )
+    if options.mbr is not None and options.mbr.utility in (*options.metrics, *options.gates):
+        name = {"chrf": "chrF", "bleu": "BLEU"}[options.mbr.utility]
+        yield f"MBR with {name} was asked for, so {name} is optimistic; look at other metrics, too."
     tokenizer = options.tokenize or default_tokenizer(chosen.target_language)
     sample = "".join(chosen.references[0][:100])
     if tokenizer == "13a" and sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3:

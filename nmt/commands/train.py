@@ -16,6 +16,7 @@ from nmt.checkpoint.files import Checkpoint, clean_partial, load_checkpoint, new
 from nmt.checkpoint.lock import RunLock
 from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
 from nmt.commands.batch_fit import fit_batches
+from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.final_average import average_at_end
@@ -156,6 +157,8 @@ class _Run:
             for text in [*warnings, self._greeting(start, total_steps)]:
                 reporter.report(NoteReport(start, text))
             summary = trainer.run()
+            if is_first and summary.reason != "signal":
+                calibrate_guard(run_dir, self.data)
             return average_at_end(
                 self.config,
                 summary,

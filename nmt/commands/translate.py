@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from tqdm import tqdm
 
+from nmt.commands.json_requests import Request, parse_requests
 from nmt.commands.line_streams import (
     MOST_LINES,
     decode_lines,
@@ -23,23 +24,33 @@ from nmt.commands.line_streams import (
     open_output,
     read_chunks,
 )
+from nmt.translation.alignment import as_pharaoh
+from nmt.translation.guard import GuardCount
 from nmt.translation.translator import TranslationResult, Translator
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How results are written."""
+    """How lines are read and results written."""
 
     kind: Literal["text", "json"] = "text"
     """``text``: the translation, or with several, lines of ``number ||| text ||| score``.
     ``json``: one object a line."""
     n_best: int = 1
     """Translations of each line."""
+    alignments: bool = False
+    """Whether words that belong together are told: in text after `` ||| ``."""
+    reads_json: bool = False
+    """Whether the lines that come are objects, too; see `nmt.commands.json_requests`."""
 
-    def lines(self, number: int, result: TranslationResult) -> Iterator[str]:
-        """Yield the output lines of input line ``number``, from 0."""
+    def lines(
+        self, number: int, result: TranslationResult, others: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Yield the output lines of input line ``number``, from 0; ``others`` only pass through."""
         if self.kind == "json":
-            yield json.dumps(result.as_dict(), ensure_ascii=False)
+            yield json.dumps({**others, **result.as_dict()}, ensure_ascii=False)
+        elif self.alignments:
+            yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
         elif self.n_best == 1:
             yield result.text
         else:
@@ -62,6 +73,7 @@ def translate(
     lines_at_once: int = MOST_LINES,
     name: str = "standard input",
     progress: Callable[[int], object] = lambda _: None,
+    note: Callable[[str], None] = stderr_note,
 ) -> int:
     """Translate every line of ``source`` to ``output``; return how many there were.
 
@@ -69,21 +81,40 @@ def translate(
         translator: The model, with its decoding options.
         source: Bytes to read to the end.
         output: Where translations go, flushed after every chunk.
-        style: How they are written.
+        style: How they are read and written.
         lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
         name: What messages call ``source``.
         progress: Told the lines of each finished chunk.
+        note: Told about odd lines, and at the end what the guard found.
     """
-    number = 0
+    number, count = 0, GuardCount()
     for chunk in read_chunks(source, lines_at_once=lines_at_once, name=name):
-        texts = list(decode_lines(chunk, number + 1, stderr_note))
-        for offset, result in enumerate(translator.translate(texts)):
-            for line in style.lines(number + offset, result):
+        texts = list(decode_lines(chunk, number + 1, note))
+        requests = _requests(texts, number + 1, reads_json=style.reads_json)
+        results = translator.translate(
+            [request.source for request in requests],
+            prefixes=[request.prefix for request in requests],
+            required=[request.required for request in requests],
+            forbidden=[request.forbidden for request in requests],
+            alignments=style.alignments,
+            first_line=number + 1,
+        )
+        count = count.plus(results)
+        for offset, (request, result) in enumerate(zip(requests, results, strict=True)):
+            for line in style.lines(number + offset, result, request.others):
                 output.write(line.encode("utf-8", "replace") + b"\n")
         output.flush()
         number += len(chunk)
         progress(len(chunk))
+    if found := count.note():
+        note(found)
     return number
+
+
+def _requests(texts: Sequence[str], first_number: int, *, reads_json: bool) -> list[Request]:
+    if reads_json:
+        return list(parse_requests(texts, first_number))
+    return [Request(text) for text in texts]
 
 
 def translate_files(

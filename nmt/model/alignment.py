@@ -1,8 +1,8 @@
-"""Where the decoder looks when it reads a token: soft word alignments from a trained model.
+"""Where the decoder looks before it says a token: soft word alignments from a trained model.
 
-The weights of the step that *reads* a target token say better what it translates than those of the
-step that predicts it, and middle layers say it better than the last.
-Source: Chen et al. (2020), Accurate Word Alignment Induction from Neural Machine Translation.
+Upper layers say it best: Garg et al. (2019), Jointly Learning to Align and Translate, found the
+last but one of six. In a model with three decoder layers, trained on Multi30k, the step that
+predicts a token looked at its source; that of Chen et al. (2020), which reads it, looked further.
 
 Shapes: B sentences, S source and T target positions, H heads, E width of a head.
 """
@@ -23,7 +23,7 @@ from nmt.model.transformer import Transformer
 def source_attention(
     model: Transformer, source: Tensor, source_lengths: Tensor, target: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Return how much of each source token the decoder sees as it reads each target token.
+    """Return how much of each source token the decoder sees before it says each target token.
 
     Args:
         model: Not training.
@@ -33,25 +33,26 @@ def source_attention(
         lengths: Tokens of each target with BOS. (B,), int64.
 
     Returns:
-        (B, T, S), float32: the mean over the heads of the middle layer. Rows sum to 1; those of
-        padding are to be ignored.
+        (B, T, S), float32: row t is of the token after ``target[t]``; the mean over the heads of
+        the upper half of the layers. Rows sum to 1; those of padding are to be ignored.
     """
-    middle = model.decoder[(len(model.decoder) - 1) // 2]
-    assert isinstance(middle, DecoderLayer)
     found: list[Tensor] = []
 
     def look(module: CrossAttention, inputs: tuple[Any, ...]) -> None:
         found.append(_weights(module, *inputs))
 
-    handle = middle.cross_attention.register_forward_pre_hook(look)
+    upper = list(model.decoder)[len(model.decoder) // 2 :]
+    layers = [layer.cross_attention for layer in upper if isinstance(layer, DecoderLayer)]
+    handles = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
         source_layout = Layout.from_lengths(source_lengths, source.shape[1])
         target_layout = Layout.from_lengths(lengths, target.shape[1])
         memory = model.encode(source_layout.pack(source), source_layout)
         model.decode(target_layout.pack(target), memory, target_layout, source_layout)
     finally:
-        handle.remove()
-    return found[0]
+        for handle in handles:
+            handle.remove()
+    return torch.stack(found).mean(0)
 
 
 def _weights(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 _SPACE = "\u2581"
 
@@ -27,11 +28,10 @@ def words_of(pieces: Sequence[str]) -> list[int]:
 def links(
     weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str]
 ) -> Links:
-    """Align each target subword with the source subword it sees most of, and count by words.
+    """Align each target subword with the source subword most seen for it, and count by words.
 
     Args:
-        weights: How much of each source subword each target subword sees. (T, S or more): what
-            is beyond S, such as EOS, is not looked at.
+        weights: How much of each source subword is seen for each target subword. (T, S).
         source: The source subwords.
         target: The target subwords.
 
@@ -46,6 +46,37 @@ def links(
         best = max(range(len(source)), key=lambda i: row[i])
         found[of_source[best], of_target[place]] = None
     return tuple(sorted(found, key=lambda link: (link[1], link[0])))
+
+
+class Part(NamedTuple):
+    """A part of a line that was translated by itself."""
+
+    links: Links
+    source_words: int
+    target_words: int
+
+    @classmethod
+    def of(
+        cls, weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str]
+    ) -> Part:
+        """Align one part; see `links`."""
+        counts = (words_of(pieces)[-1] + 1 if pieces else 0 for pieces in (source, target))
+        return cls(links(weights, source, target), *counts)
+
+
+def joined(parts: Sequence[Part]) -> Links:
+    """Return the links of all parts of a line: later parts count on.
+
+    >>> joined([Part(((0, 0),), 2, 1), Part(((1, 0),), 2, 2)])
+    ((0, 0), (3, 1))
+    """
+    found: list[tuple[int, int]] = []
+    source_words = target_words = 0
+    for part in parts:
+        found += [(source_words + s, target_words + t) for s, t in part.links]
+        source_words += part.source_words
+        target_words += part.target_words
+    return tuple(found)
 
 
 def as_pharaoh(found: Links) -> str:

@@ -3,44 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
+from nmt.model.alignment import source_attention
 from nmt.model.transformer import Transformer
-from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
+from nmt.search.choose import search
+from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.special import EOS_ID, PAD_ID
+from nmt.search.stepper import Stepper
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import Engine
+from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
 
 
 class TorchEngine(Engine):
-    """Searches with one model.
+    """Searches with one model, or with several at once.
 
     Args:
-        model: The model, on its device. It may go on training between two calls.
+        models: The model, on its device. It may go on training between two calls. Of several, the
+            predictions are averaged.
+        mixture: How; left out for one model.
     """
 
-    def __init__(self, model: Transformer) -> None:
-        self._model = model
+    def __init__(self, *models: Transformer, mixture: Mixture | None = None) -> None:
+        self._models, self._mixture = models, mixture or Mixture()
 
     @override
     def search(
-        self, sources: Sequence[Sequence[int]], options: DecodingConfig
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        device = self._model.output_weight.device
+        device = self._models[0].output_weight.device
         rows = [torch.tensor([*ids, EOS_ID]) for ids in sources]
         lengths = torch.tensor([len(row) for row in rows])
         source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
-        search = greedy_search if options.beam_size == 1 else beam_search
-        was_training = self._model.training
-        self._model.eval()
+        were_training = [model.training for model in self._models]
+        for model in self._models:
+            model.eval()
         try:
-            stepper = ModelStepper(self._model)
-            return search(stepper, source.to(device), lengths.to(device), options)
+            return search(
+                self._stepper(), source.to(device), lengths.to(device), options, constraints
+            )
         finally:
-            self._model.train(was_training)
+            for model, was_training in zip(self._models, were_training, strict=True):
+                model.train(was_training)
+
+    @override
+    def attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        device = self._models[0].output_weight.device
+        rows = (
+            [torch.tensor([*ids, EOS_ID]) for ids in sources],
+            [torch.tensor([BOS_ID, *ids]) for ids in targets],
+        )
+        padded = [pad_sequence(side, batch_first=True, padding_value=PAD_ID) for side in rows]
+        lengths = [torch.tensor([len(row) for row in side]) for side in rows]
+        source, target, source_lengths, target_lengths = (x.to(device) for x in (*padded, *lengths))
+        found = [
+            source_attention(model, source, source_lengths, target, target_lengths)
+            for model in self._models
+        ]
+        weights = torch.stack(found).mean(0).cpu()
+        return [
+            weights[i, : len(target_ids), : len(source_ids)].tolist()
+            for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True))
+        ]
+
+    def _stepper(self) -> Stepper[Any]:
+        steppers = [ModelStepper(model) for model in self._models]
+        return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)

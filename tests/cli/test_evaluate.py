@@ -311,6 +311,7 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
         (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
         (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
+        (["--no-guard"], "--no-guard needs a model"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--hypothesis", "-", "--baseline", "-"], "once only"),
     ],
@@ -384,6 +385,8 @@ def test_text_that_is_not_utf8_is_named_to_the_byte(files: tuple[Path, Path]) ->
 @dataclass
 class Translation:
     text: str
+    alarms: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
 
 
 class UpperCaser:
@@ -439,6 +442,20 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
         "length_penalty": 0.5, "batch_tokens": 99, "max_length_offset": 7, "n_best": 1,
     }  # fmt: skip
     assert UpperCaser.calls.items() >= expected.items()
+
+
+def test_the_guard_reports_and_can_be_turned_off(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Translation("A", alarms=("loop",)), Translation("B", mended=("long",))]
+    results += [Translation("C")] * (len(SENTENCES) - 2)
+    monkeypatch.setattr(UpperCaser, "translate", lambda *_, **__: results)
+    result = invoke(model, "-t", "one")
+    assert f"guard: 2 of {len(SENTENCES)} lines alarmed, 1 mended" in result.stderr
+    assert UpperCaser.calls["guard"] is True
+
+    invoke(model, "-t", "one", "--no-guard")
+    assert UpperCaser.calls["guard"] is False
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from nmt.translation.guard import GuardThresholds
 from tests.translation.conftest import sentences
 
 LINES = sentences(9, seed=4, longest=8)
@@ -214,11 +215,48 @@ def test_a_failure_leaves_the_output_as_it_was(run_dir: Path, tmp_path: Path) ->
 def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> None:
     found = translated(run_dir, "--format", "json", "--n-best", 2, text=f"{LINES[0]}\n\n")
     first, blank = (json.loads(line) for line in found)
-    assert set(first) == {"source", "translation", "score", "alternatives"}
+    assert set(first) == {"source", "translation", "score", "alternatives", "alarms", "mended"}
     assert first["source"] == LINES[0]
     assert [set(alternative) for alternative in first["alternatives"]] == [{"text", "score"}] * 2
     assert first["alternatives"][0] == {"text": first["translation"], "score": first["score"]}
-    assert blank == {"source": "", "translation": "", "score": 0.0, "alternatives": []}
+    empty: dict[str, list[object]] = {"alternatives": [], "alarms": [], "mended": []}
+    assert blank == {"source": "", "translation": "", "score": 0.0, **empty}
+
+
+def test_the_guard_flags_and_counts_what_no_search_mends(own_run: Path) -> None:
+    limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)  # every output is too long
+    (own_run / "guard.json").write_text(limits.text())
+    text = "\n".join(LINES[:3])
+    flagged = [json.loads(x) for x in translated(own_run, "--format", "json", text=text)]
+    plain = [json.loads(x) for x in translated(own_run, "--format=json", "--no-guard", text=text)]
+
+    assert all("long" in result["alarms"] for result in flagged)
+    assert [result["alarms"] + result["mended"] for result in plain] == [[], [], []]
+    result = translate(own_run, text=f"{text}\n\n")
+    assert "note: guard: 3 of 4 lines alarmed, 0 mended by a stricter search" in result.stderr
+    result = translate(own_run, "--no-guard", text=f"{text}\n\n")
+    assert "guard" not in result.stderr
+
+
+def test_lines_that_raise_no_alarm_are_the_same_without_the_guard(own_run: Path) -> None:
+    # Nothing is odd under these limits, whatever the model says.
+    limits = GuardThresholds(
+        loop=99, repetition=99, characters_low=0, characters_high=99, subwords_low=0,
+        subwords_high=99, compression_scale=0,
+    )  # fmt: skip
+    (own_run / "guard.json").write_text(limits.text())
+    for flags in ((), ("--format", "json", "--n-best", 2)):
+        result = translate(own_run, *flags, text="\n".join(LINES))
+        assert (
+            result.stdout == translate(own_run, *flags, "--no-guard", text="\n".join(LINES)).stdout
+        )
+        assert result.stderr == ""
+
+
+def test_a_damaged_guard_is_named_and_not_read_in_vain(own_run: Path) -> None:
+    (own_run / "guard.json").write_text("{")
+    refused(translate(own_run, text="Hund\n"), 4, "guard.json", "fix:")
+    assert len(translated(own_run, "--no-guard", text="Hund\n")) == 1
 
 
 def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
@@ -254,3 +292,16 @@ def test_bad_flags_are_refused(run_dir: Path, tmp_path: Path) -> None:
     refused(translate(run_dir, "--checkpoint", "step-7"), 4, "step-00000007", "step-00000001")
     refused(translate(tmp_path / "none"), 4, "none")
     refused(translate(run_dir, "-i", tmp_path / "none.de"), 3, "none.de")
+
+
+def test_samples_are_drawn_by_their_seed(run_dir: Path) -> None:
+    text = "\n".join(LINES)
+    flags = ("--sample", "--no-guard", "--top-p", 0.95, "--temperature", 1.5)
+    first = translated(run_dir, *flags, text=text)
+    assert translated(run_dir, *flags, "--stream", "--batch-tokens", 1, text=text) == first
+    assert translated(run_dir, *flags, "--seed", 8, text=text) != first
+    three = translated(run_dir, *flags, "--n-best", 3, text=text)
+    assert [line.split(" ||| ")[1] for line in three[::3]] == first
+    likeliest = translated(run_dir, "--sample", "--no-guard", "--top-k", 1, text=text)
+    assert likeliest == translated(run_dir, "--no-guard", "-b", 1, text=text)
+    refused(translate(run_dir, "--top-p", 0.9, text=text), 2, "top_p", "sampling", "fix:")

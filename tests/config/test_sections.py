@@ -36,6 +36,13 @@ SCHEDULE_FREE: dict[str, Any] = {
         (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
         (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "cannot name a test set"),
         (DecodingConfig, {"n_best": 6}, r"n_best \(6\) is more than beam_size \(5\)"),
+        (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
+        (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
+        (DecodingConfig, {"top_p": 0.9}, r"top_p \(0.9\) is an option of sampling"),
+        (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* of sampling"),
+        (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search, not of sampling"),
+        (DecodingConfig, {"sampling": True, "return_alternatives": True}, "exclude each other"),
+        (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
         (ModelConfig, {"num_heads": 3}, r"num_heads \(3\) must divide the width 512"),
         (ModelConfig, {"num_kv_heads": 3}, r"must divide num_heads \(8\)"),
         (ModelConfig, {"decoder_model_dim": 256}, "tied embeddings need"),
@@ -114,3 +121,13 @@ def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
     assert (low.model.dropout, low.batch.bpe_dropout) == (0.3, 0.1)
     assert (own.model.dropout, own.batch.bpe_dropout) == (0.25, 0.1)
     assert RunConfig.model_validate(low.model_dump(mode="json")) == low
+
+
+def test_plain_decoding_keeps_limits_and_rules_only() -> None:
+    rules = {"no_repeat_ngram_size": 3, "length_penalty": 0.5, "max_length_offset": 7}
+    sampling = DecodingConfig.model_validate({
+        "sampling": True, "n_best": 9, "top_p": 0.5, "temperature": 2.0, **rules,
+    })  # fmt: skip
+    assert sampling.plain(2) == DecodingConfig.model_validate({"beam_size": 2, **rules})
+    groups = DecodingConfig(diverse_beam_groups=5, n_best=5, patience=2.0)
+    assert groups.plain(1) == DecodingConfig(beam_size=1)

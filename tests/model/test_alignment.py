@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.model import ModelConfig
-from nmt.model.alignment import source_attention
+from nmt.model.alignment import _weights, source_attention
 from nmt.model.blocks import DecoderLayer
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
@@ -64,18 +64,18 @@ def test_a_token_does_not_see_those_after_it() -> None:
     assert not torch.allclose(found[1, 3], attention(model)[1, 3])
 
 
-def test_the_middle_layer_by_hand() -> None:
-    model = model_of()
-    layer = model.decoder[1]
+def test_one_layer_by_hand() -> None:
+    model = model_of(decoder_layers=1)
+    layer = model.decoder[0]
     assert isinstance(layer, DecoderLayer)
-    middle = layer.cross_attention
+    only = layer.cross_attention
     seen: list[tuple[Tensor, Tensor]] = []
-    handle = middle.register_forward_pre_hook(lambda _, given: seen.append(given[:2]))
+    handle = only.register_forward_pre_hook(lambda _, given: seen.append(given[:2]))
     found = attention(model, slice(0, 1))[0]
     handle.remove()
     (values, memory), dim = (x.clone() for x in seen[0]), 16
-    queries = values @ middle.query.weight.T + middle.query.bias
-    keys = memory @ middle.key_value.weight[:dim].T + middle.key_value.bias[:dim]
+    queries = values @ only.query.weight.T + only.query.bias
+    keys = memory @ only.key_value.weight[:dim].T + only.key_value.bias[:dim]
     queries, keys = queries.detach(), keys.detach()
     expected = torch.zeros(3, 5)
     for head in range(4):
@@ -85,6 +85,20 @@ def test_the_middle_layer_by_hand() -> None:
             expected[t] += scores.softmax(0) / 4
 
     torch.testing.assert_close(found[:3], expected)
+
+
+def test_the_upper_layers_count_alike() -> None:
+    """Of three, the last two."""
+    model = model_of()
+    seen: list[Tensor] = []
+    for layer in model.decoder:
+        assert isinstance(layer, DecoderLayer)
+        layer.cross_attention.register_forward_pre_hook(
+            lambda module, given: seen.append(_weights(module, *given))
+        )
+    found = attention(model)
+
+    torch.testing.assert_close(found, (seen[1] + seen[2]) / 2)
 
 
 def test_nothing_is_left_behind_on_the_model() -> None:

@@ -1,0 +1,43 @@
+"""Prefixes and phrases as text -> constraints on token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nmt.errors import DataError
+from nmt.search.constraints import Constraints
+from nmt.text.tokenizer import Tokenizer
+
+Phrases = Sequence[Sequence[str]]
+"""Of each line, any number of phrases."""
+
+
+def encode_wishes(
+    tokenizer: Tokenizer,
+    num_lines: int,
+    prefixes: Sequence[str] | None,
+    required: Phrases | None,
+    forbidden: Phrases | None,
+) -> Iterator[Constraints]:
+    """Yield the constraints of each line. What is blank is no wish.
+
+    Raises:
+        DataError: There are more or fewer wishes than lines.
+    """
+    for name, given in (("prefixes", prefixes), ("required", required), ("forbidden", forbidden)):
+        if given is not None and len(given) != num_lines:
+            raise DataError(
+                f"{name} has {len(given):,} entries for {num_lines:,} lines.",
+                fix="Give one entry a line, an empty one where there is no wish.",
+            )
+    for line in range(num_lines):
+        yield Constraints(
+            prefix=tuple(tokenizer.encode(prefixes[line])) if prefixes else (),
+            required=_phrases(tokenizer, required[line] if required else ()),
+            forbidden=_phrases(tokenizer, forbidden[line] if forbidden else ()),
+        )
+
+
+def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    encoded = (tuple(tokenizer.encode(text)) for text in texts)
+    return tuple(ids for ids in encoded if ids)

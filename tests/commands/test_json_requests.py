@@ -1,0 +1,68 @@
+"""JSON lines in: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.commands.json_requests import Request, parse_requests
+from nmt.errors import DataError
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+OTHERS = st.dictionaries(
+    st.text().filter(lambda name: name not in ("source", "prefix", "required", "forbidden")),
+    VALUES,
+    max_size=4,
+)
+
+
+@given(others=OTHERS, source=st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])))
+def test_unknown_fields_pass_through_and_text_stays_as_it_is(
+    others: dict[str, Any], source: str
+) -> None:
+    line = json.dumps({**others, "source": source})
+
+    assert list(parse_requests([line], 1)) == [Request(source, others=others)]
+
+
+def test_wishes_are_read() -> None:
+    line = '{"source": "Ein Hund.", "prefix": "A", "required": ["dog"], "forbidden": ["cat", "x"]}'
+
+    assert list(parse_requests([line], 1)) == [Request("Ein Hund.", "A", ("dog",), ("cat", "x"))]
+
+
+def test_a_blank_line_is_a_blank_text() -> None:
+    assert list(parse_requests(["", "  "], 1)) == [Request(""), Request("")]
+
+
+def test_a_line_break_in_a_text_does_not_make_two_lines() -> None:
+    assert next(parse_requests(['{"source": "a\\nb\\u2028c"}'], 1)).source == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("Ein Hund.", "Line 7 is not JSON"),
+        ('{"source": "a"', "Line 7 is not JSON"),
+        ('["a"]', "Line 7 holds no JSON object"),
+        ('{"text": "a"}', "Line 7 has no text in source"),
+        ('{"source": 3}', "Line 7 has no text in source"),
+        ('{"source": "a", "prefix": ["b"]}', "Line 7 has no text in prefix"),
+        ('{"source": "a", "required": "b"}', "Line 7 has no list of texts in required"),
+        ('{"source": "a", "forbidden": [1]}', "Line 7 has no list of texts in forbidden"),
+    ],
+)
+def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) -> None:
+    with pytest.raises(DataError) as caught:
+        list(parse_requests(['{"source": "a"}', line], 6))
+
+    assert caught.value.problem.startswith(problem)
+    assert '{"source": ' in caught.value.fix
