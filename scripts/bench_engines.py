@@ -26,7 +26,7 @@ from nmt.commands.export import export
 from nmt.config.decoding import DecodingConfig
 from nmt.text.lines import read_lines
 from nmt.translation.ctranslate2_engine import load_ctranslate2_engine
-from nmt.translation.engine import Engine
+from nmt.translation.engine import Engine, Task
 from nmt.translation.loading import load_torch_engine
 
 Ids = Sequence[Sequence[int]]
@@ -64,8 +64,8 @@ def translate(
     """Return seconds and outputs."""
     outputs: list[tuple[int, ...]] = [()] * len(rows)
     start = time.perf_counter()
-    for batch in batches:
-        found = engine.search([rows[row] for row in batch], options)
+    tasks = [Task([rows[row] for row in batch]) for batch in batches]
+    for batch, found in zip(batches, engine.search_all(tasks, options), strict=True):
         for row, best in zip(batch, found, strict=True):
             outputs[row] = best[0].ids
     return time.perf_counter() - start, outputs

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from nmt.engine.cores import usable_cores
 from nmt.engine.distributed import PEER_LOST
 from nmt.errors import DeviceError
 from nmt.training.signals import StoppedBySignal
@@ -43,8 +44,7 @@ def launch(
             f"{num_processes} processes were asked for, but there are {num_gpus} GPUs.",
             fix=f"Use --devices {num_gpus}, or --set training.device=cpu.",
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = max(1, (cores or 1) // num_processes)
+    share = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads or share))
     # What these say, `nmt` says itself, in fewer words. Some have a level of their own.
     for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):

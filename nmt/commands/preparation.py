@@ -6,7 +6,6 @@ holds the sample and one block of pairs, however large the corpora.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -31,6 +30,7 @@ from nmt.data.filters import DUPLICATE, length_problem, text_problem
 from nmt.data.overlap import HeldOut
 from nmt.data.sample import Reservoir
 from nmt.data.store import StoreWriter
+from nmt.engine.cores import usable_cores
 from nmt.errors import DataError
 from nmt.text.sentencepiece import train_sentencepiece
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, load_tokenizers
@@ -78,7 +78,7 @@ class Preparation:
             config.filters.max_characters,
         )
         self._corpora = dict(zip(corpus_names(config.data.train), config.data.train, strict=True))
-        self._threads = _usable_cores()
+        self._threads = usable_cores()
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
         self._counts: dict[str, Counter[str]] = {}
@@ -322,9 +322,3 @@ def _take_over(there: Path, folder: Path) -> Tokenizers:
 
 def _plain(counts: Counter[str]) -> dict[str, int]:
     return {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

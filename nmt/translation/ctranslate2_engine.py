@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,11 +29,12 @@ from nmt.checkpoint.ctranslate2_package import import_ctranslate2
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
 from nmt.config.decoding import DecodingConfig
+from nmt.engine.cores import usable_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
-from nmt.translation.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine
+from nmt.translation.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine, Task
 from nmt.translation.ensemble import Ensemble
 
 _KNOWN = {
@@ -91,8 +93,10 @@ class CTranslate2Engine(Engine):
                 "CTranslate2 finds no CUDA device.", fix="Use --device cpu, or --device auto."
             )
         try:
+            self._threads = threads or usable_cores()
+            # A batch for each thread: its steps are too short to be shared by threads.
             self._model: Any = package.Translator(
-                str(folder), device=device, intra_threads=threads or 0
+                str(folder), device=device, inter_threads=self._threads, intra_threads=1
             )
             self._source_tokens = _vocabulary(folder, "source")
             self._target_tokens = _vocabulary(folder, "target")
@@ -104,6 +108,25 @@ class CTranslate2Engine(Engine):
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
         self._num_positions = num_positions
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return self._threads if self._model.device == "cpu" else 1
+
+    @override
+    def search_all(
+        self, tasks: Sequence[Task], options: DecodingConfig
+    ) -> Iterator[list[list[Hypothesis]]]:
+        with ThreadPoolExecutor(max(1, min(self.num_workers, len(tasks)))) as pool:
+            waiting = [
+                pool.submit(self.search, task.sources, options, task.constraints) for task in tasks
+            ]
+            try:
+                for future in waiting:
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
 
     @override
     def search(

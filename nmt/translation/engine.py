@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,6 +20,16 @@ CTRANSLATE2_MODEL = "model.bin"
 """The file that makes a folder one of CTranslate2."""
 CTRANSLATE2_RECORD = "export.json"
 """What such a folder tells about its export."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A batch to be searched."""
+
+    sources: Sequence[Sequence[int]]
+    """Source ids of each sentence, without EOS; none is empty."""
+    constraints: Sequence[Constraints] | None = None
+    """What the output of each sentence must look like."""
 
 
 class Engine(Protocol):
@@ -46,6 +56,18 @@ class Engine(Protocol):
             ConfigError: This engine cannot search so.
         """
         ...
+
+    @property
+    def num_workers(self) -> int:
+        """How many tasks `search_all` works on at the same time."""
+        return 1
+
+    def search_all(
+        self, tasks: Sequence[Task], options: DecodingConfig
+    ) -> Iterator[list[list[Hypothesis]]]:
+        """Yield what `search` finds for each task, in order."""
+        for task in tasks:
+            yield self.search(task.sources, options, task.constraints)
 
     def attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.stepper import Stepper
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
-from nmt.translation.engine import Engine
+from nmt.translation.engine import Engine, Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
 
@@ -41,20 +43,58 @@ class TorchEngine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        device = self._models[0].output_weight.device
-        rows = [torch.tensor([*ids, EOS_ID]) for ids in sources]
-        lengths = torch.tensor([len(row) for row in rows])
-        source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+        with self._at_work():
+            return self._search(Task(sources, constraints), options)
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        """One for each CPU thread: the steps of a search are too short to be shared by threads."""
+        return torch.get_num_threads() if self._device.type == "cpu" else 1
+
+    @override
+    def search_all(
+        self, tasks: Sequence[Task], options: DecodingConfig
+    ) -> Iterator[list[list[Hypothesis]]]:
+        count = min(self.num_workers, len(tasks))
+        with self._at_work():
+            if count < 2:
+                for task in tasks:
+                    yield self._search(task, options)
+                return
+            # The number of threads is a setting of each thread.
+            with ThreadPoolExecutor(
+                count, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                waiting = [pool.submit(self._search, task, options) for task in tasks]
+                try:
+                    for future in waiting:
+                        yield future.result()
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Let no model train meanwhile."""
         were_training = [model.training for model in self._models]
         for model in self._models:
             model.eval()
         try:
-            return search(
-                self._stepper(), source.to(device), lengths.to(device), options, constraints
-            )
+            yield
         finally:
             for model, was_training in zip(self._models, were_training, strict=True):
                 model.train(was_training)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._models[0].output_weight.device
+
+    def _search(self, task: Task, options: DecodingConfig) -> list[list[Hypothesis]]:
+        rows = [torch.tensor([*ids, EOS_ID]) for ids in task.sources]
+        lengths = torch.tensor([len(row) for row in rows])
+        source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+        source, lengths = source.to(self._device), lengths.to(self._device)
+        return search(self._stepper(), source, lengths, options, task.constraints)
 
     @override
     def attention(

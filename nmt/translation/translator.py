@@ -15,7 +15,7 @@ from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.alignment import Links, Part, as_pharaoh, joined
-from nmt.translation.engine import Dtype, Engine, LoadedEngine, choose_engine
+from nmt.translation.engine import Dtype, Engine, LoadedEngine, Task, choose_engine
 from nmt.translation.ensemble import Ensemble
 from nmt.translation.guard import Alarm, GuardThresholds, read_thresholds
 from nmt.translation.mending import Guard, Verdict
@@ -307,15 +307,20 @@ class Translator:
         """Find the n best of each piece; none where there is no output."""
         found: list[list[Hypothesis]] = [[] for _ in pieces]
         options, mbr = self._search_options, self._mbr
-        for rows in self._batches(pieces):
+        # The longest first: the last to be done is then a short one.
+        batches = list(self._batches(pieces))[::-1]
+        tasks = [self._task([pieces[row] for row in rows]) for rows in batches]
+        for rows, hypotheses in zip(batches, self._engine.search_all(tasks, options), strict=True):
             self._check()
-            sources = [pieces[row].ids for row in rows]
-            wishes = [pieces[row].constraints for row in rows]
-            more = () if all(own == NONE for own in wishes) else (wishes,)
-            hypotheses = self._engine.search(sources, options, *more)
             for row, best in zip(rows, hypotheses, strict=True):
                 found[row] = mbr.choose(best, self._text, self.options.n_best) if mbr else best
         return found
+
+    @staticmethod
+    def _task(pieces: Sequence[_Piece]) -> Task:
+        wishes = [piece.constraints for piece in pieces]
+        is_free = all(own == NONE for own in wishes)
+        return Task([piece.ids for piece in pieces], None if is_free else wishes)
 
     @property
     def _search_options(self) -> DecodingConfig:
@@ -402,7 +407,7 @@ class Translator:
         """
         order = sorted(range(len(pieces)), key=lambda row: len(pieces[row].ids))
         of_row = self._search_options.num_hypotheses * self._tokenizers.target.vocab_size
-        most_rows = max(1, _MOST_PROBABILITIES // of_row)
+        most_rows = max(1, _MOST_PROBABILITIES // self._engine.num_workers // of_row)
         batch: list[int] = []
         for row in order:
             tokens = (len(batch) + 1) * (len(pieces[row].ids) + 1)  # and EOS

@@ -117,9 +117,9 @@ def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
     low = RunConfig.model_validate({**RUN, "preset": "low-resource"})
     own = RunConfig.model_validate({**RUN, "preset": "low-resource", "model": {"dropout": 0.25}})
 
-    assert (plain.model.dropout, plain.batch.bpe_dropout) == (0.1, 0.0)
-    assert (low.model.dropout, low.batch.bpe_dropout) == (0.3, 0.1)
-    assert (own.model.dropout, own.batch.bpe_dropout) == (0.25, 0.1)
+    assert plain.model.dropout == 0.1
+    assert (low.model.dropout, low.model.model_dim) == (0.3, plain.model.model_dim)
+    assert own.model.dropout == 0.25
     assert RunConfig.model_validate(low.model_dump(mode="json")) == low
 
 

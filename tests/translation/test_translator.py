@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
 
-from nmt.errors import CheckpointError, ConfigError
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model.transformer import Transformer
+from nmt.search.hypothesis import Hypothesis
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation import translator as translator_module
+from nmt.translation.engine import Task
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -179,3 +183,43 @@ def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: 
     translator = Translator(TorchEngine(broken), tokenizers, OPTIONS)
     with pytest.raises(CheckpointError, match="not numbers"):
         translator.translate(["Hund"])
+
+
+def test_workers_change_nothing_but_the_time(
+    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = sentences(40)
+    options = OPTIONS.model_copy(update={"batch_tokens": 30})
+    translator = Translator(TorchEngine(model), tokenizers, options, max_length=32)
+    one = translator.translate(lines)
+    used: set[int] = set()
+    search = TorchEngine._search
+
+    def noted(engine: TorchEngine, task: Task, options: DecodingConfig) -> list[list[Hypothesis]]:
+        used.add(threading.get_ident())
+        assert torch.get_num_threads() == 1
+        return search(engine, task, options)
+
+    monkeypatch.setattr(TorchEngine, "num_workers", 3)
+    monkeypatch.setattr(TorchEngine, "_search", noted)
+    model.train()
+    three = translator.translate(lines)
+
+    assert three == one
+    assert 1 < len(used) <= 3
+    assert threading.get_ident() not in used
+    assert model.training
+    model.eval()
+
+
+def test_a_worker_s_failure_is_the_failure(
+    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("a wish that cannot be met", fix="none")
+
+    monkeypatch.setattr(TorchEngine, "num_workers", 2)
+    monkeypatch.setattr(TorchEngine, "_search", fail)
+    options = OPTIONS.model_copy(update={"batch_tokens": 30})
+    with pytest.raises(DataError, match="a wish"):
+        Translator(TorchEngine(model), tokenizers, options).translate(sentences(20))
