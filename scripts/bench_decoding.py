@@ -36,7 +36,8 @@ from nmt.model.transformer import Transformer
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.limits import length_limits, length_penalty
+from nmt.search.lengths import length_penalty
+from nmt.search.limits import length_limits
 from nmt.search.rules import forbid
 from nmt.text.lines import read_lines
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID

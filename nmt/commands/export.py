@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.checkpoint.ctranslate2_model import (
     CTranslate2Format,
@@ -25,7 +23,7 @@ from nmt.checkpoint.model_card import model_card
 from nmt.checkpoint.model_folder import check_new_folder, write_model_folder
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.search.limits import length_limits
+from nmt.search.lengths import limits_of
 from nmt.text.tokenizer import Tokenizer
 from nmt.translation.engine import CTRANSLATE2_MODEL, CTRANSLATE2_RECORD, is_ctranslate2
 from nmt.version import __version__
@@ -141,9 +139,8 @@ def _write_for_ctranslate2(folder: Path, bundle: ModelBundle, quantization: Quan
 
 def _most_positions(config: RunConfig) -> int:
     """Positions of the longest source and of its longest output, with EOS."""
-    source = torch.tensor([config.filters.max_length + 1])
-    _, longest = length_limits(source, config.decoding)
-    return max(int(source), int(longest))
+    most = config.filters.max_length
+    return max(most + 1, limits_of(most, config.decoding).longest)
 
 
 def _tokens(tokenizer: Tokenizer) -> list[str]:

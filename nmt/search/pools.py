@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.limits import length_penalty
+from nmt.search.lengths import length_penalty
 
 
 class Pools:

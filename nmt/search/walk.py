@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.limits import length_penalty
+from nmt.search.lengths import length_penalty
 from nmt.search.rules import Rules
 from nmt.search.stepper import Stepper
 from nmt.text.special import BOS_ID, EOS_ID

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +32,7 @@ from nmt.engine.cores import usable_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
+from nmt.search.lengths import Limits, length_penalty, limits_of
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine, Task
 from nmt.translation.ensemble import Ensemble
@@ -47,13 +47,6 @@ others must have their defaults."""
 _NO_PENALTY = 1e-30  # 0 would also mean another end of the search
 _TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
 _IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
-
-
-class Limits(NamedTuple):
-    """Tokens of an output, EOS included."""
-
-    shortest: int
-    longest: int
 
 
 class _Cut(NamedTuple):
@@ -159,7 +152,7 @@ class CTranslate2Engine(Engine):
 
     def _limits(self, num_tokens: int, options: DecodingConfig) -> Limits:
         """Return the limits of an output, which ends with the table of positions if not before."""
-        shortest, longest = length_limits(num_tokens, options)
+        shortest, longest = limits_of(num_tokens, options)
         if self._num_positions is not None:
             longest = min(longest, self._num_positions)
         return Limits(min(shortest, longest), longest)
@@ -219,25 +212,7 @@ class CTranslate2Engine(Engine):
         self, tokens: Sequence[str], log_prob: float, options: DecodingConfig
     ) -> Hypothesis:
         ids = tuple(self._ids[token] for token in tokens)
-        return Hypothesis(ids, log_prob, log_prob / length_penalty(len(ids) + 1, options))
-
-
-def length_limits(num_tokens: int, options: DecodingConfig) -> Limits:
-    """Return the limits of the output of so many tokens; as `nmt.search.limits.length_limits`."""
-    longest = _product(num_tokens, options.max_length_factor) + options.max_length_offset + 1
-    shortest = _product(num_tokens, options.min_length_factor) + 1
-    return Limits(min(shortest, longest), longest)
-
-
-def _product(count: int, factor: float) -> int:
-    """Round down what a product is in float32, as torch does."""
-    return int(struct.unpack("f", struct.pack("f", count * factor))[0])
-
-
-def length_penalty(length: int, options: DecodingConfig) -> float:
-    """Return what a log probability is divided by; as `nmt.search.limits.length_penalty`."""
-    base = (5 + length) / 6 if options.length_penalty_form == "gnmt" else length
-    return float(base**options.length_penalty)
+        return Hypothesis(ids, log_prob, log_prob / length_penalty(options)(len(ids) + 1))
 
 
 def load_ctranslate2_engine(

@@ -22,7 +22,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.data.batching import plan_batches
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
-from nmt.search.limits import length_penalty
+from nmt.search.lengths import length_penalty
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.translation.ensemble import Ensemble

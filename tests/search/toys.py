@@ -13,7 +13,8 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.limits import length_limits, length_penalty
+from nmt.search.lengths import length_penalty
+from nmt.search.limits import length_limits
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 FIRST_WORD = 4

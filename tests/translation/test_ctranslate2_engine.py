@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.ctranslate2_package import import_ctranslate2
@@ -19,14 +17,8 @@ from nmt.commands.export import export
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.model.transformer import Transformer
-from nmt.search import limits
 from nmt.search.constraints import Constraints
-from nmt.translation.ctranslate2_engine import (
-    CTranslate2Engine,
-    Limits,
-    length_limits,
-    length_penalty,
-)
+from nmt.translation.ctranslate2_engine import CTranslate2Engine
 from nmt.translation.engine import Engine, choose_engine, is_ctranslate2
 from nmt.translation.ensemble import Ensemble
 from nmt.translation.torch_engine import TorchEngine
@@ -62,33 +54,6 @@ def ours(run_dir: Path) -> Translator:
 @pytest.fixture
 def theirs(exported: Path) -> Translator:
     return Translator.load(exported, device="cpu", threads=1, guard=False)
-
-
-@given(
-    num_tokens=st.integers(1, 2000),
-    factor=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.5, 2.0, 2.3, 3.0]),
-    least=st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 0.6, 0.9, 1.0, 2.5]),
-    offset=st.integers(1, 50),
-)
-def test_limits_are_those_of_our_search(
-    num_tokens: int, factor: float, least: float, offset: int
-) -> None:
-    options = DecodingConfig(
-        max_length_factor=factor, max_length_offset=offset, min_length_factor=least
-    )
-    expected = limits.length_limits(torch.tensor([num_tokens + 1]), options)
-
-    assert length_limits(num_tokens, options) == Limits(*(int(limit) for limit in expected))
-
-
-@pytest.mark.parametrize("form", ["power", "gnmt"])
-@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 1.7])
-def test_length_penalties_are_those_of_our_search(form: Any, exponent: float) -> None:
-    options = DecodingConfig(length_penalty=exponent, length_penalty_form=form)
-    expected = limits.length_penalty(options)
-
-    for length in range(1, 40):
-        assert length_penalty(length, options) == expected(length)
 
 
 @needs_ctranslate2
