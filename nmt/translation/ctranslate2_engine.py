@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -110,7 +110,7 @@ class CTranslate2Engine(Engine):
     @override
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
-    ) -> Iterator[list[list[Hypothesis]]]:
+    ) -> Generator[list[list[Hypothesis]], None, None]:
         with ThreadPoolExecutor(max(1, min(self.num_workers, len(tasks)))) as pool:
             waiting = [
                 pool.submit(self.search, task.sources, options, task.constraints) for task in tasks

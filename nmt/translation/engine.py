@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -64,7 +64,7 @@ class Engine(Protocol):
 
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
-    ) -> Iterator[list[list[Hypothesis]]]:
+    ) -> Generator[list[list[Hypothesis]], None, None]:
         """Yield what `search` finds for each task, in order."""
         for task in tasks:
             yield self.search(task.sources, options, task.constraints)

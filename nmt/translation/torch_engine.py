@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -55,7 +55,7 @@ class TorchEngine(Engine):
     @override
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
-    ) -> Iterator[list[list[Hypothesis]]]:
+    ) -> Generator[list[list[Hypothesis]], None, None]:
         count = min(self.num_workers, len(tasks))
         with self._at_work():
             if count < 2:
@@ -72,6 +72,8 @@ class TorchEngine(Engine):
                         yield future.result()
                 finally:
                     pool.shutdown(wait=True, cancel_futures=True)
+                    # What a worker sets, threads that start later begin with.
+                    torch.set_num_threads(torch.get_num_threads())
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -310,10 +311,12 @@ class Translator:
         # The longest first: the last to be done is then a short one.
         batches = list(self._batches(pieces))[::-1]
         tasks = [self._task([pieces[row] for row in rows]) for rows in batches]
-        for rows, hypotheses in zip(batches, self._engine.search_all(tasks, options), strict=True):
-            self._check()
-            for row, best in zip(rows, hypotheses, strict=True):
-                found[row] = mbr.choose(best, self._text, self.options.n_best) if mbr else best
+        # Closed at once when interrupted: no worker may go on with a model that trains again.
+        with closing(self._engine.search_all(tasks, options)) as results:
+            for rows, hypotheses in zip(batches, results, strict=True):
+                self._check()
+                for row, best in zip(rows, hypotheses, strict=True):
+                    found[row] = mbr.choose(best, self._text, self.options.n_best) if mbr else best
         return found
 
     @staticmethod

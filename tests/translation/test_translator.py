@@ -14,6 +14,7 @@ from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
+from nmt.training.signals import Interrupted
 from nmt.translation import translator as translator_module
 from nmt.translation.engine import Task
 from nmt.translation.torch_engine import TorchEngine
@@ -223,3 +224,43 @@ def test_a_worker_s_failure_is_the_failure(
     options = OPTIONS.model_copy(update={"batch_tokens": 30})
     with pytest.raises(DataError, match="a wish"):
         Translator(TorchEngine(model), tokenizers, options).translate(sentences(20))
+
+
+def test_an_interrupt_leaves_no_worker_behind(
+    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 19: validation is given up in the middle of decoding."""
+
+    def stop() -> None:
+        raise Interrupted(15)
+
+    monkeypatch.setattr(TorchEngine, "num_workers", 2)
+    options = OPTIONS.model_copy(update={"batch_tokens": 30})
+    translator = Translator(TorchEngine(model), tokenizers, options, check=stop)
+    before = threading.active_count()
+    model.train()
+    with pytest.raises(Interrupted) as caught:
+        translator.translate(sentences(60))
+
+    assert caught.tb is not None  # the frames are still held
+    assert threading.active_count() == before
+    assert model.training
+    model.eval()
+
+
+def test_workers_do_not_set_the_threads_of_others(
+    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchEngine, "num_workers", 2)
+    options = OPTIONS.model_copy(update={"batch_tokens": 30})
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    found: list[int] = []
+    try:
+        Translator(TorchEngine(model), tokenizers, options).translate(sentences(20))
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert (torch.get_num_threads(), found) == (3, [3])
+    finally:
+        torch.set_num_threads(before)
