@@ -8,7 +8,6 @@ Source: Vaswani et al. (2017), section 6.1; Popel and Bojar (2018).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from nmt.checkpoint.files import MODEL, load_tensors, replace_text
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.model_folder import write_model_folder
+from nmt.checkpoint.retention import by_score
 from nmt.errors import CheckpointError
 from nmt.version import __version__
 
@@ -57,12 +57,7 @@ def choose_checkpoints(
         raise ValueError(f"cannot choose {count} checkpoints")
     if best is None:
         return sorted(steps)[-count:]
-    ranks = {step: _rank(scores[step]) for step in steps if step in scores}
-    return sorted(sorted(ranks, key=lambda step: (-ranks[step], step))[:count])
-
-
-def _rank(score: float) -> float:
-    return -math.inf if math.isnan(score) else score
+    return sorted(by_score(steps, scores)[:count])
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:

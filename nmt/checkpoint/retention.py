@@ -1,8 +1,28 @@
-"""Which checkpoints to keep. Pure."""
+"""Which checkpoints are best, and which to keep. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+
+
+def rank(score: float) -> float:
+    """Return a number to compare scores by: the score itself, but NaN is lowest.
+
+    >>> max([float("nan"), -3.0, -5.0], key=rank)
+    -3.0
+    """
+    return -math.inf if math.isnan(score) else score
+
+
+def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
+    """Return the steps that have a score, best first, the earlier of equals before the later.
+
+    >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
+    [30, 20, 10]
+    """
+    scored = (step for step in steps if step in scores)
+    return sorted(scored, key=lambda step: (-rank(scores[step]), step))
 
 
 def newest(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
@@ -34,7 +54,7 @@ def expired(
 
     Args:
         steps: Checkpoints there are.
-        scores: Validation score of some of them; higher is better.
+        scores: Validation score of some of them; higher is better, NaN is lowest.
         keep_last: Newest checkpoints to keep; see `newest`.
         keep_best: Best checkpoints to keep besides; the earlier of equals.
         due_every: A checkpoint is due at the multiples of these.
@@ -43,6 +63,6 @@ def expired(
     >>> expired([10, 20, 30, 40], scores, keep_last=1, keep_best=1, due_every=[10])
     [10, 30]
     """
-    scored = sorted((step for step in steps if step in scores), key=lambda s: (-scores[s], s))
-    kept = {*newest(steps, keep_last, due_every=due_every), *scored[:keep_best]}
+    best = by_score(steps, scores)[:keep_best]
+    kept = {*newest(steps, keep_last, due_every=due_every), *best}
     return sorted(step for step in steps if step not in kept)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from nmt.checkpoint.retention import rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class History:
     @property
     def best(self) -> Entry | None:
         """The validation with the highest score, the earlier of two equal ones; NaN is lowest."""
-        return max(self.entries, key=_rank, default=None)
+        return max(self.entries, key=lambda entry: rank(entry.score), default=None)
 
     def should_stop(self, patience: int | None) -> bool:
         """Whether the last ``patience`` validations were no better than one before them."""
@@ -54,7 +55,3 @@ class History:
     def from_dict(cls, values: Sequence[Sequence[float]]) -> History:
         """Take `as_dict` back."""
         return cls(tuple(Entry(int(step), float(score)) for step, score in values))
-
-
-def _rank(entry: Entry) -> float:
-    return -math.inf if math.isnan(entry.score) else entry.score

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +45,19 @@ def test_what_was_kept_is_kept_again(
 
 def test_the_earlier_of_equals_is_the_best() -> None:
     assert expired([1, 2, 3], {1: 5.0, 2: 5.0}, keep_last=1, keep_best=1, due_every=ALL) == [2]
+
+
+@given(scores=st.permutations([math.nan, math.nan, -3.0, -5.0]), keep_best=st.integers(1, 4))
+def test_a_score_that_is_no_number_is_never_kept_before_one_that_is(
+    scores: list[float], keep_best: int
+) -> None:
+    by_step = dict(enumerate(scores, start=1))
+    gone = expired([1, 2, 3, 4, 9], by_step, keep_last=1, keep_best=keep_best, due_every=ALL)
+    kept = [score for step, score in by_step.items() if step not in gone]
+
+    assert len(kept) == keep_best
+    assert sum(math.isnan(score) for score in kept) == max(0, keep_best - 2)
+    assert -3.0 in kept
 
 
 @given(
