@@ -106,7 +106,11 @@ class OneProcess:
 
 
 def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
-    """A collective call fails when a peer has gone; there is nothing else it can fail of."""
+    """Take a collective call that fails for one whose peer has gone, by far the likeliest cause.
+
+    It may be another one, such as a broken network or memory that ran out, and torch's message says
+    which: its first line is told with the error.
+    """
 
     @wraps(call)
     def guarded(*arguments: P.args, **options: P.kwargs) -> T:
