@@ -1,0 +1,175 @@
+"""A model of twice the size that says exactly the same: speed of a big one, lengths of a real one.
+
+    python scripts/widen_model.py runs/multi30k-de-en runs/multi30k-de-en-wide
+
+Layers, width, heads and inner width are doubled (Net2Net, Chen et al. 2016): of 3 + 3 layers of
+width 256 come 6 + 6 of width 512, the published base model. Random weights would not do for a
+measurement: their outputs end nowhere, and have no BLEU that shows when an engine cheats.
+
+How it stays the same. Every feature comes twice, side by side: [x, x]. Mean and variance are those
+of x, so norms need their gains twice and nothing else. A matrix W becomes [[W/2, W/2], [W/2, W/2]]:
+it adds up two equal halves, and says its result twice. That doubles heads as well, and the inner
+layer. Sinusoids of the double width would be others, so their table becomes a learned one. Token
+vectors shrink by sqrt(2) where the model multiplies them by sqrt(width); the last norm takes back
+what that and the twice as long products do to the logits. After each layer comes a copy whose
+output projections are zero: it adds nothing to the residual stream. Therefore only pre-norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import MODEL
+from nmt.checkpoint.model_folder import check_new_folder, write_model_folder
+from nmt.config.loader import dump_config
+from nmt.config.model import ModelConfig
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError, NmtError
+from nmt.model.factory import build_model, fused_rows
+from nmt.model.layers import sinusoids
+from nmt.model.transformer import Transformer
+from nmt.search.lengths import limits_of
+
+_DOUBLED = (
+    "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads", "num_kv_heads",
+    "decoder_model_dim", "decoder_ff_dim",
+)  # fmt: skip
+_TOKEN_VECTORS = ("source_vectors", "target_vectors", "output_vectors")
+_OUTPUTS = re.compile(r"\.(output|outer)\.(weight|bias)$")
+"""Parameters of what a sub-layer adds to the residual stream."""
+_LAYER = re.compile(r"^((?:en|de)coder)\.(\d+)\.")
+
+
+def doubled_config(config: ModelConfig, num_positions: int) -> ModelConfig:
+    """Return the shape of the widened model.
+
+    Args:
+        config: The model's.
+        num_positions: Rows of a table of positions that is not yet learned.
+
+    Raises:
+        ConfigError: Zeros do not make a layer of this kind an identity.
+    """
+    if config.norm_position != "pre":
+        raise ConfigError(
+            "A post-norm model cannot be widened: it has no layer that changes nothing.",
+            fix="Take a model with model.norm_position pre.",
+        )
+    changes = {name: 2 * value for name in _DOUBLED if (value := getattr(config, name)) is not None}
+    if config.positions.startswith("sinusoidal"):
+        changes |= {"positions": "learned", "max_positions": num_positions}
+    return config.model_copy(update={"preset": None, **changes})
+
+
+def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
+    """Return a model of twice the size with the logits of ``model``.
+
+    Args:
+        model: The small one; it stays as it is.
+        num_positions: Rows of a table of positions that was computed before.
+    """
+    sizes = len(model.source_vectors), len(model.target_table)
+    wide = build_model(doubled_config(model.config, num_positions), *sizes)
+    values = {name: _value(name, like, model) for name, like in wide.state_dict().items()}
+    wide.load_state_dict(values)
+    return wide.eval()
+
+
+def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
+    """What the widened model has under ``name``, in the shape of ``like``."""
+    scaled, known = model.config.scale_embeddings, model.state_dict()
+    if name in _TOKEN_VECTORS:
+        return known[name].repeat(1, 2) * (0.5**0.5 if scaled else 1)
+    if name.endswith("positions.weight"):
+        return _positions(name, len(like), model).repeat(1, 2)
+    layer = _LAYER.match(name)
+    if layer and int(layer[2]) % 2 and _OUTPUTS.search(name):
+        return torch.zeros_like(like)
+    origin = _LAYER.sub(lambda found: f"{found[1]}.{int(found[2]) // 2}.", name)
+    value = known[origin]
+    if value.shape == like.shape:  # a bias of the logits, or a norm inside of a head
+        return value
+    weight_name = re.sub(r"bias$", "weight", origin)
+    value = _doubled(value, fused_rows(model).get(weight_name, [len(value)]))
+    if name.startswith("decoder_norm."):
+        return value * (0.5**0.5 if scaled else 0.5)
+    return value
+
+
+def _doubled(value: Tensor, rows: Sequence[int]) -> Tensor:
+    """Double each of the matrices of so many rows that are stacked in ``value``, or its vectors."""
+    parts = value.split(list(rows))
+    if value.ndim == 1:
+        return torch.cat([part.repeat(2) for part in parts])
+    return torch.cat([part.repeat(2, 2) / 2 for part in parts])
+
+
+def _positions(name: str, num_positions: int, model: Transformer) -> Tensor:
+    """The table (P, D) of the small model's encoder or decoder."""
+    config, known = model.config, model.state_dict()
+    if name in known:
+        return known[name]
+    dim = config.model_dim if name.startswith("source") else config.decoder_dim
+    layout = config.positions
+    assert layout in ("sinusoidal", "sinusoidal-halves")
+    return sinusoids(num_positions, dim, layout)
+
+
+def write_widened(source: Path, output: Path) -> ModelConfig:
+    """Write the model in ``source``, a run or model folder, widened as a model folder.
+
+    Returns:
+        Its shape.
+
+    Raises:
+        ConfigError: ``output`` is taken, or the model cannot be widened.
+        CheckpointError: The model is missing or damaged, or the folder cannot be written.
+    """
+    check_new_folder(output, source)
+    bundle = load_model(source)
+    wide = widen(bundle.model, _num_positions(bundle.config))
+    config = bundle.config.model_copy(update={"model": wide.config})
+
+    def write(folder: Path) -> None:
+        text = dump_config(config)
+        (folder / "config.yaml").write_text(text, encoding="utf-8", newline="\n")
+        save_file(wide.state_dict(), folder / MODEL)
+
+    write_model_folder(output, source, bundle.step, write)
+    return wide.config
+
+
+def _num_positions(config: RunConfig) -> int:
+    """Positions that no source of the longest allowed length, nor its output, goes beyond."""
+    longest = config.filters.max_length
+    outputs = limits_of(longest, config.decoding).longest
+    return max(config.model.max_positions, longest + 1, outputs)
+
+
+def main() -> None:
+    """Write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path, metavar="RUN", help="run or model folder")
+    parser.add_argument("output", type=Path, metavar="OUT", help="folder to write")
+    chosen = parser.parse_args()
+    try:
+        config = write_widened(chosen.model, chosen.output)
+    except NmtError as error:
+        sys.exit(f"error: {error}")
+    print(
+        f"{chosen.output}: {config.encoder_layers} + {config.decoder_layers} layers, width "
+        f"{config.model_dim}, inner width {config.ff_dim}, {config.num_heads} heads"
+    )
+
+
+if __name__ == "__main__":
+    main()

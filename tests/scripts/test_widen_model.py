@@ -1,0 +1,103 @@
+"""A widened model says what the small one says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.checkpoint.bundle import load_model
+from nmt.commands.export import export
+from nmt.config.model import ModelConfig
+from nmt.errors import ConfigError
+from nmt.model.factory import build_model
+from nmt.model.transformer import Transformer
+from nmt.translation.translator import Translator
+from tests.translation.conftest import sentences
+from tests.translation.exported import (
+    needs_ctranslate2,
+    run_config,
+    train_tokenizers,
+    write_run,
+)
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "widen_model.py"))
+SIZE = 40
+
+
+def small_model(changes: dict[str, Any]) -> Transformer:
+    """A model with no parameter at the value that training starts from."""
+    config = ModelConfig.model_validate({
+        "preset": "tiny", "encoder_layers": 2, "decoder_layers": 1, "model_dim": 16, "ff_dim": 24,
+        "num_heads": 2, **changes,
+    })  # fmt: skip
+    torch.manual_seed(4)
+    model = build_model(config, SIZE, SIZE).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+@torch.inference_mode()
+def logits(model: Transformer) -> torch.Tensor:
+    """What ``model`` says of two sentences, one of them padded, in four steps."""
+    source = torch.tensor([[5, 9, 14, 7, 3], [8, 30, 3, 0, 0]])
+    state = model.start(source, torch.tensor([5, 3]))
+    said = []
+    for tokens in ([[2], [2]], [[11], [4]], [[12], [39]], [[13], [6]]):
+        found, state = model.step(state, torch.tensor(tokens))
+        said.append(found)
+    return torch.stack(said)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": "sinusoidal-halves", "embeddings": "separate", "output_bias": True},
+        {"positions": "learned", "max_positions": 9, "scale_embeddings": False},
+        {"positions": "rotary", "norm": "rms", "qk_norm": True, "activation": "swiglu",
+         "bias": False, "num_heads": 4, "num_kv_heads": 2},
+        {"decoder_model_dim": 24, "decoder_ff_dim": 20, "embeddings": "decoder-tied"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_logits_are_those_of_the_small_model(changes: dict[str, Any]) -> None:
+    small = small_model(changes)
+    wide = SCRIPT["widen"](small)
+
+    torch.testing.assert_close(logits(wide), logits(small), rtol=0, atol=1e-4)
+
+
+def test_tiny_becomes_the_published_base_but_for_norms_and_positions() -> None:
+    found = SCRIPT["doubled_config"](ModelConfig(preset="tiny"), 1024)
+
+    assert found == ModelConfig(norm_position="pre", positions="learned", max_positions=1024)
+
+
+def test_a_layer_after_the_norm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="post-norm"):
+        SCRIPT["widen"](small_model({"norm_position": "post"}))
+
+
+@needs_ctranslate2
+def test_the_folder_translates_and_is_exported(tmp_path: Path) -> None:
+    config = run_config({})
+    write_run(tmp_path / "run", train_tokenizers(tmp_path / "tokenizer"), config)
+    SCRIPT["write_widened"](tmp_path / "run", tmp_path / "wide")
+    export(tmp_path / "wide", tmp_path / "exported", "ctranslate2")
+    assert load_model(tmp_path / "wide").config.model.model_dim == 2 * config.model.model_dim
+
+    lines = sentences(12, seed=5)
+    small, *others = (
+        Translator.load(tmp_path / folder, device="cpu", threads=1, guard=False).translate(lines)
+        for folder in ("run", "wide", "exported")
+    )
+    for found in others:
+        assert [result.text for result in found] == [result.text for result in small]
+        scores = [result.score for result in small]
+        assert [result.score for result in found] == pytest.approx(scores, abs=1e-4)
