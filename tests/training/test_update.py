@@ -19,7 +19,7 @@ from nmt.errors import CheckpointError, DivergedError
 from nmt.model.factory import build_model
 from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
-from nmt.training.loss import LossFunction, LossSum
+from nmt.training.loss import LossFunction, LossSum, chunked_loss
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import is_matrix
 from nmt.training.update import Updater
@@ -141,6 +141,24 @@ def test_loading_another_shape_names_the_tensor() -> None:
 
     with pytest.raises(CheckpointError, match=r"\(2, 2\) for source_vectors.*\(30, 16\)"):
         optimizer.load(weights, {})
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_the_chunked_loss_of_large_vocabularies_works_in_fp16_as_in_float32(
+    norm_position: str,
+) -> None:
+    """Under autocast the products are fp16, while hidden states and weights are float32."""
+    stats = []
+    for precision in (FLOAT32, Precision("fp16", "cpu")):
+        model = small_model(norm_position=norm_position, output_bias=True)
+        updater = updater_of(model, precision=precision)
+        updater._loss = chunked_loss
+        stats.append([updater([batch_of([5, 4], step)], 0.01) for step in range(3)])
+
+    for exact, rounded in zip(*stats, strict=True):
+        assert not rounded.skipped
+        assert rounded.nats == pytest.approx(exact.nats, rel=2e-3)
+        assert rounded.gradient_norm == pytest.approx(exact.gradient_norm, rel=2e-2)
 
 
 def test_an_update_with_a_loss_that_is_not_finite_is_left_out() -> None:
