@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         TokenizerError,
     )
     from nmt.metrics.base import Score
-    from nmt.translation.translator import TranslationResult, Translator
+    from nmt.translation.result import TranslationResult
+    from nmt.translation.translator import Translator
 
 __all__ = [
     "CheckpointError",
@@ -49,7 +50,7 @@ __all__ = [
 
 _HOMES = {
     "Score": "nmt.metrics.base",
-    "TranslationResult": "nmt.translation.translator",
+    "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
     "evaluate": "nmt.commands.evaluate",
     "load_config": "nmt.config.loader",

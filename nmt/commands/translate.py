@@ -26,7 +26,8 @@ from nmt.commands.line_streams import (
 )
 from nmt.translation.alignment import as_pharaoh
 from nmt.translation.guard import GuardCount
-from nmt.translation.translator import TranslationResult, Translator
+from nmt.translation.result import TranslationResult
+from nmt.translation.translator import Translator
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.engine import Engine
-from nmt.translation.translator import TranslationResult, Translator
+from nmt.translation.result import TranslationResult
+from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
 Ids = Sequence[Sequence[int]]

@@ -19,8 +19,9 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from nmt.translation.ensemble import Ensemble, parse_weights
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.loading import load_models
+from nmt.translation.result import TranslationResult
 from nmt.translation.torch_engine import TorchEngine
-from nmt.translation.translator import TranslationResult, Translator
+from nmt.translation.translator import Translator
 from tests.search.toys import TableStepper, ids_of, random_table, sources
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer

@@ -34,8 +34,9 @@ from nmt.translation.guard import (
     repeated_ngrams,
 )
 from nmt.translation.mending import Guard
+from nmt.translation.result import TranslationResult
 from nmt.translation.torch_engine import TorchEngine
-from nmt.translation.translator import TranslationResult, Translator
+from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
 
 LINES = Path(__file__).with_name("guard_lines.tsv")

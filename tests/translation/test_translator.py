@@ -15,8 +15,9 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.signals import Interrupted
-from nmt.translation import translator as translator_module
+from nmt.translation import batching
 from nmt.translation.engine import Task
+from nmt.translation.segment import cut_lines
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -42,18 +43,18 @@ def test_the_text_does_not_depend_on_batches_or_order(
 
 
 def test_batches_keep_to_both_of_their_limits(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
+    translator: Translator, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded source tokens, and rows whose probabilities fit the memory."""
-    size = translator._tokenizers.target.vocab_size
-    pieces = translator._pieces(sentences(60))
+    size = tokenizers.target.vocab_size
+    segments = cut_lines(sentences(60), tokenizers.source, max_length=32)
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
-        monkeypatch.setattr(translator_module, "_MOST_PROBABILITIES", 21 * size)
+        monkeypatch.setattr(batching, "_MOST_PROBABILITIES", 21 * size)
         limited = translator.with_options(beam_size=beam_size, batch_tokens=100)
-        batches = list(limited._batches(pieces))
-        assert sorted(row for batch in batches for row in batch) == list(range(len(pieces)))
+        batches = list(limited._batches(segments))
+        assert sorted(row for batch in batches for row in batch) == list(range(len(segments)))
         assert max(len(batch) for batch in batches) <= most_rows
-        assert all(len(b) * max(len(pieces[row].ids) for row in b) <= 100 for b in batches)
+        assert all(len(b) * max(len(segments[row].ids) for row in b) <= 100 for b in batches)
         assert most_rows == 21 or any(len(batch) == most_rows for batch in batches)
 
 
@@ -101,16 +102,6 @@ def test_a_very_long_line_is_cut_told_and_translated_to_one_line(
     assert len(notes) == 1
     assert "line of 475,000 characters cut into" in notes[0]
     assert results[0] == translator.translate(["klein"])[0]
-
-
-def test_nothing_of_a_long_line_is_dropped(translator: Translator, tokenizers: Tokenizers) -> None:
-    """Fault 45: also where a few characters are many subwords."""
-    for text in (" ".join(sentences(40)), "🐕" * 500, "漢" * 333 + "。" + "字" * 100):
-        pieces = translator._pieces([text])
-        assert len(pieces) > 1
-        assert all(1 < len(piece.ids) <= 33 for piece in pieces)
-        joined = "".join(tokenizers.source.decode(piece.ids) for piece in pieces)
-        assert joined.replace(" ", "") == text.replace(" ", "")
 
 
 def test_blank_lines_stay_blank(translator: Translator) -> None:

@@ -11,6 +11,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.model.transformer import Transformer
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.segment import cut_lines
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from nmt.translation.wishes import encode_wishes
@@ -82,10 +83,12 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     ]  # fmt: skip
 
 
-def test_the_first_part_of_a_cut_line_gets_the_wishes(translator: Translator) -> None:
+def test_the_first_part_of_a_cut_line_gets_the_wishes(
+    translator: Translator, tokenizers: Tokenizers
+) -> None:
     line = " ".join(sentences(12, seed=2))
     (result,) = translator.translate([line], prefixes=["die Katze"], required=[["groß"]])
-    assert len(translator._pieces([line])) > 2
+    assert len(cut_lines([line], tokenizers.source, max_length=32)) > 2
     assert result.text.startswith("die Katze")
     assert "groß" in result.text
 

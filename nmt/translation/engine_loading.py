@@ -1,0 +1,50 @@
+"""A folder -> the engine for its model. Loads torch only where that engine computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from nmt.errors import ConfigError
+from nmt.translation.engine import Dtype, LoadedEngine, choose_engine
+from nmt.translation.ensemble import Ensemble
+
+
+def load_engine(
+    folder: Path,
+    *,
+    engine: Literal["auto", "torch", "ctranslate2"],
+    device: Literal["auto", "cpu", "cuda"],
+    checkpoint: str,
+    threads: int | None,
+    note: Callable[[str], None],
+    ensemble: Ensemble | None = None,
+    dtype: Dtype = "float32",
+) -> LoadedEngine:
+    """Load what a folder is for. See `nmt.translation.translator.Translator.load`."""
+    if choose_engine(folder, engine) == "ctranslate2":
+        _check_dtype(folder, dtype)
+        from nmt.translation.ctranslate2_engine import load_ctranslate2_engine  # noqa: PLC0415
+
+        return load_ctranslate2_engine(folder, device=device, threads=threads, ensemble=ensemble)
+    from nmt.translation.loading import load_torch_engine  # noqa: PLC0415 - loads torch
+
+    return load_torch_engine(
+        folder,
+        device=device,
+        checkpoint=checkpoint,
+        threads=threads,
+        note=note,
+        ensemble=ensemble,
+        dtype=dtype,
+    )
+
+
+def _check_dtype(folder: Path, dtype: Dtype) -> None:
+    """Refuse a dtype for a model of CTranslate2."""
+    if dtype != "float32":
+        raise ConfigError(
+            f"{folder} is for CTranslate2, which chose its dtype at the export.",
+            fix=f"Leave --dtype out, or export again with --quantization {dtype}.",
+        )
