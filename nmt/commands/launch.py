@@ -6,8 +6,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -65,14 +68,49 @@ def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
         max_restarts=0,
         monitor_interval=0.2,
         shutdown_timeout=_SECONDS_TO_SAVE,
+        signals_to_handle="SIGHUP,SIGQUIT",
         logs_specs=DefaultLogsSpecs(log_dir=logs),  # nothing is written, but the folder is made
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "nmt", *arguments)
+        with _signals_as_in_one_process():
+            elastic_launch(config, sys.executable)("-m", "nmt", *arguments)
     except SignalException as stopped:
         raise StoppedBySignal(stopped.sigval) from None
     except ChildFailedError as error:
         raise _explained(error, num_processes) from None
+
+
+@contextmanager
+def _signals_as_in_one_process() -> Iterator[None]:
+    """Make all save and leave at the first SIGINT or SIGTERM, and end them at a second SIGINT.
+
+    The launcher's own handler ends no sooner at the second, and leaves the processes behind at a
+    later one.
+    """
+    asked = False
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise SignalException(f"signal {number}", sigval=signal.Signals(number))
+        if number == signal.SIGINT:
+            _kill_processes()
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _kill_processes() -> None:
+    """End them, each with all that it has started. On Linux; elsewhere they save and leave."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            with suppress(ProcessLookupError):  # it leads no group: it is none of them
+                os.killpg(pid, signal.SIGKILL)
 
 
 def _explained(error: ChildFailedError, num_processes: int) -> BaseException:

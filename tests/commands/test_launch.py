@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -143,6 +145,57 @@ def test_processes_that_were_asked_to_stop_and_saved_are_no_failure(
         launch([], num_processes=2, threads=1)
 
     assert caught.value.code == code
+
+
+def signalled(place: Path, *numbers: int) -> None:
+    """Send signals to the launcher, half a second apart, when both processes have started."""
+
+    def send() -> None:
+        while not all((place / rank).exists() for rank in "01"):
+            time.sleep(0.05)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(StoppedBySignal) as caught:
+            launch([], num_processes=2, threads=1)
+    finally:
+        sender.join()
+    assert caught.value.code == 128 + numbers[0]
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGINT, signal.SIGTERM]])
+def test_processes_have_the_time_to_save_when_the_launcher_is_asked_to_stop(
+    program: Program, tmp_path: Path, numbers: list[int]
+) -> None:
+    """FAULT 20."""
+    save = f"trap 'sleep 2; touch {tmp_path}/saved.$RANK; exit 130' INT; touch {tmp_path}/$RANK"
+    wait = "while true; do sleep 0.05; done"
+    program(f"{save}; {wait}", f"{save}; {wait}")
+    signalled(tmp_path, *numbers)
+
+    assert (tmp_path / "saved.0").exists()
+    assert (tmp_path / "saved.1").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes are found on Linux only")
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_ends_all_processes_at_once(
+    program: Program, tmp_path: Path, first: int
+) -> None:
+    """FAULT 20: even those that do not listen any more."""
+    deaf = f"trap '' INT TERM; echo $$ > {tmp_path}/$RANK; exec sleep 20"
+    program(deaf, deaf)
+    start = time.monotonic()
+    signalled(tmp_path, first, signal.SIGINT)
+
+    assert time.monotonic() - start < 15
+    for rank in "01":
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / rank).read_text()), 0)
 
 
 def test_more_processes_than_gpus_are_refused(
