@@ -1,6 +1,6 @@
 """The embedded demo corpus: a small grammar of English-German sentence pairs.
 
-Numbers in words, prices, times, dates, and people who buy, look for and forget things: enough to
+Numbers in words, prices, times, dates, and people who buy, look for and paint things: enough to
 show real morphology (gender, case, adjective endings, conjugation) and real reordering (verb
 second, participles and infinitives last, separable verbs, subordinate clauses). Each rule builds
 both languages side by side, so a pair is right by construction, and the same on every machine.
@@ -13,32 +13,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from nmt.data.demo_phrases import Noun, Pair, a, clock_time, number, ordinal, several, the
 from nmt.errors import ConfigError
 
 _SIZES = {"test": 300, "valid": 300, "train": 24_000}
 _SEED = 20_241
-
-Case = Literal["nominative", "accusative"]
-
-
-class Pair(NamedTuple):
-    """A phrase in both languages."""
-
-    english: str
-    german: str
-
-
-@dataclass(frozen=True, slots=True)
-class Noun:
-    """A noun with its German gender (m, f, n) and both plurals."""
-
-    english: str
-    plural: str
-    german: str
-    german_plural: str
-    gender: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,126 +110,6 @@ _MONTHS = (
 )  # fmt: skip
 _TRIPS = (Pair("train", "Der Zug"), Pair("bus", "Der Bus"), Pair("ferry", "Die Fähre"))
 
-_ONES = (
-    Pair("zero", "null"), Pair("one", "eins"), Pair("two", "zwei"), Pair("three", "drei"),
-    Pair("four", "vier"), Pair("five", "fünf"), Pair("six", "sechs"), Pair("seven", "sieben"),
-    Pair("eight", "acht"), Pair("nine", "neun"), Pair("ten", "zehn"), Pair("eleven", "elf"),
-    Pair("twelve", "zwölf"), Pair("thirteen", "dreizehn"), Pair("fourteen", "vierzehn"),
-    Pair("fifteen", "fünfzehn"), Pair("sixteen", "sechzehn"), Pair("seventeen", "siebzehn"),
-    Pair("eighteen", "achtzehn"), Pair("nineteen", "neunzehn"),
-)  # fmt: skip
-_TENS = {
-    2: Pair("twenty", "zwanzig"), 3: Pair("thirty", "dreißig"), 4: Pair("forty", "vierzig"),
-    5: Pair("fifty", "fünfzig"), 6: Pair("sixty", "sechzig"), 7: Pair("seventy", "siebzig"),
-    8: Pair("eighty", "achtzig"), 9: Pair("ninety", "neunzig"),
-}  # fmt: skip
-_ENGLISH_ORDINALS = {
-    1: "first", 2: "second", 3: "third", 5: "fifth", 8: "eighth", 9: "ninth", 12: "twelfth",
-    20: "twentieth", 30: "thirtieth",
-}  # fmt: skip
-_GERMAN_ORDINALS = {1: "erste", 3: "dritte", 7: "siebte", 8: "achte"}
-
-
-def number(value: int) -> Pair:
-    """Spell a number from 0 to 999.
-
-    >>> number(21)
-    Pair(english='twenty-one', german='einundzwanzig')
-    >>> number(305).german
-    'dreihundertfünf'
-    """
-    if value < len(_ONES):
-        return _ONES[value]
-    if value < 100:
-        tens, ones = _TENS[value // 10], value % 10
-        if not ones:
-            return tens
-        german = "ein" if ones == 1 else _ONES[ones].german
-        return Pair(f"{tens.english}-{_ONES[ones].english}", f"{german}und{tens.german}")
-    hundreds, rest = number(value // 100), value % 100
-    german = ("ein" if value // 100 == 1 else hundreds.german) + "hundert"
-    if not rest:
-        return Pair(f"{hundreds.english} hundred", german)
-    english = f"{hundreds.english} hundred and {number(rest).english}"
-    return Pair(english, german + number(rest).german)
-
-
-def ordinal(day: int) -> Pair:
-    """Spell the day of a date, from 1 to 31; German in the nominative after ``der``.
-
-    >>> ordinal(23)
-    Pair(english='twenty-third', german='dreiundzwanzigste')
-    """
-    spelt = number(day)
-    if day in _ENGLISH_ORDINALS:
-        english = _ENGLISH_ORDINALS[day]
-    elif day > 20:
-        english = f"{_TENS[day // 10].english}-{ordinal(day % 10).english}"
-    else:
-        english = f"{spelt.english}th"
-    suffix = "te" if day < 20 else "ste"
-    return Pair(english, _GERMAN_ORDINALS.get(day, spelt.german + suffix))
-
-
-def clock_time(hour: int, minute: int) -> Pair:
-    """Spell a time of day, in steps of five minutes.
-
-    >>> clock_time(4, 30)
-    Pair(english='half past four', german='halb fünf')
-    """
-    now, following = number(hour), number(hour % 12 + 1)
-    hour_german = "ein" if hour == 1 else now.german
-    if minute == 0:
-        return Pair(f"{now.english} o'clock", f"{hour_german} Uhr")
-    if minute == 30:
-        return Pair(f"half past {now.english}", f"halb {following.german}")
-    if minute < 30:
-        if minute == 15:
-            return Pair(f"a quarter past {now.english}", f"Viertel nach {now.german}")
-        few = number(minute)
-        return Pair(f"{few.english} past {now.english}", f"{few.german} nach {now.german}")
-    if minute == 45:
-        return Pair(f"a quarter to {following.english}", f"Viertel vor {following.german}")
-    few = number(60 - minute)
-    return Pair(f"{few.english} to {following.english}", f"{few.german} vor {following.german}")
-
-
-_DEFINITE = {
-    ("m", "nominative"): ("der", "e"), ("m", "accusative"): ("den", "en"),
-    ("f", "nominative"): ("die", "e"), ("f", "accusative"): ("die", "e"),
-    ("n", "nominative"): ("das", "e"), ("n", "accusative"): ("das", "e"),
-}  # fmt: skip
-_INDEFINITE = {
-    ("m", "accusative"): ("einen", "en"),
-    ("f", "accusative"): ("eine", "e"),
-    ("n", "accusative"): ("ein", "es"),
-}
-
-
-def the(adjective: Pair | None, noun: Noun, case: Case) -> Pair:
-    """Return ``the (old) noun`` in a case."""
-    article, ending = _DEFINITE[noun.gender, case]
-    return _phrase("the", article, ending, adjective, noun)
-
-
-def a(adjective: Pair | None, noun: Noun, *, negated: bool = False) -> Pair:
-    """Return ``a (new) noun``, or ``no (new) noun``, in the accusative."""
-    article, ending = _INDEFINITE[noun.gender, "accusative"]
-    first = adjective.english if adjective else noun.english
-    english = "an" if first[0] in "aeio" else "a"
-    if negated:
-        return _phrase("no", "k" + article, ending, adjective, noun)
-    return _phrase(english, article, ending, adjective, noun)
-
-
-def _phrase(english: str, german: str, ending: str, adjective: Pair | None, noun: Noun) -> Pair:
-    if adjective is None:
-        return Pair(f"{english} {noun.english}", f"{german} {noun.german}")
-    inflected = adjective.german + ending
-    return Pair(
-        f"{english} {adjective.english} {noun.english}", f"{german} {inflected} {noun.german}"
-    )
-
 
 class _Speaker:
     """Draws sentences; each rule is a method that returns a pair without its full stop."""
@@ -288,12 +149,7 @@ class _Speaker:
             return a(adjective, noun)
         if kind == 2:
             return a(adjective, noun, negated=True)
-        count = number(self._random.randrange(2, 100))
-        words = (count, adjective, Pair(noun.plural, noun.german_plural))
-        german = [w.german for w in words if w]
-        if adjective:
-            german[1] += "e"
-        return Pair(" ".join(w.english for w in words if w), " ".join(german))
+        return several(self._random.randrange(2, 100), adjective, noun)
 
     def time(self) -> Pair:
         hour, minute = self._random.randrange(1, 13), self._random.randrange(0, 60, 5)

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from nmt.data.demo import _Speaker, clock_time, demo_pairs, number, ordinal
+from nmt.data.demo import _Speaker, demo_pairs
 from nmt.errors import ConfigError
 
 
@@ -52,33 +52,6 @@ def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
         english, german = speaker.sentence()
         assert to_german.setdefault(english, german) == german
         assert to_english.setdefault(german, english) == english
-
-
-@pytest.mark.parametrize(
-    ("value", "english", "german"),
-    [
-        (1, "one", "eins"),
-        (16, "sixteen", "sechzehn"),
-        (21, "twenty-one", "einundzwanzig"),
-        (30, "thirty", "dreißig"),
-        (77, "seventy-seven", "siebenundsiebzig"),
-        (101, "one hundred and one", "einhunderteins"),
-        (600, "six hundred", "sechshundert"),
-    ],
-)
-def test_numbers_are_spelt_in_both_languages(value: int, english: str, german: str) -> None:
-    assert number(value) == (english, german)
-
-
-def test_times_and_dates_are_spelt_in_both_languages() -> None:
-    assert clock_time(1, 0) == ("one o'clock", "ein Uhr")
-    assert clock_time(12, 30) == ("half past twelve", "halb eins")
-    assert clock_time(3, 45) == ("a quarter to four", "Viertel vor vier")
-    assert clock_time(7, 35) == ("twenty-five to eight", "fünfundzwanzig vor acht")
-    assert ordinal(1) == ("first", "erste")
-    assert ordinal(12) == ("twelfth", "zwölfte")
-    assert ordinal(21) == ("twenty-first", "einundzwanzigste")
-    assert ordinal(30) == ("thirtieth", "dreißigste")
 
 
 def test_sentences_have_german_word_order_and_endings() -> None:
