@@ -1,125 +1,248 @@
-"""Our engine beside CTranslate2 with the same weights, interleaved in one process.
+"""Our engine beside CTranslate2 (and Hugging Face) with the same weights, by turns in one run.
 
-    python scripts/bench_engines.py runs/multi30k-de-en --threads 2 --rounds 5
+    python scripts/bench_engines.py runs/multi30k-de-en --threads 2 --rounds 5 --base
+    python scripts/bench_engines.py runs/multi30k-de-en --hugging-face ../venv/bin/python
 
-Each engine gets the same ids in the same batches, sorted by length, through the same interface;
-reading text and cutting it into subwords are not counted. The models for CTranslate2 are exported
-to a temporary folder first. A ratio is of medians over the rounds, beside CTranslate2's best.
+Each engine gets the same ids in the same batches, sorted by length; reading text and cutting it
+into subwords are not counted. Batches of 64 measure throughput, batches of one latency: the next
+sentence comes when the last is answered, and every engine is tried with one thread and with all
+(see `contenders.py`). A ratio is of medians over the rounds, to CTranslate2's best of all types and
+threads; "same" counts outputs equal to those of nmt in float32.
+
+Exports go to a temporary folder. So does, with --base, a model of twice the size that says the same
+(see `widen_model.py`). --hugging-face names an interpreter that has transformers.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import sacrebleu
 import torch
+from contenders import (
+    Contender,
+    Family,
+    Ids,
+    ctranslate2_contenders,
+    hugging_face_contenders,
+    our_contenders,
+)
+from widen_model import write_widened
 
-from nmt.checkpoint.bundle import load_model
-from nmt.commands.export import export
-from nmt.config.decoding import DecodingConfig
+from nmt.checkpoint.bundle import ModelBundle, load_model
+from nmt.checkpoint.ctranslate2_package import import_ctranslate2
+from nmt.config.model import ModelConfig
+from nmt.engine.cores import usable_cores
 from nmt.text.lines import read_lines
-from nmt.translation.ctranslate2_engine import load_ctranslate2_engine
-from nmt.translation.engine import Engine, Task
-from nmt.translation.loading import load_torch_engine
 
-Ids = Sequence[Sequence[int]]
-
-
-def load_engines(model: Path, threads: int, place: Path) -> dict[str, Engine]:
-    """Return all engines by name; those of CTranslate2 are exported to ``place``."""
-    engines: dict[str, Engine] = {}
-    for dtype in ("float32", "int8"):
-        engines[f"nmt {dtype}"] = load_torch_engine(
-            model,
-            device="cpu",
-            checkpoint="best",
-            threads=threads,
-            note=print,
-            dtype=dtype,
-        ).engine
-        folder = place / dtype
-        export(model, folder, "ctranslate2", quantization=dtype)
-        loaded = load_ctranslate2_engine(folder, device="cpu", threads=threads)
-        engines[f"CTranslate2 {dtype}"] = loaded.engine
-    return engines
+SETTLING_SECONDS = 0.3
+"""The threads of some engines go on spinning for a moment, at the cost of the next."""
+COLUMNS = (
+    "search", "batch", "engine", "threads", "sentences/s, median (best)", "ms a sentence", "ratio",
+    "BLEU", "same",
+)  # fmt: skip
+SUMMARY_COLUMNS = ("model", "search", "batch", "nmt", "CTranslate2", "ratio", "Hugging Face")
 
 
-def in_batches(rows: Ids, size: int) -> list[list[int]]:
-    """Row numbers of each batch, sorted by length."""
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-    cuts = [*range(0, len(order), size), len(order)]
-    return [order[start:stop] for start, stop in pairwise(cuts)]
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What contenders are compared in."""
+
+    beam_size: int
+    batch_size: int
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Search and batch, for a table."""
+        return "greedy" if self.beam_size == 1 else f"beam {self.beam_size}", str(self.batch_size)
 
 
-def translate(
-    engine: Engine, rows: Ids, batches: Sequence[Sequence[int]], options: DecodingConfig
-) -> tuple[float, list[tuple[int, ...]]]:
-    """Return seconds and outputs."""
-    outputs: list[tuple[int, ...]] = [()] * len(rows)
-    start = time.perf_counter()
-    tasks = [Task([rows[row] for row in batch]) for batch in batches]
-    for batch, found in zip(batches, engine.search_all(tasks, options), strict=True):
-        for row, best in zip(batch, found, strict=True):
-            outputs[row] = best[0].ids
-    return time.perf_counter() - start, outputs
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is translated in a cell."""
+
+    bundle: ModelBundle
+    rows: Ids
+    """Source ids of each sentence, in the order of the batches."""
+    references: Sequence[str]
+    """In the same order."""
+    batch_size: int
+
+    @property
+    def batches(self) -> list[Ids]:
+        """The sentences, so many at a time."""
+        cuts = [*range(0, len(self.rows), self.batch_size), len(self.rows)]
+        return [self.rows[start:stop] for start, stop in pairwise(cuts)]
+
+    def bleu(self, outputs: Ids) -> float:
+        """Score outputs."""
+        texts = [self.bundle.tokenizers.target.decode(ids) for ids in outputs]
+        return sacrebleu.corpus_bleu(texts, [self.references]).score
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a contender did in all rounds."""
+
+    seconds: list[float] = field(default_factory=list)
+    outputs: Ids = ()
+
+    @property
+    def rate(self) -> float:
+        """Sentences per second, median."""
+        return len(self.outputs) / statistics.median(self.seconds)
+
+    @property
+    def best_rate(self) -> float:
+        """Sentences per second in the best round."""
+        return len(self.outputs) / min(self.seconds)
+
+
+Results = Sequence[tuple[Contender, Measured]]
+
+
+def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work:
+    """Return the first sentences of the source, sorted by length unless they come one by one."""
+    is_stream = cell.batch_size == 1
+    count = chosen.single_sentences if is_stream else chosen.sentences
+    references = read_lines(chosen.reference)[:count]
+    rows = bundle.tokenizers.source.encode_batch(read_lines(chosen.source)[:count])
+    order = range(len(rows)) if is_stream else sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    return Work(bundle, [rows[i] for i in order], [references[i] for i in order], cell.batch_size)
+
+
+def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int) -> Results:
+    """Let all translate, one after another, in each round."""
+    options = work.bundle.config.decoding.plain(cell.beam_size)
+    results = [(contender, Measured()) for contender in contenders]
+    for contender in contenders:
+        contender.run(work.batches[:4], options)
+    for _ in range(rounds):
+        for contender, measured in results:
+            time.sleep(SETTLING_SECONDS)
+            seconds, measured.outputs = contender.run(work.batches, options)
+            measured.seconds.append(seconds)
+    return results
+
+
+def best_rates(results: Results) -> Mapping[Family, float]:
+    """Best median of each family."""
+    best: dict[Family, float] = {}
+    for contender, measured in results:
+        best[contender.family] = max(best.get(contender.family, 0.0), measured.rate)
+    return best
+
+
+def table(cell: Cell, work: Work, results: Results) -> list[str]:
+    """Return the rows of a cell."""
+    best, expected = best_rates(results), results[0][1].outputs
+    lines = []
+    for contender, measured in results:
+        same = sum(x == y for x, y in zip(measured.outputs, expected, strict=True))
+        lines.append(
+            row_of(
+                *cell.names,
+                f"{contender.family} {contender.kind}",
+                str(contender.threads),
+                f"{measured.rate:.1f} ({measured.best_rate:.1f})",
+                f"{1000 / measured.rate:.1f}" if contender.is_stream else "",
+                f"{measured.rate / best['CTranslate2']:.2f}",
+                f"{work.bleu(measured.outputs):.2f}",
+                f"{same} of {len(expected)}",
+            )
+        )
+    return lines
+
+
+def summary(name: str, cell: Cell, results: Results) -> str:
+    """Return the row of a cell in the last table: the best of each family."""
+    best = best_rates(results)
+    theirs = best.get("Hugging Face")
+    return row_of(
+        name,
+        *cell.names,
+        f"{best['nmt']:.1f}",
+        f"{best['CTranslate2']:.1f}",
+        f"{best['nmt'] / best['CTranslate2']:.2f}",
+        f"{theirs:.1f} ({best['nmt'] / theirs:.1f})" if theirs else "",
+    )
+
+
+def row_of(*cells: str) -> str:
+    """Return a line of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def shape(config: ModelConfig) -> str:
+    """Say how large a model is."""
+    return f"{config.encoder_layers} + {config.decoder_layers}, d {config.model_dim}"
+
+
+def compare(model: Path, place: Path, chosen: argparse.Namespace) -> list[str]:
+    """Measure and print all cells of a model; return the rows of the summary."""
+    bundle = load_model(model)
+    name = shape(bundle.config.model)
+    print(f"\n{chosen.model}: {name}\n", flush=True)
+    lines = []
+    with ExitStack() as stack:
+        contenders = [
+            *our_contenders(model, chosen.threads),
+            *ctranslate2_contenders(model, place, chosen.threads),
+        ]
+        if chosen.hugging_face:
+            theirs = hugging_face_contenders(chosen.hugging_face, bundle, place, chosen.threads)
+            contenders += stack.enter_context(theirs)
+        print(row_of(*COLUMNS), row_of(*["---"] * len(COLUMNS)), sep="\n", flush=True)
+        for size in (chosen.batch_size, 1):
+            able = [each for each in contenders if each.is_stream == (size == 1)]
+            for beam_size in chosen.beam_sizes:
+                cell = Cell(beam_size, size)
+                work = work_of(bundle, chosen, cell)
+                results = measure(able, work, cell, chosen.rounds)
+                print(*table(cell, work, results), sep="\n", flush=True)
+                lines.append(summary(name, cell, results))
+    return lines
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     data = Path("../shared/data/multi30k")
     parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
+    parser.add_argument("--base", action="store_true", help="and the same model, twice as large")
+    parser.add_argument("--hugging-face", type=Path, metavar="PYTHON", help="has transformers")
     parser.add_argument("--source", type=Path, default=data / "test_2016_flickr.de.gz")
     parser.add_argument("--reference", type=Path, default=data / "test_2016_flickr.en.gz")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--single-sentences", type=int, default=64, help="with batches of one")
+    parser.add_argument("--single-sentences", type=int, default=64, help="in batches of one")
+    parser.add_argument("--batch-size", type=int, default=64, help="of the large batches")
+    parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
     chosen = parser.parse_args()
-    bundle = load_model(chosen.model)
-    source, target = bundle.tokenizers.source, bundle.tokenizers.target
-    rows = source.encode_batch(read_lines(chosen.source)[: chosen.sentences])
-    references = read_lines(chosen.reference)[: chosen.sentences]
-    with tempfile.TemporaryDirectory() as place:
-        engines = load_engines(chosen.model, chosen.threads, Path(place))
-        print(
-            f"{chosen.model}, {chosen.threads} threads, {chosen.rounds} rounds, torch "
-            f"{torch.__version__}, Python {platform.python_version()}\n"
-        )
-        print("| search | batch | engine | sentences/s, median (best) | ratio | BLEU |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        for beam_size, size in ((1, 64), (5, 64), (1, 1), (5, 1)):
-            some = rows if size > 1 else rows[: chosen.single_sentences]
-            options = bundle.config.decoding.model_copy(update={"beam_size": beam_size})
-            batches = in_batches(some, size)
-            seconds: dict[str, list[float]] = {name: [] for name in engines}
-            outputs = {}
-            for engine in engines.values():
-                translate(engine, some[:8], [range(8)], options)
-            for _ in range(chosen.rounds):
-                for name, engine in engines.items():
-                    taken, outputs[name] = translate(engine, some, batches, options)
-                    seconds[name].append(taken)
-            medians = {
-                name: len(some) / statistics.median(taken) for name, taken in seconds.items()
-            }
-            best = max(rate for name, rate in medians.items() if name.startswith("CTranslate2"))
-            search = "greedy" if beam_size == 1 else f"beam {beam_size}"
-            for name, rate in medians.items():
-                texts = [target.decode(ids) for ids in outputs[name]]
-                bleu = sacrebleu.corpus_bleu(texts, [references[: len(texts)]]).score
-                print(
-                    f"| {search} | {size} | {name} | {rate:.1f} "
-                    f"({len(some) / min(seconds[name]):.1f}) | {rate / best:.2f} | {bleu:.2f} |",
-                    flush=True,
-                )
+    print(
+        f"{chosen.threads} threads on {usable_cores()} cores, {chosen.rounds} rounds, torch "
+        f"{torch.__version__}, CTranslate2 {import_ctranslate2().__version__} "
+        f"(CT2_USE_MKL={os.environ.get('CT2_USE_MKL', '')}), Python {platform.python_version()}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        lines = compare(chosen.model, place / "small", chosen)
+        if chosen.base:
+            write_widened(chosen.model, place / "base")
+            lines += compare(place / "base", place / "exports", chosen)
+    print("\nThe best of each; in brackets, how many times faster nmt is than Hugging Face:\n")
+    print(row_of(*SUMMARY_COLUMNS), row_of(*["---"] * len(SUMMARY_COLUMNS)), *lines, sep="\n")
 
 
 if __name__ == "__main__":

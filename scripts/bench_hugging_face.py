@@ -1,0 +1,164 @@
+"""Hugging Face `generate` with our weights, as another process that is told what to translate.
+
+`bench_engines.py --hugging-face PYTHON` starts this with an interpreter that has transformers, and
+may have nothing else of ours: this file imports nothing from the package.
+
+    PYTHON scripts/bench_hugging_face.py FOLDER --dtype float32
+
+FOLDER holds ``shape.json``, the model section of a configuration, and ``weights.safetensors``, our
+parameters and two tables of positions. Our pre-norm model is written as an `M2M100` model, which is
+one, too: MarianMTModel normalises after each sum, and cannot be given such weights.
+
+A line of standard input is a request, a line of standard output its answer (`Request`, `Answer`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+transformers: Any = import_module("transformers")  # its types are not there when ours are checked
+
+PAD_ID, BOS_ID, EOS_ID = 0, 2, 3
+_SPLIT = {
+    "self_attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attention.output": ("self_attn.out_proj",),
+    "self_residual.norm": ("self_attn_layer_norm",),
+    "cross_attention.query": ("encoder_attn.q_proj",),
+    "cross_attention.key_value": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attention.output": ("encoder_attn.out_proj",),
+    "cross_residual.norm": ("encoder_attn_layer_norm",),
+    "feed_forward.inner": ("fc1",),
+    "feed_forward.outer": ("fc2",),
+    "feed_forward_residual.norm": ("final_layer_norm",),
+}
+"""Part of one of our layers -> the parts that its rows are there."""
+_TABLES = (
+    "model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head",
+)  # fmt: skip
+"""Names of the one table of token vectors."""
+
+
+class Request(TypedDict):
+    """What to translate, and how."""
+
+    batches: list[list[list[int]]]
+    """Source ids of each sentence of each batch, without EOS."""
+    longest: list[int]
+    """Most tokens of an output, with EOS, for each batch."""
+    beam_size: int
+    length_penalty: float
+    threads: int
+
+
+class Answer(TypedDict):
+    """What was found."""
+
+    seconds: float
+    """From the ids of the sources to those of the outputs."""
+    outputs: list[list[int]]
+    """Target ids of each sentence, without BOS and EOS, in the order of the batches."""
+
+
+def renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield our parameters as those of M2M100."""
+    for name in _TABLES:
+        yield f"{name}.weight", weights["source_vectors"]
+    for name, value in weights.items():
+        if name == "source_vectors":
+            continue
+        side, *inner, kind = name.split(".")
+        if not inner:
+            yield f"model.{side.removesuffix('_norm')}.layer_norm.{kind}", value
+            continue
+        layer, *part = inner
+        names = _SPLIT[".".join(part)]
+        for there, rows in zip(names, value.chunk(len(names)), strict=True):
+            yield f"model.{side}.layers.{layer}.{there}.{kind}", rows
+
+
+def load(folder: Path) -> Any:
+    """Return the model in float32."""
+    shape = json.loads((folder / "shape.json").read_text(encoding="utf-8"))
+    weights = load_file(folder / "weights.safetensors")
+    tables = {side: weights.pop(f"{side}_positions") for side in ("encoder", "decoder")}
+    config = transformers.M2M100Config(
+        vocab_size=len(weights["source_vectors"]),
+        d_model=shape["model_dim"],
+        encoder_layers=shape["encoder_layers"],
+        decoder_layers=shape["decoder_layers"],
+        encoder_attention_heads=shape["num_heads"],
+        decoder_attention_heads=shape["num_heads"],
+        encoder_ffn_dim=shape["ff_dim"],
+        decoder_ffn_dim=shape["decoder_ff_dim"] or shape["ff_dim"],
+        activation_function=shape["activation"],
+        scale_embedding=shape["scale_embeddings"],
+        max_position_embeddings=len(tables["encoder"]),
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        decoder_start_token_id=BOS_ID,
+    )
+    model = transformers.M2M100ForConditionalGeneration(config).eval()
+    model.load_state_dict(dict(renamed(weights)))
+    for side, table in tables.items():
+        # Positions are counted from behind the id of padding, which has a row, too.
+        padding = torch.zeros(PAD_ID + 1, table.shape[1])
+        getattr(model.model, side).embed_positions.weights = torch.cat((padding, table))
+    return model
+
+
+@torch.inference_mode()
+def translate(model: Any, request: Request) -> Answer:
+    """Search batch by batch."""
+    torch.set_num_threads(request["threads"])
+    outputs: list[list[int]] = []
+    start = time.perf_counter()
+    for batch, longest in zip(request["batches"], request["longest"], strict=True):
+        width = max(len(ids) for ids in batch) + 1
+        source = torch.tensor([
+            [*ids, EOS_ID, *[PAD_ID] * (width - 1 - len(ids))] for ids in batch
+        ])  # fmt: skip
+        found = model.generate(
+            input_ids=source,
+            attention_mask=(source != PAD_ID).long(),
+            num_beams=request["beam_size"],
+            do_sample=False,
+            max_new_tokens=longest,
+            length_penalty=request["length_penalty"],
+            early_stopping=request["beam_size"] > 1,  # with so many finished ones, as ours ends
+        )
+        outputs += [_until_end(ids[1:]) for ids in found.tolist()]
+    return {"seconds": time.perf_counter() - start, "outputs": outputs}
+
+
+def _until_end(ids: list[int]) -> list[int]:
+    return ids[: ids.index(EOS_ID)] if EOS_ID in ids else [i for i in ids if i != PAD_ID]
+
+
+def main() -> None:
+    """Answer until the requests end."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    chosen = parser.parse_args()
+    model = load(chosen.folder)
+    if chosen.dtype == "bf16":
+        model = model.bfloat16()
+    print(json.dumps({"version": transformers.__version__}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(translate(model, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Engines that `bench_engines.py` lets translate by turns: ours, CTranslate2's, Hugging Face's.
+
+With large batches (throughput) every engine may work on as many at once as there are threads. With
+batches of one as they come (a stream) threads help only if they share the steps of one search, so
+there each engine is tried with one thread and with all.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, cast, get_args
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nmt.checkpoint.bundle import ModelBundle
+from nmt.checkpoint.ctranslate2_package import import_ctranslate2
+from nmt.commands.export import Quantization, export
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.engine.precision import has_fast_bf16
+from nmt.errors import NmtError
+from nmt.model.layers import LearnedPositions, sinusoids
+from nmt.model.transformer import Transformer
+from nmt.search.lengths import limits_of
+from nmt.translation.ctranslate2_engine import load_ctranslate2_engine
+from nmt.translation.engine import Dtype, Engine, Task
+from nmt.translation.loading import load_torch_engine
+
+Ids = Sequence[Sequence[int]]
+Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]
+"""Batches -> seconds, and the output of each sentence in the order of the batches."""
+Family = Literal["nmt", "CTranslate2", "Hugging Face"]
+
+CTRANSLATE2_KINDS: tuple[Quantization, ...] = (
+    "float32", "bfloat16", "int16", "int8", "int8_bfloat16",
+)  # fmt: skip
+"""What CTranslate2 may be fast with, if it can use them on this processor."""
+_M2M100 = {
+    "norm_position": ("pre",), "norm": ("layer",), "bias": (True,), "qk_norm": (False,),
+    "embeddings": ("tied",), "output_bias": (False,), "num_kv_heads": (None,),
+    "decoder_model_dim": (None,), "activation": ("relu", "gelu"),
+    "positions": ("sinusoidal", "sinusoidal-halves", "learned"),
+}  # fmt: skip
+"""Values that a model of Hugging Face has a counterpart for."""
+_NUM_POSITIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One engine with one setting."""
+
+    family: Family
+    kind: str
+    """Type of the weights."""
+    threads: int
+    is_stream: bool
+    """Whether it is for batches of one; else for large ones."""
+    run: Run
+
+
+def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
+    """Yield ours, of all types of weights that this processor is made for."""
+    for dtype in get_args(Dtype):
+        if dtype == "bf16" and not has_fast_bf16(torch.device("cpu")):
+            print("note: nmt bf16 is left out: this processor only emulates it")
+            continue
+        try:
+            engine = load_torch_engine(
+                model, device="cpu", checkpoint="best", threads=threads, note=print, dtype=dtype
+            ).engine
+        except NmtError as error:
+            print(f"note: nmt {dtype} is left out: {error.problem}")
+            continue
+        yield Contender("nmt", dtype, threads, False, _all_at_once(engine, threads))
+        for count in sorted({1, threads}):
+            yield Contender("nmt", dtype, count, True, _one_by_one(engine, count))
+
+
+def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[Contender]:
+    """Yield those of CTranslate2, exported to ``place``."""
+    package = import_ctranslate2()
+    for kind in CTRANSLATE2_KINDS:
+        if kind not in package.get_supported_compute_types("cpu"):
+            continue
+        folder = place / f"ctranslate2-{kind}"
+        export(model, folder, "ctranslate2", quantization=kind)
+        engine = load_ctranslate2_engine(folder, device="cpu", threads=threads).engine
+        yield Contender("CTranslate2", kind, threads, False, _all_at_once(engine, threads))
+        for count in sorted({1, threads}):
+            alone: Any = load_ctranslate2_engine(folder, device="cpu", threads=1).engine
+            if count > 1:  # the engine itself has threads for whole batches only
+                alone._model = package.Translator(
+                    str(folder), device="cpu", inter_threads=1, intra_threads=count
+                )
+            yield Contender("CTranslate2", kind, count, True, _one_by_one(alone, count))
+
+
+def _all_at_once(engine: Engine, threads: int) -> Run:
+    def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        found = list(engine.search_all([Task(batch) for batch in batches], options))
+        seconds = time.perf_counter() - start
+        return seconds, [best[0].ids for results in found for best in results]
+
+    return run
+
+
+def _one_by_one(engine: Engine, threads: int) -> Run:
+    def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        found = [engine.search(batch, options) for batch in batches]
+        seconds = time.perf_counter() - start
+        return seconds, [best[0].ids for results in found for best in results]
+
+    return run
+
+
+@contextmanager
+def hugging_face_contenders(
+    python: Path, bundle: ModelBundle, place: Path, threads: int
+) -> Iterator[list[Contender]]:
+    """Give those of Hugging Face, each a process of ``python`` as long as the context lasts."""
+    if faults := hugging_face_faults(bundle.config.model):
+        print(f"note: Hugging Face is left out: M2M100 cannot express {', '.join(faults)}")
+        yield []
+        return
+    write_for_hugging_face(bundle.model, place / "hugging-face")
+    kinds = ["float32", "bf16"] if has_fast_bf16(torch.device("cpu")) else ["float32"]
+    with ExitStack() as stack:
+        contenders = []
+        for kind in kinds:
+            ask = stack.enter_context(_hugging_face(python, place / "hugging-face", kind))
+            contenders.append(Contender("Hugging Face", kind, threads, False, ask(threads)))
+            contenders += [
+                Contender("Hugging Face", kind, count, True, ask(count))
+                for count in sorted({1, threads})
+            ]
+        yield contenders
+
+
+def hugging_face_faults(config: ModelConfig) -> list[str]:
+    """Name what `bench_hugging_face.py` cannot express."""
+    return [
+        f"{name} {getattr(config, name)}"
+        for name, values in _M2M100.items()
+        if getattr(config, name) not in values
+    ]
+
+
+def write_for_hugging_face(model: Transformer, folder: Path) -> None:
+    """Write what `bench_hugging_face.py` reads."""
+    folder.mkdir(parents=True)
+    (folder / "shape.json").write_text(model.config.model_dump_json(), encoding="utf-8")
+    weights = {name: value for name, value in model.state_dict().items() if "positions" not in name}
+    for side, embedding in (
+        ("encoder", model.source_embedding),
+        ("decoder", model.target_embedding),
+    ):
+        weights[f"{side}_positions"] = _position_table(model.config, embedding.positions).clone()
+    save_file(weights, folder / "weights.safetensors")
+
+
+def _position_table(config: ModelConfig, positions: torch.nn.Module | None) -> Tensor:
+    if isinstance(positions, LearnedPositions):
+        return positions.weight.detach()
+    layout = config.positions
+    assert layout in ("sinusoidal", "sinusoidal-halves")
+    return sinusoids(_NUM_POSITIONS, config.model_dim, layout)
+
+
+@contextmanager
+def _hugging_face(python: Path, folder: Path, kind: str) -> Iterator[Callable[[int], Run]]:
+    """Give what makes a run with so many threads in one process that holds the model."""
+    script = Path(__file__).with_name("bench_hugging_face.py")
+    with subprocess.Popen(
+        [python, script, folder, "--dtype", kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        requests = cast(IO[str], process.stdin)
+        answers = cast(IO[str], process.stdout)
+        print(f"Hugging Face transformers {json.loads(answers.readline())['version']}, {kind}")
+
+        def with_threads(threads: int) -> Run:
+            def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
+                request = {
+                    "batches": batches,
+                    "longest": [limits_of(max(map(len, x)), options).longest for x in batches],
+                    "beam_size": options.beam_size,
+                    "length_penalty": options.length_penalty,
+                    "threads": threads,
+                }
+                requests.write(json.dumps(request) + "\n")
+                requests.flush()
+                answer = json.loads(answers.readline())
+                return answer["seconds"], [tuple(ids) for ids in answer["outputs"]]
+
+            return run
+
+        yield with_threads
+        requests.close()
