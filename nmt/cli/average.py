@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Json, Quiet, Verbose, print_json
+from nmt.cli.options import Json, OutputFolder, Quiet, Verbose, make_note, print_json
 
 EPILOG = """\b
 Examples:
@@ -25,16 +25,7 @@ def average(
             metavar="RUN", help="Run folder that `nmt train` wrote.", show_default=False
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FOLDER",
-            help="Model folder to write; it must be missing or empty.",
-            show_default=False,
-        ),
-    ],
+    output: OutputFolder,
     last: Annotated[
         int | None,
         typer.Option(
@@ -67,11 +58,7 @@ def average(
     """
     from nmt.commands.average import average as write
 
-    def note(text: str) -> None:
-        if not quiet:
-            typer.echo(f"note: {text}", err=True)
-
-    summary = write(run, output, last=last, best=best, steps=step, note=note)
+    summary = write(run, output, last=last, best=best, steps=step, note=make_note(quiet))
     if json:
         print_json({"output": str(summary.output), "steps": list(summary.steps)})
     else:

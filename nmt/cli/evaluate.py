@@ -9,8 +9,25 @@ import typer
 
 from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
 from nmt.cli.mbr import CandidateSource, MbrCandidates, MbrFrom, MbrOption, make_mbr
-from nmt.cli.options import DtypeKind, DtypeOption, Json, NoGuard, Quiet, Set, Verbose, print_json
-from nmt.cli.translate import Device
+from nmt.cli.options import (
+    BatchTokens,
+    BeamSize,
+    Checkpoint,
+    Device,
+    DeviceOption,
+    DtypeKind,
+    DtypeOption,
+    Json,
+    LengthPenalty,
+    NoGuard,
+    Quiet,
+    Set,
+    Threads,
+    Verbose,
+    given,
+    make_note,
+    print_json,
+)
 
 EPILOG = """\b
 Examples:
@@ -108,25 +125,13 @@ def evaluate(
         ),
     ] = 1000,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the resampling.")] = 12345,
-    beam_size: Annotated[
-        int | None,
-        typer.Option("--beam-size", "-b", min=1, metavar="N", help="Default: the model's."),
-    ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(min=0, metavar="X", help="Default: the model's.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Source tokens translated at once."),
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Of a run folder: best, last, step-N or average.")
-    ] = "best",
-    device: Annotated[Device, typer.Option(help="Where to translate.")] = Device.auto,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    batch_tokens: BatchTokens = None,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = Device.auto,
     dtype: DtypeOption = DtypeKind.float32,
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPU threads for translating.")
-    ] = None,
+    threads: Threads = None,
     with_: With = [],  # noqa: B006
     weights: Weights = None,
     ensemble_mean: MeanOption = MeanKind.arithmetic,
@@ -148,9 +153,6 @@ def evaluate(
     from nmt.commands.evaluation_set import SetChoice
     from nmt.metrics.gate import parse_gates, raise_if_missed
 
-    decoding = {
-        "beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens,
-    }  # fmt: skip
     options = EvaluateOptions(
         model=model,
         hypotheses=tuple(hypothesis),
@@ -172,11 +174,11 @@ def evaluate(
         mbr=make_mbr(mbr, mbr_candidates, mbr_from),
         guard=not no_guard,
         overrides=tuple(set_),
-        decoding={name: value for name, value in decoding.items() if value is not None},
+        decoding=given(
+            beam_size=beam_size, length_penalty=length_penalty, batch_tokens=batch_tokens
+        ),
     )
-    evaluation = run_evaluation(
-        options, say=lambda text: None if quiet else typer.echo(f"note: {text}", err=True)
-    )
+    evaluation = run_evaluation(options, say=make_note(quiet))
     if json:
         print_json(evaluation.as_dict())
     else:

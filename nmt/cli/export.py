@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Json, Quiet, Verbose, print_json
+from nmt.cli.options import (
+    Checkpoint,
+    Json,
+    Model,
+    OutputFolder,
+    Quiet,
+    Verbose,
+    make_note,
+    print_json,
+)
 
 EPILOG = """\b
 Examples:
@@ -39,10 +47,7 @@ class Quantization(StrEnum):
 
 
 def export(
-    model: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL", help="Run or model folder.", show_default=False),
-    ],
+    model: Model,
     to: Annotated[
         Target,
         typer.Option(
@@ -51,25 +56,14 @@ def export(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FOLDER",
-            help="Model folder to write; it must be missing or empty.",
-            show_default=False,
-        ),
-    ],
+    output: OutputFolder,
     quantization: Annotated[
         Quantization,
         typer.Option(
             help="Type of the weights of --to ctranslate2; int8 is smallest and fastest on CPUs."
         ),
     ] = Quantization.float32,
-    checkpoint: Annotated[
-        str, typer.Option(help="best, last, step-N or average of a run folder.")
-    ] = "best",
+    checkpoint: Checkpoint = "best",
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
@@ -82,17 +76,13 @@ def export(
     """
     from nmt.commands.export import export as write
 
-    def note(text: str) -> None:
-        if not quiet:
-            typer.echo(f"note: {text}", err=True)
-
     summary = write(
         model,
         output,
         to.value,
         quantization=quantization.value,
         checkpoint=checkpoint,
-        note=note,
+        note=make_note(quiet),
     )
     if json:
         print_json(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,60 @@ Set = Annotated[
         help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
     ),
 ]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Run or model folder.", show_default=False)
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint", metavar="NAME", help="Of a run folder: best, last, step-N or average."
+    ),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Where to write; standard output if not given."),
+]
+OutputFolder = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Model folder to write; it must be missing or empty.",
+        show_default=False,
+    ),
+]
+BeamSize = Annotated[
+    int | None,
+    typer.Option(
+        "--beam-size",
+        "-b",
+        min=1,
+        metavar="N",
+        help="Hypotheses kept per sentence; 1 is greedy.",
+        show_default="the model's",
+    ),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(
+        "--length-penalty",
+        min=0,
+        metavar="X",
+        help="Exponent of the length normalisation; higher favours longer output.",
+        show_default="the model's",
+    ),
+]
+BatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-tokens",
+        min=1,
+        metavar="N",
+        help="Source tokens searched at once; the text does not depend on it.",
+    ),
+]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 NoGuard = Annotated[
     bool,
@@ -29,6 +83,24 @@ NoGuard = Annotated[
         help="Keep every translation: search none again that loops or has an odd length.",
     ),
 ]
+
+
+class Format(StrEnum):
+    """How lines are read or written."""
+
+    text = "text"
+    json = "json"
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
 
 
 class DtypeKind(StrEnum):
@@ -63,6 +135,44 @@ Verbose = Annotated[
         "--verbose", "-v", callback=_remember, help="Show the traceback of every error too."
     ),
 ]
+
+
+def given(**flags: Any) -> dict[str, Any]:
+    """Return the flags that were given: those that are not None.
+
+    >>> given(beam_size=1, top_k=None)
+    {'beam_size': 1}
+    """
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dict[str, Any]:
+    """Return the decoding options that the user changes; a flag beats ``--set``.
+
+    Args:
+        model: The folder whose configuration is changed.
+        overrides: Of ``--set``.
+        flags: Decoding options, None where not given.
+
+    Raises:
+        ConfigError: The configuration cannot be read, or not be changed so.
+    """
+    changes: dict[str, Any] = {}
+    if overrides:
+        from nmt.config.loader import load_config
+
+        changes = load_config(model / "config.yaml", overrides).decoding.model_dump()
+    return changes | given(**flags)
+
+
+def make_note(quiet: bool) -> Callable[[str], None]:
+    """Return what writes a note for the user, or nothing with ``--quiet``."""
+
+    def note(text: str) -> None:
+        if not quiet:
+            typer.echo(f"note: {text}", err=True)
+
+    return note
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
-from nmt.cli.options import Quiet, Set, Verbose
-from nmt.cli.translate import Device, Format
+from nmt.cli.options import (
+    Checkpoint,
+    Device,
+    DeviceOption,
+    Format,
+    Model,
+    OutputFile,
+    Quiet,
+    Set,
+    Threads,
+    Verbose,
+    decoding_changes,
+)
 
 EPILOG = """\b
 Examples:
@@ -20,7 +31,7 @@ Examples:
 
 
 def score(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `nmt train`.")],
+    model: Model,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -32,10 +43,7 @@ def score(
     target: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Translations; line i is of source line i.")
     ] = None,
-    output_file: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Where to write; standard output if not given."),
-    ] = None,
+    output_file: OutputFile = None,
     plain_sum: Annotated[
         bool, typer.Option("--sum", help="Write log probabilities without length normalisation.")
     ] = False,
@@ -53,14 +61,12 @@ def score(
         int | None,
         typer.Option(min=1, help="Source tokens, and target tokens, read at once."),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="best, last, step-N or average of a run folder.")
-    ] = "best",
+    checkpoint: Checkpoint = "best",
     with_: With = [],  # noqa: B006 - read only, and typer wants the lists here
     weights: Weights = None,
     ensemble_mean: MeanOption = MeanKind.arithmetic,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    device: DeviceOption = Device.auto,
+    threads: Threads = None,
     set_: Set = [],  # noqa: B006
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
@@ -84,13 +90,9 @@ def score(
         note=stderr_note,
         ensemble=make_ensemble(with_, weights, ensemble_mean),
     )
-    if set_:
-        from nmt.config.loader import load_config
-
-        chosen = load_config(model / "config.yaml", set_).decoding
-        scorer = scorer.with_options(**chosen.model_dump())
-    wanted: dict[str, Any] = {"length_penalty": length_penalty, "batch_tokens": batch_tokens}
-    changes = {name: value for name, value in wanted.items() if value is not None}
+    changes = decoding_changes(
+        model, set_, length_penalty=length_penalty, batch_tokens=batch_tokens
+    )
     score_files(
         scorer.with_options(**changes),
         source,

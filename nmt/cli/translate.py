@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
 from nmt.cli.mbr import CandidateSource, MbrCandidates, MbrFrom, MbrOption, make_mbr
-from nmt.cli.options import DtypeKind, DtypeOption, NoGuard, Quiet, Set, Verbose
+from nmt.cli.options import (
+    BatchTokens,
+    BeamSize,
+    Checkpoint,
+    Device,
+    DeviceOption,
+    DtypeKind,
+    DtypeOption,
+    Format,
+    LengthPenalty,
+    Model,
+    NoGuard,
+    OutputFile,
+    Quiet,
+    Set,
+    Threads,
+    Verbose,
+    decoding_changes,
+)
 
 if TYPE_CHECKING:
+    from nmt.translation.mbr import MbrChoice
     from nmt.translation.translator import Translator
 
 EPILOG = """\b
@@ -25,41 +43,14 @@ Examples:
 """
 
 
-class Format(StrEnum):
-    """How results are written."""
-
-    text = "text"
-    json = "json"
-
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 def translate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `nmt train`.")],
+    model: Model,
     input_file: Annotated[
         Path | None,
         typer.Option("-i", "--input", help="Text to translate; standard input if not given."),
     ] = None,
-    output_file: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Where to write; standard output if not given."),
-    ] = None,
-    beam_size: Annotated[
-        int | None,
-        typer.Option(
-            "-b",
-            "--beam-size",
-            min=1,
-            help="Hypotheses kept per sentence; 1 is greedy.",
-            show_default="the model's",
-        ),
-    ] = None,
+    output_file: OutputFile = None,
+    beam_size: BeamSize = None,
     n_best: Annotated[
         int,
         typer.Option(
@@ -82,14 +73,7 @@ def translate(
             "--alignments", help="Add which words belong together, as in `0-0 1-2`, from attention."
         ),
     ] = False,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Exponent of the length normalisation; higher favours longer output.",
-            show_default="the model's",
-        ),
-    ] = None,
+    length_penalty: LengthPenalty = None,
     sample: Annotated[
         bool,
         typer.Option(
@@ -121,16 +105,11 @@ def translate(
             min=0, help="Of --sample: another seed, other samples.", show_default="the model's"
         ),
     ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Source tokens searched at once; the text does not depend on it."),
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="best, last, step-N or average of a run folder.")
-    ] = "best",
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    batch_tokens: BatchTokens = None,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = Device.auto,
     dtype: DtypeOption = DtypeKind.float32,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    threads: Threads = None,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
     stream: Annotated[
         bool, typer.Option("--stream", help="Answer every line before reading the next.")
@@ -166,40 +145,40 @@ def translate(
         ensemble=make_ensemble(with_, weights, ensemble_mean),
         guard=not no_guard,
     )
-    if set_:
-        from nmt.config.loader import load_config
-
-        chosen = load_config(model / "config.yaml", set_).decoding
-        translator = translator.with_options(**chosen.model_dump())
-    choice = make_mbr(mbr, mbr_candidates, mbr_from)
-    if choice:
-        from nmt.config.loader import load_config
-
-        language = load_config(model / "config.yaml").target_language
-        translator = translator.with_mbr(choice.build(language))
-    wanted: dict[str, Any] = {
-        "beam_size": beam_size,
-        "n_best": n_best,
-        "length_penalty": length_penalty,
-        "sampling": sample or None,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "batch_tokens": batch_tokens,
-    }
-    changes = {name: value for name, value in wanted.items() if value is not None}
+    changes = decoding_changes(
+        model,
+        set_,
+        beam_size=beam_size,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        sampling=sample or None,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        batch_tokens=batch_tokens,
+    )
+    if choice := make_mbr(mbr, mbr_candidates, mbr_from):
+        translator = _with_mbr(translator, choice, model)
+    translator = translator.with_options(**changes)
     if selfcheck:
-        _selfcheck(model, translator.with_options(**changes))
+        _selfcheck(model, translator)
         return
     translate_files(
-        translator.with_options(**changes),
+        translator,
         input_file,
         output_file,
         OutputFormat(format_.value, n_best, alignments, input_format is Format.json),
         lines_at_once=1 if stream else None,
         show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
     )
+
+
+def _with_mbr(translator: Translator, choice: MbrChoice, model: Path) -> Translator:
+    from nmt.config.loader import load_config
+
+    language = load_config(model / "config.yaml").target_language
+    return translator.with_mbr(choice.build(language))
 
 
 def _selfcheck(model: Path, translator: Translator) -> None:

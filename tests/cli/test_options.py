@@ -1,0 +1,39 @@
+"""What flags mean that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nmt.cli.options import decoding_changes, make_note
+from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig
+
+
+def test_a_flag_beats_set_and_set_beats_the_configuration(tmp_path: Path) -> None:
+    corpus = {"source": "a.en", "target": "a.de"}
+    config = RunConfig.model_validate({
+        "name": "some", "source_language": "en", "target_language": "de",
+        "data": {"train": [corpus], "valid": corpus}, "training": {"max_steps": 1},
+        "decoding": {"beam_size": 7, "length_penalty": 0.1, "batch_tokens": 99},
+    })  # fmt: skip
+    (tmp_path / "config.yaml").write_text(dump_config(config), "utf-8")
+    overrides = ["decoding.beam_size=3", "decoding.length_penalty=0.3"]
+
+    changes = decoding_changes(tmp_path, overrides, beam_size=2, length_penalty=None)
+
+    assert changes.items() >= {"beam_size": 2, "length_penalty": 0.3, "batch_tokens": 99}.items()
+
+
+def test_without_set_only_given_flags_change_anything_and_no_file_is_read(tmp_path: Path) -> None:
+    assert decoding_changes(tmp_path / "none", [], beam_size=2, top_k=None) == {"beam_size": 2}
+
+
+@pytest.mark.parametrize(("quiet", "expected"), [(False, "note: so it is\n"), (True, "")])
+def test_notes_are_for_people_unless_quiet(
+    quiet: bool, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_note(quiet)("so it is")
+
+    assert capsys.readouterr() == ("", expected)
