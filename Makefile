@@ -58,13 +58,15 @@ format: $(DEV)  ## rewrite the code in the house's format
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(DEV)  ## measure training and decoding on this machine
+bench: $(DEV)  ## measure training and decoding; HUGGING_FACE=python of a venv adds theirs
 	$(BIN)/nmt prepare configs/multi30k.yaml
 	$(BIN)/python scripts/bench_training.py
 	@test -d $(BENCH_MODEL) || { \
 	  echo "no $(BENCH_MODEL) to decode with; first: $(BIN)/nmt train configs/multi30k.yaml" >&2; exit 2; }
 	$(BIN)/python scripts/bench_decoding.py $(BENCH_MODEL)
-	$(BIN)/python scripts/bench_engines.py $(BENCH_MODEL)
+	$(BIN)/python scripts/bench_engines.py $(BENCH_MODEL) --base \
+	  $(if $(HUGGING_FACE),--hugging-face $(HUGGING_FACE))
+	$(BIN)/python scripts/bench_translate.py $(BENCH_MODEL)
 
 clean-demo:  ## remove the demo's prepared data and run
 	rm -rf $(DEMO) $(DEMO_PREPARED)

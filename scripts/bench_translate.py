@@ -1,0 +1,265 @@
+"""`nmt translate` as a whole command, with our engine and with CTranslate2's, by turns.
+
+    python scripts/bench_translate.py runs/multi30k-de-en --rounds 5
+
+Three tables: one sentence from the shell, from nothing to its translation; lines that come slowly,
+each after the answer to the last; and a test set with 1, 2, 4... threads, with peak memory. Seconds
+are medians over the rounds. Of a model of another size, `widen_model.py` makes a folder first.
+
+This process loads no torch: what it holds itself would count as memory of the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast, get_args
+
+import sacrebleu
+
+from nmt.engine.cores import usable_cores
+from nmt.text.lines import read_lines
+from nmt.translation.engine import Dtype
+
+NMT = Path(sys.executable).with_name("nmt")
+EXPORTED = ("float32", "int8")
+"""What weights are exported in."""
+HAS_BF16 = (
+    "import sys, torch; from nmt.engine.precision import has_fast_bf16; "
+    "sys.exit(not has_fast_bf16(torch.device('cpu')))"
+)
+
+Commands = Mapping[str, Sequence[str]]
+"""Name -> the command, without input, output and threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that has ended."""
+
+    seconds: float
+    peak_mib: float
+    lines: Sequence[str]
+    """Standard output."""
+
+
+def finish(command: Sequence[str], text: str) -> Finished:
+    """Run a command on ``text``.
+
+    Raises:
+        subprocess.CalledProcessError: It failed; tells what it said.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        given.write(text.encode())
+        given.seek(0)
+        start = time.perf_counter()
+        with subprocess.Popen(command, stdin=given, stdout=said, stderr=subprocess.PIPE) as process:
+            notes = cast(IO[bytes], process.stderr).read().decode()
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - start
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=notes)
+        said.seek(0)
+        lines = said.read().decode().split("\n")[:-1]
+    per_mib = 1 << 20 if sys.platform == "darwin" else 1 << 10  # bytes there, KiB elsewhere
+    return Finished(seconds, usage.ru_maxrss / per_mib, lines)
+
+
+def converse(
+    command: Sequence[str], lines: Sequence[str], pause: float
+) -> tuple[float, list[float]]:
+    """Give one line after the other, each some time after the answer to the last.
+
+    Returns:
+        Seconds from the start of the command to its first answer, and from each later line to its
+        own.
+    """
+    start = time.perf_counter()
+    seconds = []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        questions, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        for line in lines:
+            questions.write(f"{line}\n".encode())
+            questions.flush()
+            if not answers.readline():
+                raise SystemExit(f"{' '.join(command)} ended before its input")
+            seconds.append(time.perf_counter() - start)
+            time.sleep(pause)
+            start = time.perf_counter()
+        questions.close()
+    return seconds[0], seconds[1:]
+
+
+def our_commands(model: Path) -> Commands:
+    """Return those of our engine, in all dtypes that this processor is made for."""
+    has_bf16 = subprocess.run([sys.executable, "-c", HAS_BF16], check=False).returncode == 0
+    commands = {}
+    for dtype in get_args(Dtype):
+        command = (str(NMT), "translate", str(model), "--dtype", dtype)
+        if dtype == "bf16" and not has_bf16:
+            print("note: nmt bf16 is left out: this processor only emulates it")
+            continue
+        try:
+            finish(command, "")
+        except subprocess.CalledProcessError as error:
+            print(f"note: nmt {dtype} is left out: {error.stderr.strip().splitlines()[-1]}")
+            continue
+        commands[f"nmt {dtype}"] = command
+    return commands
+
+
+def ctranslate2_commands(model: Path, place: Path) -> Commands:
+    """Return those of exports, which are written to ``place``."""
+    commands = {}
+    for kind in EXPORTED:
+        folder = str(place / kind)
+        subprocess.run(
+            [NMT, "export", model, "--to", "ctranslate2", "-o", folder, "--quantization", kind],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        commands[f"CTranslate2 {kind}"] = (str(NMT), "translate", folder)
+    return commands
+
+
+def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, float]:
+    """Print how long a single sentence takes; return the medians."""
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for command in commands.values():  # from here on, files come from memory
+        finish(command, line)
+    for _ in range(rounds):
+        for name, command in commands.items():
+            seconds[name].append(finish(command, line).seconds)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    best = best_of_ctranslate2(medians)
+    print_header("one sentence", "seconds, median (best)", "times CTranslate2's best")
+    for name, median in medians.items():
+        print_row(name, f"{median:.2f} ({min(seconds[name]):.2f})", f"{median / best:.2f}")
+    return medians
+
+
+def slow_lines(commands: Commands, lines: Sequence[str], rounds: int, pause: float) -> None:
+    """Print how long lines wait that come one at a time."""
+    variants = {
+        (name, flag or "none"): [*command, *([flag] if flag else [])]
+        for name, command in commands.items()
+        for flag in ("", "--stream")
+    }
+    firsts: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
+    others: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
+    for _ in range(rounds):
+        for key, command in variants.items():
+            first, later = converse(command, lines, pause)
+            firsts[key].append(first)
+            others[key] += later
+    print_header("slow lines", "flag", "first answer, s", "later answers, ms")
+    for key in variants:
+        first, later_ms = statistics.median(firsts[key]), 1000 * statistics.median(others[key])
+        print_row(*key, f"{first:.2f}", f"{later_ms:.0f}")
+
+
+def whole_text(
+    commands: Commands,
+    starts: Mapping[str, float],
+    texts: tuple[Sequence[str], Sequence[str]],
+    threads: Sequence[int],
+    rounds: int,
+) -> None:
+    """Print how long a text takes with so many threads, and how much memory.
+
+    Args:
+        commands: What to compare.
+        starts: Seconds of each for a single sentence.
+        texts: Sources and references.
+        threads: Counts to try.
+        rounds: How often.
+    """
+    sources, references = texts
+    text = "".join(f"{line}\n" for line in sources)
+    print_header(
+        f"{len(sources)} sentences", "threads", "seconds, median (best)", "sentences/s",
+        "without start", "ratio", "peak MiB", "BLEU",
+    )  # fmt: skip
+    for count in threads:
+        found: dict[str, list[Finished]] = {name: [] for name in commands}
+        for _ in range(rounds):
+            for name, command in commands.items():
+                found[name].append(finish([*command, "--threads", str(count)], text))
+        medians = {
+            name: statistics.median(each.seconds for each in runs) for name, runs in found.items()
+        }
+        best = best_of_ctranslate2(medians)
+        for name, runs in found.items():
+            translating = max(medians[name] - starts[name], 1e-9)
+            print_row(
+                name,
+                str(count),
+                f"{medians[name]:.2f} ({min(each.seconds for each in runs):.2f})",
+                f"{len(sources) / medians[name]:.1f}",
+                f"{(len(sources) - 1) / translating:.1f}",
+                f"{best / medians[name]:.2f}",
+                f"{max(each.peak_mib for each in runs):.0f}",
+                f"{sacrebleu.corpus_bleu(runs[0].lines, [references]).score:.2f}",
+            )
+
+
+def best_of_ctranslate2(seconds: Mapping[str, float]) -> float:
+    """Return its shortest time."""
+    return min(taken for name, taken in seconds.items() if name.startswith("CTranslate2"))
+
+
+def print_header(*cells: str) -> None:
+    """Begin a table."""
+    print()
+    print_row(*cells)
+    print_row(*["---"] * len(cells))
+
+
+def print_row(*cells: str) -> None:
+    """Print a line of a table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    data = Path("../shared/data/multi30k")
+    cores = usable_cores()
+    powers = [count for count in (1, 2, 4, 8, 16) if count <= cores]
+    parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
+    parser.add_argument("--source", type=Path, default=data / "test_2016_flickr.de.gz")
+    parser.add_argument("--reference", type=Path, default=data / "test_2016_flickr.en.gz")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--slow-sentences", type=int, default=16, help="that come one at a time")
+    parser.add_argument("--pause", type=float, default=0.25, help="seconds before each of them")
+    parser.add_argument("--threads", type=int, nargs="+", default=powers, help="for the test set")
+    parser.add_argument("--beam-size", type=int, default=5)
+    chosen = parser.parse_args()
+    sources = read_lines(chosen.source)[: chosen.sentences]
+    references = read_lines(chosen.reference)[: chosen.sentences]
+    print(f"{chosen.model}, beam {chosen.beam_size}, {cores} cores, {chosen.rounds} rounds")
+    with tempfile.TemporaryDirectory() as folder:
+        exports = ctranslate2_commands(chosen.model, Path(folder))
+        commands = {
+            name: [*command, "--beam-size", str(chosen.beam_size)]
+            for name, command in {**our_commands(chosen.model), **exports}.items()
+        }
+        starts = one_sentence(commands, f"{sources[0]}\n", chosen.rounds)
+        slow_lines(commands, sources[: chosen.slow_sentences], chosen.rounds, chosen.pause)
+        whole_text(commands, starts, (sources, references), chosen.threads, chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()
