@@ -5,257 +5,29 @@ The page needs no network, no script and no other file. It is well-formed XML to
 
 from __future__ import annotations
 
-import html
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nmt.training.report import Event, UpdateReport, ValidationReport
-
-Point = tuple[float, float]
-"""A step and a value. A value that is not a number is a gap."""
+from nmt.training.svg_chart import (
+    LIMIT,
+    NUM_AVERAGES,
+    Chart,
+    Curve,
+    Point,
+    escaped,
+    finite,
+    render_chart,
+    short_number,
+)
 
 _Line = Mapping[str, Any]
-_MAX_POINTS, _MAX_ROWS = 400, 100
-_NUM_AVERAGES = 100
+_MAX_ROWS = 100
 _WIDE = 520, 280
-_LIMIT = 1e300  # beyond it sums and quotients overflow: as good as infinite
-_ILLEGAL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
-"""Control characters, which XML forbids -> pictures of them."""
-_ILLEGAL |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """An axis. Its ends are ``low`` and ``high``."""
-
-    low: float
-    high: float
-    ticks: Sequence[float]
-    log: bool = False
-
-    def share(self, value: float) -> float:
-        """Return how far from ``low`` (0) to ``high`` (1) a value lies."""
-        bend: Callable[[float], float] = math.log10 if self.log else float
-        return (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A line of a chart."""
-
-    label: str
-    """Empty: the only one."""
-    points: Sequence[Point]
-    marked: bool = False
-    """Whether its points are drawn. Others appear under the pointer only."""
-    noisy: bool = False
-    """Whether many points get a line of averages, and themselves turn pale."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Curves on common axes over steps."""
-
-    title: str
-    unit: str
-    curves: Sequence[Curve]
-    end: float = 1
-    """Last step of the axis."""
-    size: tuple[int, int] = (340, 200)
-    """Width and height."""
-    from_zero: bool = False
-    log_if_wide: bool = False
-    """Whether values far apart get a logarithmic axis."""
-
-
-def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` steps of 1, 2 or 5 times a power of ten that enclose a range.
-
-    >>> round_ticks(1.9, 7.8)
-    [0, 2, 4, 6, 8]
-    """
-    if high - low <= 1e-9 * max(abs(low), abs(high)) + 1e-300:
-        pad = abs(high) / 10 or 1.0
-        low, high = (low - pad if low else 0.0), high + pad
-    size = (high - low) / count
-    exponent = math.floor(math.log10(size))
-    factor = next(each for each in (1, 2, 5, 10) if each * 10.0**exponent >= size * (1 - 1e-9))
-    spacing = factor * 10.0**exponent
-    numbers = range(math.floor(low / spacing + 1e-9), math.ceil(high / spacing - 1e-9) + 1)
-    if exponent >= 0:
-        return [each * factor * 10**exponent for each in numbers]
-    return [each * factor / 10**-exponent for each in numbers]  # 3 / 10, not 3 * 0.1
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten, and 2 and 5 times these if they are few, that enclose a range.
-
-    >>> log_ticks(0.3, 20)
-    [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
-    """
-    start, end = math.floor(math.log10(low) - 1e-9), math.ceil(math.log10(high) + 1e-9)
-    factors = (1, 2, 5) if high < 100 * low else (1,)
-    ticks = [
-        float(f"{factor}e{exponent}") for exponent in range(start, end + 1) for factor in factors
-    ]
-    first = max(index for index, tick in enumerate(ticks) if tick <= low)
-    last = min(index for index, tick in enumerate(ticks) if tick >= high)
-    return ticks[first : last + 1]
-
-
-def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Return what to write at evenly spaced ticks: the same decimals for all.
-
-    >>> tick_labels([0, 5_000, 10_000]), tick_labels([0, 0.5, 1.0])
-    (['0', '5k', '10k'], ['0', '0.5', '1.0'])
-    """
-    top, spacing = max(map(abs, ticks)), ticks[1] - ticks[0]
-    if top >= 1e9 or spacing < 1e-6:
-        return [f"{tick:.4g}" for tick in ticks]
-    unit, suffix = (1e6, "M") if top >= 1e6 else (1e3, "k") if top >= 1e4 else (1, "")
-    decimals = max(0, -math.floor(math.log10(spacing / unit) + 1e-9))
-    return [f"{tick / unit:,.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
-
-
-def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> Sequence[Point]:
-    """Return few points that look the same: of each stretch its lowest and highest, and a gap.
-
-    The first and the last point stay. Finite points are at most ``limit``.
-    """
-    if len(points) <= limit:
-        return points
-    inner, num_stretches = range(1, len(points) - 1), limit // 2 - 1
-    values = [value for _, value in points]
-    kept = {0, len(points) - 1}
-    for number in range(num_stretches):
-        start, end = (len(inner) * each // num_stretches for each in (number, number + 1))
-        stretch = inner[start:end]
-        finite = [index for index in stretch if not math.isnan(values[index])]
-        if finite:
-            kept.add(min(finite, key=values.__getitem__))
-            kept.add(max(finite, key=values.__getitem__))
-        if len(finite) < len(stretch):
-            kept.add(next(index for index in stretch if math.isnan(values[index])))
-    return [points[index] for index in sorted(kept)]
-
-
-def averages(points: Sequence[Point], count: int = _NUM_AVERAGES) -> list[Point]:
-    """Return the middle step and the mean value of each of ``count`` stretches.
-
-    >>> averages([(1, 2.0), (2, 4.0), (3, 7.0), (4, math.nan)], 2)
-    [(1.5, 3.0), (3.5, 7.0)]
-    """
-    found = []
-    for number in range(count):
-        start, end = (len(points) * each // count for each in (number, number + 1))
-        values = [value for _, value in points[start:end] if not math.isnan(value)]
-        middle = (points[start][0] + points[end - 1][0]) / 2
-        found.append((middle, sum(values) / len(values) if values else math.nan))
-    return found
-
-
-def path_data(places: Iterable[Point]) -> str:
-    """Return the ``d`` of an SVG path through places. One that is not a number breaks the line.
-
-    >>> path_data([(0, 1), (2, 3), (4, float("nan")), (5, 6)])
-    'M0,1L2,3M5,6h0'
-    """
-    pieces: list[list[str]] = [[]]
-    for x, y in places:
-        if math.isnan(y):
-            pieces.append([])
-        else:
-            pieces[-1].append(f"{x:.5g},{y:.5g}")
-    return "".join("M" + "L".join(piece) + "h0" * (len(piece) == 1) for piece in pieces if piece)
-
-
-def render_chart(chart: Chart) -> str:
-    """Return a figure: heading, key with the last values, and the picture as inline SVG."""
-    values = [value for curve in chart.curves for _, value in _finite(curve.points)]
-    key = "".join(_key(index, curve) for index, curve in enumerate(chart.curves))
-    scale = _value_scale(chart, values) if values else None
-    unit = f"{chart.unit}, log scale" if scale and scale.log else chart.unit
-    picture = _picture(chart, scale) if scale else '<p class="none">Nothing measured yet.</p>'
-    return (
-        f'<figure class="{"wide" if chart.size[0] > 400 else "small"}"><figcaption>'
-        f"<h3>{_text(chart.title)}</h3> <span>{_text(unit)}</span>"
-        f'<p class="key">{key}</p></figcaption>{picture}</figure>\n'
-    )
-
-
-def _key(index: int, curve: Curve) -> str:
-    known = (value for _, value in reversed(curve.points) if not math.isnan(value))
-    last = "".join(f" <b>{_short(value)}</b>" for value in itertools.islice(known, 1))
-    label = f"<i></i>{_text(curve.label)}" if curve.label else "latest" if last else ""
-    return f'<span class="c{index}">{label}{last}</span> '
-
-
-def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
-    low, high = min(values), max(values)
-    positive = [value for value in values if value > 1 / _LIMIT]
-    if chart.log_if_wide and positive and high > 50 * min(positive):
-        ticks = log_ticks(min(positive), high)
-        return Scale(ticks[0], ticks[-1], ticks, log=True)
-    ticks = round_ticks(min(low, 0) if chart.from_zero else low, high)
-    return Scale(ticks[0], ticks[-1], ticks)
-
-
-def _picture(chart: Chart, y: Scale) -> str:
-    width, height = chart.size
-    steps = round_ticks(0, chart.end, width // 75)
-    x = Scale(0, chart.end, [step for step in steps if step <= chart.end and not step % 1])
-    left, right, top, bottom = 52, width - 14, 10, height - 40
-
-    def place(step: float, value: float) -> Point:
-        value = math.nan if y.log and value < y.low else value
-        return left + x.share(step) * (right - left), bottom - y.share(value) * (bottom - top)
-
-    rows = list(zip(y.ticks, _log_labels(y.ticks) if y.log else tick_labels(y.ticks), strict=True))
-    lines = "".join(f"M{left},{place(0, tick)[1]:.5g}H{right}" for tick, _ in rows)
-    labels = "".join(
-        f'<text class="y" x="{left - 8}" y="{place(0, tick)[1] + 4:.5g}">{label}</text>'
-        for tick, label in rows
-    ) + "".join(
-        f'<text x="{place(tick, y.low)[0]:.5g}" y="{bottom + 18}">{label}</text>'
-        for tick, label in zip(x.ticks, tick_labels(x.ticks), strict=True)
-    )
-    curves = "".join(_drawn(index, each, place) for index, each in enumerate(chart.curves))
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_text(chart.title)}">'
-        f'<path class="grid" d="{lines}"/>{labels}'
-        f'<text x="{(left + right) / 2:.5g}" y="{height - 4}">step</text>{curves}</svg>'
-    )
-
-
-def _log_labels(ticks: Sequence[float]) -> list[str]:
-    every = math.ceil(len(ticks) / 7)
-    return [_short(tick) if not index % every else "" for index, tick in enumerate(ticks)]
-
-
-def _drawn(index: int, curve: Curve, place: Callable[[float, float], Point]) -> str:
-    points = thin(curve.points)
-    if not points:
-        return ""
-    name = f", {_text(curve.label)}" if curve.label else ""
-    places = [place(*point) for point in points]
-    dots = "".join(
-        f'<circle cx="{x:.5g}" cy="{y:.5g}" r="3">'
-        f"<title>step {step:,.0f}{name}: {_short(value)}</title></circle>"
-        for (step, value), (x, y) in zip(points, places, strict=True)
-        if not math.isnan(y)
-    )
-    lines = f'<path d="{path_data(places)}"/>'
-    if curve.noisy and len(curve.points) > 2 * _NUM_AVERAGES:
-        trend = path_data(place(*point) for point in averages(curve.points))
-        lines = f'<path class="pale" d="{path_data(places)}"/><path d="{trend}"/>'
-    kind = "marked" if len(points) <= (60 if curve.marked else 1) else "plain"
-    return f'<g class="c{index} {kind}">{lines}{dots}</g>'
 
 
 def render_validations(validations: Sequence[_Line]) -> str:
@@ -291,7 +63,7 @@ def render_samples(samples: Iterable[Sequence[str]]) -> str:
     for sample in samples:
         pairs = zip(parts, sample, strict=False)
         texts = "".join(
-            f'<dt>{part}</dt><dd class="{part.lower()}" dir="auto">{_text(text)}</dd>'
+            f'<dt>{part}</dt><dd class="{part.lower()}" dir="auto">{escaped(text)}</dd>'
             for part, text in pairs
         )
         items.append(f'<dl class="sample" translate="no">{texts}</dl>\n')
@@ -311,13 +83,13 @@ def render_report(title: str, events: Iterable[_Line], config_text: str = "") ->
     updates, validations = _sorted_by_step(events)
     samples = validations[-1].get("samples") if validations else None
     where = f" at step {validations[-1]['step']:,.0f}" if samples else ""
-    note = _PALE_NOTE if len(updates) > 2 * _NUM_AVERAGES else ""
+    note = _PALE_NOTE if len(updates) > 2 * NUM_AVERAGES else ""
     charts = "".join(map(render_chart, _charts(updates, validations)))
     curves = f'{note}<div class="charts">\n{charts}</div>'
-    config = f"<details><summary>Configuration</summary><pre>{_text(config_text)}</pre></details>"
+    config = f"<details><summary>Configuration</summary><pre>{escaped(config_text)}</pre></details>"
     return (
         f'<!DOCTYPE html>\n<html lang="en" xmlns="http://www.w3.org/1999/xhtml">{_head(title)}'
-        f'<body>\n<header><h1 dir="auto">{_text(title)}</h1>\n{_state(updates, validations)}'
+        f'<body>\n<header><h1 dir="auto">{escaped(title)}</h1>\n{_state(updates, validations)}'
         "</header>\n<main>\n"
         f"{_section('Learning curves', curves)}"
         f"{_section(f'Sample translations{where}', render_samples(samples or ()))}"
@@ -336,7 +108,7 @@ _PALE_NOTE = '<p class="none note">Pale: the values themselves. Strong: their av
 def _head(title: str) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'"  # nothing runs, nothing is fetched
     return (
-        f'<head><meta charset="utf-8"/><title>{_text(title)}</title>'
+        f'<head><meta charset="utf-8"/><title>{escaped(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         f"<style>{_STYLE}</style></head>\n"
@@ -348,7 +120,7 @@ def _state(updates: Sequence[_Line], validations: Sequence[_Line]) -> str:
     if not both:
         return '<p class="none">No update has been reported yet.</p>'
     last = max(both, key=lambda line: line["step"])
-    minutes = round(sum(value for _, value in _finite(_points(both, "seconds"))) / 60)
+    minutes = round(sum(value for _, value in finite(_points(both, "seconds"))) / 60)
     facts = [
         ("Step", f"{last['step']:,.0f}", ""),
         ("Epoch", _fixed(_number(last, "epoch"), 0), ""),
@@ -399,13 +171,9 @@ def _points(lines: Sequence[_Line], key: str) -> list[Point]:
 def _number(line: _Line, key: str) -> float:
     value = line.get(key, math.nan)
     try:
-        return value if -_LIMIT < value < _LIMIT else math.nan
+        return value if -LIMIT < value < LIMIT else math.nan
     except TypeError:  # null, say
         return math.nan
-
-
-def _finite(points: Iterable[Point]) -> list[Point]:
-    return [point for point in points if not math.isnan(point[1])]
 
 
 def _best(lines: Sequence[_Line], key: str, choose: Callable[..., _Line]) -> _Line | None:
@@ -413,19 +181,10 @@ def _best(lines: Sequence[_Line], key: str, choose: Callable[..., _Line]) -> _Li
     return choose(known, key=lambda line: _number(line, key)) if known else None
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
 def _fixed(value: float, decimals: int) -> str:
     if math.isnan(value):
         return "\N{EN DASH}"
-    return f"{value:,.{decimals}f}" if abs(value) < 1e9 else _short(value)
-
-
-def _text(text: object) -> str:
-    clean = str(text).encode("utf-8", "replace").decode().translate(_ILLEGAL)
-    return html.escape(clean)
+    return f"{value:,.{decimals}f}" if abs(value) < 1e9 else short_number(value)
 
 
 class HtmlReport:
