@@ -87,27 +87,30 @@ _ADJECTIVES = (
     Pair("small", "klein"), Pair("big", "groß"), Pair("beautiful", "schön"),
     Pair("cheap", "billig"), Pair("heavy", "schwer"), Pair("white", "weiß"),
 )  # fmt: skip
-_VERBS = (
+_ACTIONS = (
     Verb("buy", "buys", "bought", "kauf", "gekauft"),
     Verb("look for", "looks for", "looked for", "such", "gesucht"),
-    Verb("need", "needs", "needed", "brauch", "gebraucht"),
     Verb("pay for", "pays for", "paid for", "bezahl", "bezahlt"),
     Verb("sell", "sells", "sold", "verkauf", "verkauft"),
     Verb("fetch", "fetches", "fetched", "hol", "geholt"),
     Verb("paint", "paints", "painted", "mal", "gemalt"),
     Verb("show", "shows", "showed", "zeig", "gezeigt"),
 )
+"""What one can do, must do, or wants to do."""
+_VERBS = (*_ACTIONS, Verb("need", "needs", "needed", "brauch", "gebraucht"))
 _DAYS = (
     Pair("Monday", "Montag"), Pair("Tuesday", "Dienstag"), Pair("Wednesday", "Mittwoch"),
     Pair("Thursday", "Donnerstag"), Pair("Friday", "Freitag"), Pair("Saturday", "Samstag"),
     Pair("Sunday", "Sonntag"),
 )  # fmt: skip
 _MONTHS = (
-    Pair("January", "Januar"), Pair("February", "Februar"), Pair("March", "März"),
-    Pair("April", "April"), Pair("May", "Mai"), Pair("June", "Juni"), Pair("July", "Juli"),
-    Pair("August", "August"), Pair("September", "September"), Pair("October", "Oktober"),
-    Pair("November", "November"), Pair("December", "Dezember"),
+    (Pair("January", "Januar"), 31), (Pair("February", "Februar"), 28), (Pair("March", "März"), 31),
+    (Pair("April", "April"), 30), (Pair("May", "Mai"), 31), (Pair("June", "Juni"), 30),
+    (Pair("July", "Juli"), 31), (Pair("August", "August"), 31),
+    (Pair("September", "September"), 30), (Pair("October", "Oktober"), 31),
+    (Pair("November", "November"), 30), (Pair("December", "Dezember"), 31),
 )  # fmt: skip
+"""With the number of their days, in a year that is not a leap year."""
 _TRIPS = (Pair("train", "Der Zug"), Pair("bus", "Der Bus"), Pair("ferry", "Die Fähre"))
 
 
@@ -139,15 +142,15 @@ class _Speaker:
         # "heavy", "cheap" and colours do not suit people: these draw from the middle of the list.
         return self._random.choice((None, *_ADJECTIVES[2:7]))
 
-    def thing(self) -> Pair:
+    def thing(self, *, may_be_none: bool = True) -> Pair:
         noun = self._random.choice(_THINGS)
         adjective = self._random.choice((None, *_ADJECTIVES))
-        kind = self._random.randrange(4)
+        kind = self._random.randrange(4 if may_be_none else 3)
         if kind == 0:
             return the(adjective, noun, "accusative")
         if kind == 1:
             return a(adjective, noun)
-        if kind == 2:
+        if kind == 3:
             return a(adjective, noun, negated=True)
         return several(self._random.randrange(2, 100), adjective, noun)
 
@@ -181,9 +184,10 @@ class _Speaker:
         )
 
     def modal(self) -> Pair:
-        who, verb, what = self.subject(), self._random.choice(_VERBS), self.thing()
+        who, verb = self.subject(), self._random.choice(_ACTIONS)
         english, german = self._random.choice((("can", _CAN), ("must", _MUST)))
-        when = self.time()
+        # "must buy no coat" forbids it, "muss keinen Mantel kaufen" does not.
+        what, when = self.thing(may_be_none=german is not _MUST), self.time()
         return Pair(
             f"{who.english} {english} {verb.english} {what.english} at {when.english}",
             f"{who.german} {german[who.person]} um {when.german} {what.german} {verb.german}en",
@@ -191,7 +195,8 @@ class _Speaker:
 
     def because(self) -> Pair:
         who, other = self.subject(), self._random.choice(_PRONOUNS)
-        verb, second = self._random.sample(_VERBS, 2)
+        second = self._random.choice(_ACTIONS)
+        verb = self._random.choice([each for each in _VERBS if each is not second])
         what, wanted = self.thing(), self.thing()
         wants = "want" if other.person not in ("3s",) else "wants"
         return Pair(
@@ -220,8 +225,8 @@ class _Speaker:
         )
 
     def date(self) -> Pair:
-        day, month = self._random.choice(_DAYS), self._random.choice(_MONTHS)
-        which = ordinal(self._random.randrange(1, 31))
+        day, (month, num_days) = self._random.choice(_DAYS), self._random.choice(_MONTHS)
+        which = ordinal(self._random.randint(1, num_days))
         return Pair(
             f"today is {day.english}, the {which.english} of {month.english}",
             f"heute ist {day.german}, der {which.german} {month.german}",

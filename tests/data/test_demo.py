@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import calendar
 import hashlib
+import re
 
 import pytest
 
 from nmt.data.demo import _Speaker, demo_pairs
+from nmt.data.demo_phrases import ordinal
 from nmt.errors import ConfigError
 
 
@@ -30,7 +33,7 @@ def test_the_corpus_is_the_same_on_every_machine() -> None:
         for pair in demo_pairs(split, "en", "de"):
             whole.update("\t".join(pair).encode() + b"\n")
 
-    assert whole.hexdigest() == "486cd0c981cee3478d65bbd0d6ace92102efc95ee457a3d2ad54636989f0e35f"
+    assert whole.hexdigest() == "ba9ee7963193190fe579b1cc002243da75752345f238eaf0cfeb613560a73632"
 
 
 def test_either_direction_works_and_no_other_language() -> None:
@@ -65,3 +68,30 @@ def test_sentences_have_german_word_order_and_endings() -> None:
             assert german.rstrip(".").split()[-1] in {"will", "willst", "wollen"}
         if " must " in english:
             assert german.endswith("en.")
+
+
+def test_dates_are_in_the_calendar_and_every_day_of_it_comes_up() -> None:
+    days = {
+        (ordinal(day).english, calendar.month_name[month])
+        for month in range(1, 13)
+        for day in range(1, calendar.monthrange(2023, month)[1] + 1)
+    }
+    drawn = {
+        (found[1], found[2])
+        for english, _ in demo_pairs("train", "en", "de")
+        if (found := re.fullmatch(r"Today is \w+, the (\S+) of (\w+)\.", english))
+    }
+
+    assert len(days) == 365
+    assert drawn == days
+
+
+def test_modal_verbs_go_with_actions_and_mean_the_same_when_negated() -> None:
+    speaker = _Speaker(seed=8)
+    sentences = [speaker.sentence() for _ in range(20_000)]
+
+    assert any("needs" in english for english, _ in sentences)
+    for english, _ in sentences:
+        assert not re.search(r"\b(can|must|wants? to) need\b", english)
+        # "muss keinen" leaves it to one, "must ... no" forbids it.
+        assert not re.search(r"\bmust\b.* no ", english)
