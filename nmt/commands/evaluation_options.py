@@ -10,6 +10,7 @@ from typing import Any, Literal
 from nmt.commands.evaluation_set import STANDARD_INPUT, SetChoice
 from nmt.errors import ConfigError
 from nmt.metrics.significance import DEFAULT_RESAMPLES, DEFAULT_SEED
+from nmt.translation.engine import Dtype
 from nmt.translation.ensemble import Ensemble
 from nmt.translation.mbr import MbrChoice
 
@@ -49,7 +50,7 @@ class EvaluateOptions:
     """Which checkpoint of a run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to translate."""
-    dtype: Literal["float32", "bf16", "int8"] = "float32"
+    dtype: Dtype = "float32"
     """What the model's weights are multiplied in."""
     threads: int | None = None
     """CPU threads for translating."""

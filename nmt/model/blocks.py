@@ -10,9 +10,9 @@ H heads, G key/value heads, E head width. Decoding: R = B * K rows, t positions 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -21,15 +21,6 @@ from nmt.model.attention import attend
 from nmt.model.dropout import dropout
 from nmt.model.layers import FeedForward, linear, make_norm, rotate
 from nmt.model.layout import Layout
-
-
-class KeysValues(NamedTuple):
-    """Keys and values of one attention layer, ready for decoding."""
-
-    keys: Tensor
-    """(R, H, t, E) in self-attention, (B, H, S, E) in cross-attention."""
-    values: Tensor
-    """The same shape."""
 
 
 class _HeadTransform(nn.Module):
@@ -68,6 +59,7 @@ class SelfAttention(nn.Module):
         self.output = linear(dim, dim, bias=config.bias)
         self.heads = _HeadTransform(config, self.head_dim, rotary=config.positions == "rotary")
         self._dropout = config.attention_dropout
+        self._is_plain = self.heads.is_identity and self.num_kv_heads == self.num_heads
 
     def _split(self, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: each (N, H, E), shared key/value heads repeated."""
@@ -82,12 +74,8 @@ class SelfAttention(nn.Module):
     @override
     def forward(self, values: Tensor, layout: Layout, causal: bool) -> Tensor:
         """(N, D) -> (N, D)."""
-        if self.heads.is_identity and self.num_kv_heads == self.num_heads:
-            fused = self.query_key_value(values)
-        else:
-            fused = torch.cat(self._split(values, layout.positions), dim=1).flatten(1)
         mixed = attend(
-            fused,
+            self._heads(values, layout.positions).flatten(1),
             None,
             (layout, layout),
             num_heads=self.num_heads,
@@ -96,16 +84,42 @@ class SelfAttention(nn.Module):
         )
         return self.output(mixed)
 
-    def step(
-        self, values: Tensor, past: KeysValues | None, positions: Tensor
-    ) -> tuple[Tensor, KeysValues]:
-        """Read one more position of R rows: (R, D) -> (R, D) and the longer cache."""
-        query, key, value = (x.unsqueeze(2) for x in self._split(values, positions))  # (R, H, 1, E)
-        if past is not None:
-            key = torch.cat((past.keys, key), dim=2)
-            value = torch.cat((past.values, value), dim=2)
-        weights = torch.matmul(query * self.head_dim**-0.5, key.mT).softmax(-1)
-        return self.output(torch.matmul(weights, value).flatten(1)), KeysValues(key, value)
+    def _heads(self, values: Tensor, positions: Tensor) -> Tensor:
+        """Queries, keys and values of all heads: (N, D) -> (N, 3 * H, E)."""
+        if self._is_plain:
+            return self.query_key_value(values).view(-1, 3 * self.num_heads, self.head_dim)
+        return torch.cat(self._split(values, positions), dim=1)
+
+    def read(
+        self, values: Tensor, positions: Tensor, bias: Tensor, cells: Tensor, index: Tensor
+    ) -> Tensor:
+        """Read whole sentences without Python objects: (N, D) -> (N, D). For decoding.
+
+        Args:
+            values: Packed tokens of B sentences.
+            positions: Where each stands in its sentence. (N,), int64.
+            bias: 0, and minus infinity at padding. (B, 1, 1, S).
+            cells: The token of each cell of the rectangle. (B * S,), int64.
+            index: The cell of each token. (N,), int64.
+        """
+        heads = self._heads(values, positions).index_select(0, cells)
+        heads = heads.view(bias.shape[0], bias.shape[3], 3, self.num_heads, self.head_dim)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
+        rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+        return self.output(rows.index_select(0, index))
+
+    def step(self, values: Tensor, past: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Read one more position of R rows: (R, D) -> (R, D), and the longer cache.
+
+        The cache holds the keys of all heads, then the values: (R, 2 * H, t, E). One tensor, so
+        that it grows by one copy.
+        """
+        heads = self._heads(values, positions).unsqueeze(2)
+        cache = torch.cat((past, heads[:, self.num_heads :]), dim=2)
+        key, value = cache.chunk(2, dim=1)
+        mixed = F.scaled_dot_product_attention(heads[:, : self.num_heads], key, value)
+        return self.output(mixed.flatten(1)), cache
 
 
 class CrossAttention(nn.Module):
@@ -154,25 +168,28 @@ class CrossAttention(nn.Module):
         )
         return self.output(mixed)
 
-    def remember(self, memory: Tensor, layout: Layout) -> KeysValues:
-        """Project the encoder's output (M, D') once: (B, H, S, E) each."""
-        rows = self.project_memory(memory).reshape(-1, self.head_dim)
-        cells = rows.index_select(0, layout.heads_to_rectangle(2, self.num_heads))
-        shape = (2, layout.batch_size, self.num_heads, layout.width, self.head_dim)
-        return KeysValues(*cells.view(shape).unbind(0))
+    def remember(self, memory: Tensor, bias: Tensor, cells: Tensor) -> Tensor:
+        """Project the encoder's output (M, D') once: keys and values, (2, B, H, S, E).
 
-    def step(self, values: Tensor, memory: KeysValues, bias: Tensor | None) -> Tensor:
+        ``bias`` and ``cells`` as in `SelfAttention.read`.
+        """
+        rows = self.project_memory(memory).index_select(0, cells)
+        rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
+        return rows.permute(2, 0, 3, 1, 4).contiguous()
+
+    def step(self, values: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
         """Read the source for R = B * K rows; beams share it. (R, D) -> (R, D).
 
-        ``bias`` is minus infinity at padding, (B, 1, 1, S), or None if there is none.
+        Args:
+            values: What asks.
+            memory: Keys and values of the source, from `remember`.
+            bias: 0, and minus infinity at padding. (B, 1, 1, S).
         """
-        batch_size = len(memory.keys)
-        query = self.project_queries(values).view(batch_size, -1, self.num_heads, self.head_dim)
-        scores = torch.matmul(query.transpose(1, 2) * self.head_dim**-0.5, memory.keys.mT)
-        if bias is not None:
-            scores = scores + bias
-        mixed = torch.matmul(scores.softmax(-1), memory.values)  # (B, H, K, E)
-        return self.output(mixed.transpose(1, 2).reshape(values.shape))
+        key, value = memory.unbind(0)
+        query = self.project_queries(values)
+        query = query.view(key.shape[0], -1, self.num_heads, self.head_dim)
+        mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, bias)
+        return self.output(mixed.transpose(1, 2).reshape(values.shape))  # from (B, H, K, E)
 
 
 class Residual(nn.Module):
@@ -209,6 +226,15 @@ class EncoderLayer(nn.Module):
         values = self.self_residual(values, lambda x: self.self_attention(x, layout, False))
         return self.feed_forward_residual(values, self.feed_forward)
 
+    def read(
+        self, values: Tensor, positions: Tensor, bias: Tensor, cells: Tensor, index: Tensor
+    ) -> Tensor:
+        """(N, D) -> (N, D). See `SelfAttention.read`."""
+        values = self.self_residual(
+            values, lambda x: self.self_attention.read(x, positions, bias, cells, index)
+        )
+        return self.feed_forward_residual(values, self.feed_forward)
+
 
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention, feed-forward."""
@@ -236,22 +262,22 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         values: Tensor,
-        past: KeysValues | None,
-        memory: KeysValues,
-        bias: Tensor | None,
+        past: Tensor,
+        memory: Tensor,
+        bias: Tensor,
         positions: Tensor,
-    ) -> tuple[Tensor, KeysValues]:
+    ) -> tuple[Tensor, Tensor]:
         """One more position of R rows: (R, D) -> (R, D) and the longer cache."""
-        longer: list[KeysValues] = []
+        caches: list[Tensor] = []
 
         def read_itself(x: Tensor) -> Tensor:
             mixed, cache = self.self_attention.step(x, past, positions)
-            longer.append(cache)
+            caches.append(cache)
             return mixed
 
         values = self.self_residual(values, read_itself)
         values = self.cross_residual(values, lambda x: self.cross_attention.step(x, memory, bias))
-        return self.feed_forward_residual(values, self.feed_forward), longer[0]
+        return self.feed_forward_residual(values, self.feed_forward), caches[0]
 
 
 def _feed_forward(dim: int, inner_dim: int, config: ModelConfig) -> FeedForward:

@@ -1,9 +1,10 @@
-"""Weights in 8 bits for translating on a CPU: a quarter of the memory traffic, faster products.
+"""Weights in 16 or 8 bits for translating on a CPU: less memory traffic, faster products.
 
-Weights are rounded once, with a scale for each output; inputs are rounded at each call, with a
-scale for each row. So a row's result depends on no other row: translations stay independent of
-what shares their batch, which a scale for the whole input would break.
-Source: Jacob et al. (2018), Quantization and Training of Neural Networks; here after training.
+- float16: weights are rounded once, and everything is computed in float32.
+- int8: weights are rounded once, with a scale for each output; inputs are rounded at each call,
+  with a scale for each row. So a row's result depends on no other row: translations stay
+  independent of what shares their batch, which a scale for the whole input would break.
+  Source: Jacob et al. (2018), Quantization and Training of Neural Networks; here after training.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,26 @@ _LARGEST_WEIGHT = 127
 # Inputs take 7 of the 8 bits: sums of two products must not overflow 16 bits, in which processors
 # without special instructions (VNNI) add them.
 _LARGEST_INPUT, _ZERO = 63, 64
+
+
+class Float16Linear(nn.Module):
+    """A linear layer with 16-bit weights. It cannot be trained.
+
+    Args:
+        weight: (O, I), float32.
+        bias: (O,), float32, or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        operators = _operators()
+        self._packed = operators.linear_prepack_fp16(weight.detach(), bias)
+        self._multiply = operators.linear_dynamic_fp16
+
+    @override
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., I) -> (..., O), float32."""
+        return self._multiply(values, self._packed)
 
 
 class Int8Linear(nn.Module):
@@ -53,30 +75,32 @@ class Int8Linear(nn.Module):
     @override
     def forward(self, values: Tensor) -> Tensor:
         """(..., I) -> (..., O), float32."""
-        largest = values.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+        largest = values.abs().amax(dim=-1, keepdim=True)
+        # A row of zeros becomes some whole numbers, and its products zeros again.
         products = self._multiply(values / largest, 1 / _LARGEST_INPUT, _ZERO, self._packed)
         if self._bias is None:
             return products.mul_(largest)
         return torch.addcmul(self._bias, products, largest)
 
 
-def quantize(model: Transformer) -> None:
-    """Give ``model``, which is on the CPU, 8-bit weights in all linear layers, in place.
+def quantize(model: Transformer, dtype: Literal["float16", "int8"]) -> None:
+    """Give ``model``, which is on the CPU, smaller weights in all linear layers, in place.
 
     Tables of token vectors, norms and biases stay as they are; a tied output projection gets a
-    copy of its own in 8 bits.
+    copy of its own.
 
     Raises:
-        DeviceError: The model is elsewhere, or this build of torch lacks 8-bit products.
+        DeviceError: The model is elsewhere, or this build of torch lacks the products.
     """
     if model.output_weight.device.type != "cpu":
-        raise DeviceError("8-bit weights are for the CPU.", fix="Leave --dtype int8 out.")
+        raise DeviceError(f"{dtype} weights are for the CPU.", fix=f"Leave --dtype {dtype} out.")
     _operators()
+    small = {"float16": Float16Linear, "int8": Int8Linear}[dtype]
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, Int8Linear(child.weight, child.bias))
-    model.output_layer = Int8Linear(model.output_weight, model.output_bias)
+                setattr(module, name, small(child.weight, child.bias))
+    model.output_layer = small(model.output_weight, model.output_bias)
 
 
 @cache
@@ -90,8 +114,8 @@ def _operators() -> torch._ops._OpNamespace:
     has_products = hasattr(torch.ops.quantized, _PRODUCT) and hasattr(torch, "quantize_per_channel")
     if not (has_products and {"x86", "fbgemm"} & {*supported}):
         raise DeviceError(
-            "This build of torch has no 8-bit products for this processor.",
-            fix="Leave --dtype int8 out, or export the model for CTranslate2.",
+            "This build of torch has no products of small weights for this processor.",
+            fix="Leave --dtype out, or export the model for CTranslate2.",
         )
     torch.backends.quantized.engine = "x86" if "x86" in supported else "fbgemm"
     return torch.ops.quantized

@@ -6,7 +6,9 @@ V vocabulary, D model width, K beams.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,22 +17,36 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.blocks import DecoderLayer, EncoderLayer, KeysValues
+from nmt.model.blocks import DecoderLayer, EncoderLayer
 from nmt.model.dropout import dropout
 from nmt.model.layers import LearnedPositions, SinusoidalPositions, make_norm
 from nmt.model.layout import Layout
+
+
+class Readers(NamedTuple):
+    """What decoding spends its time in: `Transformer.read_source` and `Transformer.read_token`.
+
+    They hold nothing but tensor operations that depend on no values and no sizes, so that faster
+    forms may stand for them.
+    """
+
+    source: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+    token: Callable[
+        [Tensor, Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]],
+        tuple[Tensor, tuple[Tensor, ...]],
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
     """What decoding remembers between two steps. Opaque to the search."""
 
-    memory: tuple[KeysValues, ...]
-    """Keys and values of the encoded source, a pair for each layer. (B, H, S, E)"""
-    bias: Tensor | None
-    """Minus infinity where the source is padding. (B, 1, 1, S)"""
-    past: tuple[KeysValues | None, ...]
-    """Keys and values of the target so far, a pair for each layer. (B * K, H, t, E)"""
+    memory: tuple[Tensor, ...]
+    """Keys and values of the encoded source, of each layer. (2, B, H, S, E)"""
+    bias: Tensor
+    """0, and minus infinity where the source is padding. (B, 1, 1, S)"""
+    past: tuple[Tensor, ...]
+    """Keys and values of the target so far, of each layer. (B * K, 2 * H, t, E)"""
     num_beams: int
     """Beams K of each sentence."""
     length: int
@@ -113,6 +129,10 @@ class Transformer(nn.Module):
         )
 
     @property
+    def _decoder(self) -> list[DecoderLayer]:
+        return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
+
+    @property
     def target_table(self) -> Tensor:
         """Vectors of the target tokens: (V, D)."""
         return self.source_vectors if self.config.embeddings == "tied" else self.target_vectors
@@ -172,41 +192,87 @@ class Transformer(nn.Module):
             return self.output_layer(hidden)
         return F.linear(hidden, self.output_weight, self.output_bias)
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
+    @property
+    def readers(self) -> Readers:
+        """Both as they are."""
+        return Readers(self.read_source, self.read_token)
+
+    def start(
+        self, source: Tensor, source_lengths: Tensor, readers: Readers | None = None
+    ) -> DecoderState:
         """Encode ``source`` (B, S), padded, of these lengths (B,), with one beam a sentence."""
         layout = Layout.from_lengths(source_lengths, source.shape[1])
-        memory = self.encode(layout.pack(source), layout)
-        bias = None
-        if layout.has_padding:
-            mask = layout.mask()[:, None, None, :]
-            bias = memory.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
+        values = self.source_embedding(
+            layout.pack(source), layout.positions, layout.width, self.source_vectors
+        )
+        bias = values.new_zeros(source.shape).masked_fill_(~layout.mask(), -torch.inf)
+        bias = bias[:, None, None, :]
+        readers = readers or self.readers
+        shapes = [
+            (len(source), 2 * layer.self_attention.num_heads, 0, layer.self_attention.head_dim)
+            for layer in self._decoder
+        ]
         return DecoderState(
-            memory=tuple(
-                layer.cross_attention.remember(memory, layout)
-                for layer in self.decoder
-                if isinstance(layer, DecoderLayer)
+            memory=readers.source(
+                values, layout.positions, bias, layout.heads_to_rectangle(1, 1), layout.index
             ),
             bias=bias,
-            past=(None,) * len(self.decoder),
+            past=tuple(values.new_empty(shape) for shape in shapes),
             num_beams=1,
             length=0,
         )
 
-    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+    def read_source(
+        self, values: Tensor, positions: Tensor, bias: Tensor, cells: Tensor, index: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Encode embedded tokens (M, D), and project them for each layer of the decoder.
+
+        Other arguments as in `SelfAttention.read`; the result is `DecoderState.memory`.
+        """
+        for layer in self.encoder:
+            assert isinstance(layer, EncoderLayer)
+            values = layer.read(values, positions, bias, cells, index)
+        values = self.encoder_norm(values)
+        return tuple(layer.cross_attention.remember(values, bias, cells) for layer in self._decoder)
+
+    def step(
+        self, state: DecoderState, tokens: Tensor, readers: Readers | None = None
+    ) -> tuple[Tensor, DecoderState]:
         """Read the next token of each beam (B, K): logits (B, K, V) and the state after it."""
         ids = tokens.flatten()
         positions = torch.full_like(ids, state.length)
         values = self.target_embedding(ids, positions, state.length + 1, self.target_table)
-        past = []
-        for layer, own, memory in zip(self.decoder, state.past, state.memory, strict=True):
-            assert isinstance(layer, DecoderLayer)
-            values, longer = layer.step(values, own, memory, state.bias, positions)
-            past.append(longer)
-        logits = self.logits(self.decoder_norm(values)).view(*tokens.shape, -1)
-        after = DecoderState(
-            state.memory, state.bias, tuple(past), state.num_beams, state.length + 1
+        logits, past = (readers or self.readers).token(
+            values, positions, state.bias, state.memory, state.past
         )
-        return logits, after
+        after = DecoderState(state.memory, state.bias, past, state.num_beams, state.length + 1)
+        return logits.view(*tokens.shape, -1), after
+
+    def read_token(
+        self,
+        values: Tensor,
+        positions: Tensor,
+        bias: Tensor,
+        memory: tuple[Tensor, ...],
+        past: tuple[Tensor, ...],
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Send an embedded token of each beam through the decoder. Other shapes: `DecoderState`.
+
+        Args:
+            values: Embedded tokens. (B * K, D).
+            positions: Where they stand. (B * K,), int64.
+            bias: Of the source.
+            memory: Keys and values of the source.
+            past: Keys and values of the target so far.
+
+        Returns:
+            Logits (B * K, V), and keys and values with these tokens.
+        """
+        longer = []
+        for layer, own, source in zip(self._decoder, past, memory, strict=True):
+            values, cache = layer.step(values, own, source, bias, positions)
+            longer.append(cache)
+        return self.logits(self.decoder_norm(values)), tuple(longer)
 
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep some sentences, and in each some beams.
@@ -217,16 +283,12 @@ class Transformer(nn.Module):
             beams: Which of their K beams go on; one may go on more than once. (B', K'), int64.
         """
         memory, bias = state.memory, state.bias
-        if len(sentences) < len(memory[0].keys):
-            memory = tuple(_rows(pair, sentences) for pair in memory)
-            bias = None if bias is None else bias.index_select(0, sentences)
+        if len(sentences) < memory[0].shape[1]:
+            memory = tuple(pairs.index_select(1, sentences) for pairs in memory)
+            bias = bias.index_select(0, sentences)
         rows = (sentences.unsqueeze(1) * state.num_beams + beams).flatten()
-        past = tuple(pair if pair is None else _rows(pair, rows) for pair in state.past)
+        past = tuple(own.index_select(0, rows) for own in state.past)
         return DecoderState(memory, bias, past, beams.shape[1], state.length)
-
-
-def _rows(pair: KeysValues, rows: Tensor) -> KeysValues:
-    return KeysValues(pair.keys.index_select(0, rows), pair.values.index_select(0, rows))
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:

@@ -10,6 +10,7 @@ from torch import Tensor
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
+from nmt.search.ranking import first_largest
 from nmt.search.stepper import Stepper
 from nmt.search.walk import walk
 
@@ -40,5 +41,5 @@ def greedy_search(
 
 def most_probable(log_probs: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """Pick the most probable token; of equals the lowest id. A `nmt.search.walk.Picker`."""
-    best, ids = log_probs.max(dim=-1)
+    best, ids = first_largest(log_probs)
     return best.cpu(), ids.cpu()

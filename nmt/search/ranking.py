@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 64
+_FEW = 1 << 15  # values that one plain search is quicker for
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -34,6 +35,29 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         width = best.shape[-1]
         best[tied], index[tied] = (x[..., :width].cpu() for x in ordered)
     return best[..., :count], index[..., :count]
+
+
+def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of each row and where it stands first. `torch.max`, but fast on a CPU.
+
+    Args:
+        values: (..., V), float32.
+
+    Returns:
+        Values (...), float32, and indices, int64, on the device of ``values``.
+
+    >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]))
+    (tensor(3.), tensor(1))
+    """
+    num_blocks = values.shape[-1] // _BLOCK
+    whole = num_blocks * _BLOCK
+    if values.numel() < _FEW or values.shape[-1] != whole:
+        best, index = values.max(dim=-1)
+        return best, index
+    blocks = values.unflatten(-1, (num_blocks, _BLOCK))  # (..., n, _BLOCK)
+    best, block = blocks.amax(-1).max(dim=-1)
+    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, _BLOCK))
+    return best, block * _BLOCK + inside.squeeze(-2).argmax(-1)
 
 
 def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

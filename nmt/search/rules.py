@@ -23,7 +23,8 @@ Edit = Callable[[Tensor, Tensor, Tensor], None]
 """Changes log probabilities (B, K, V), on any device, given the ids so far (B, K, t) and which of
 all sentences (B,) they belong to; both int64 on the CPU."""
 
-_NEVER = (PAD_ID, UNK_ID, BOS_ID)
+_NEVER = slice(3)
+assert {PAD_ID, UNK_ID, BOS_ID} == {0, 1, 2}
 _ANY = -1
 _NOTHING = -2
 
@@ -97,12 +98,11 @@ def forbid(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) ->
         shortest: Shortest length with EOS. (B,), int64; on the CPU, to wait for no device.
         longest: Longest length with EOS. The same.
     """
-    for index in _NEVER:
-        log_probs[..., index] = -torch.inf
-    if bool((shortest > length).any()):
+    log_probs[..., _NEVER] = -torch.inf
+    if int(shortest.max()) > length:
         log_probs[shortest > length, :, EOS_ID] = -torch.inf
-    last = longest <= length
-    if bool(last.any()):
+    if int(longest.min()) <= length:
+        last = longest <= length
         ends = log_probs[last][..., EOS_ID].clone()
         log_probs[last] = -torch.inf
         log_probs[last, :, EOS_ID] = ends

@@ -14,7 +14,7 @@ from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
-Dtype = Literal["float32", "bf16", "int8"]
+Dtype = Literal["float32", "float16", "bf16", "int8"]
 """What a model's weights are kept and multiplied in."""
 CTRANSLATE2_MODEL = "model.bin"
 """The file that makes a folder one of CTranslate2."""

@@ -51,12 +51,19 @@ def load_torch_engine(
         folder, device=device, checkpoint=checkpoint, threads=threads, note=note, ensemble=ensemble
     )
     for model in loaded.models:
-        if dtype == "int8":
-            quantize(model)
-        elif dtype == "bf16":
-            model.to(torch.bfloat16)
-    engine = TorchEngine(*loaded.models, mixture=loaded.mixture)
+        _change_dtype(model, dtype)
+    engine = TorchEngine(*loaded.models, mixture=loaded.mixture, is_final=True)
     return LoadedEngine(engine, loaded.config, loaded.tokenizers)
+
+
+def _change_dtype(model: Transformer, dtype: Dtype) -> None:
+    """Give ``model`` smaller weights. A CPU computes in float32 with them, but for bf16."""
+    if dtype == "bf16":
+        model.to(torch.bfloat16)
+    elif dtype == "float16" and model.output_weight.device.type == "cuda":
+        model.to(torch.float16)
+    elif dtype != "float32":
+        quantize(model, dtype)
 
 
 def load_models(

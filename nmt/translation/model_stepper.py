@@ -5,26 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt.model.transformer import DecoderState, Transformer
+from nmt.model.transformer import DecoderState, Readers, Transformer
 from nmt.text.special import EOS_ID
 
 
 class ModelStepper:
-    """Gives log probabilities of one model. See `nmt.search.stepper.Stepper`."""
+    """Gives log probabilities of one model. See `nmt.search.stepper.Stepper`.
 
-    def __init__(self, model: Transformer) -> None:
-        self._model = model
+    Args:
+        model: On its device.
+        readers: Faster forms of its own, if there are any.
+    """
+
+    def __init__(self, model: Transformer, readers: Readers | None = None) -> None:
+        self._model, self._readers = model, readers
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Encode the source."""
-        return self._model.start(source, source_lengths)
+        return self._model.start(source, source_lengths, self._readers)
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
 
         A learned table of positions ends: there nothing but EOS may come.
         """
-        logits, state = self._model.step(state, tokens)
+        logits, state = self._model.step(state, tokens, self._readers)
         log_probs = logits.float().log_softmax(dim=-1)
         config = self._model.config
         if config.positions == "learned" and state.length >= config.max_positions:

@@ -98,8 +98,9 @@ class Translator:
             note: Told about lines that had to be cut and damaged checkpoints passed over.
             ensemble: Models that translate together with the one in ``folder``.
             guard: Search anew what does not look like a translation.
-            dtype: What the weights are multiplied in: ``int8`` is for CPUs, ``bf16`` for hardware
-                that computes in it. CTranslate2's models have chosen at their export.
+            dtype: What the weights are kept in. On a CPU ``float16`` computes in float32 and is
+                faster, ``int8`` faster still; ``bf16`` is for hardware that computes in it.
+                CTranslate2's models have chosen at their export.
 
         Raises:
             ConfigError: The engine or the device does not go with it.

@@ -1,8 +1,9 @@
-"""8-bit weights: close to float32, and every row for itself."""
+"""Small weights: close to float32, and every row for itself."""
 
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.factory import build_model
-from nmt.model.quantized import Int8Linear, quantize
+from nmt.model.quantized import Float16Linear, Int8Linear, quantize
 
 
 def layer(inputs: int, outputs: int, *, bias: bool, seed: int = 0) -> nn.Linear:
@@ -79,9 +80,29 @@ def test_rows_and_weights_of_zeros_give_the_bias() -> None:
     assert found[1, 1] == exact.bias[1]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [1, 7])
+def test_16_bit_weights_are_the_only_rounding(bias: bool, count: int) -> None:
+    exact = layer(48, 40, bias=bias)
+    values = rows(count, 48, seed=2)
+    with torch.no_grad():
+        weight = exact.weight.half().double()
+        expected = values.double() @ weight.T + (exact.bias.double() if bias else 0)
+        found = Float16Linear(exact.weight, exact.bias)(values)
+
+    assert found.dtype == torch.float32
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float16", 0.99999), ("int8", 0.99)], ids=["float16", "int8"]
+)
 @pytest.mark.parametrize("preset", ["tiny", "modern"])
 @pytest.mark.parametrize("embeddings", ["tied", "separate"])
-def test_a_model_with_8_bit_weights_says_nearly_the_same(preset: str, embeddings: str) -> None:
+def test_a_model_with_small_weights_says_nearly_the_same(
+    preset: str, embeddings: str, dtype: Literal["float16", "int8"], least: float
+) -> None:
     torch.manual_seed(1)
     shape = {"model_dim": 64, "ff_dim": 128, "num_heads": 4, "encoder_layers": 2}
     if preset == "modern":
@@ -91,7 +112,7 @@ def test_a_model_with_8_bit_weights_says_nearly_the_same(preset: str, embeddings
     })  # fmt: skip
     model = build_model(config, 300, 300).eval()
     small = copy.deepcopy(model)
-    quantize(small)
+    quantize(small, dtype)
     source = torch.randint(4, 300, (3, 7))
     lengths = torch.tensor([7, 5, 2])
     with torch.inference_mode():
@@ -100,7 +121,7 @@ def test_a_model_with_8_bit_weights_says_nearly_the_same(preset: str, embeddings
             new, found = small.step(found, tokens)
             old, expected = model.step(expected, tokens)
             likeness = torch.cosine_similarity(new.flatten(1), old.flatten(1), dim=1)
-            assert float(likeness.min()) > 0.99
+            assert float(likeness.min()) > least
     kinds = {type(module) for module in small.modules()}
     assert nn.Linear not in kinds
-    assert Int8Linear in kinds
+    assert {Float16Linear, Int8Linear} & kinds

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.search.ranking import largest
+from nmt.search.ranking import first_largest, largest
 
 
 def by_sorting(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -43,3 +43,29 @@ def test_what_is_not_there_comes_last(size: int) -> None:
 def test_a_short_row_is_given_whole() -> None:
     best, index = largest(torch.tensor([[0.5, 2.0]]), 7)
     assert (best.tolist(), index.tolist()) == ([[2.0, 0.5]], [[1, 0]])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([1, 7, 64, 640, 1000, 1280]),
+    rows=st.integers(1, 60),
+    kinds=st.sampled_from([2, 30, 10**6]),
+)
+def test_of_equals_the_first_is_the_largest(seed: int, size: int, rows: int, kinds: int) -> None:
+    """Few values and many; whole blocks and others."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, kinds, (rows, 1, size), generator=generator).float()
+    best, index = first_largest(values)
+    expected = by_sorting(values, 1)
+    assert torch.equal(best, expected[0][..., 0])
+    assert torch.equal(index, expected[1][..., 0])
+
+
+@pytest.mark.parametrize("rows", [1, 60])
+def test_what_is_no_number_is_the_largest(rows: int) -> None:
+    """So that a search sees it."""
+    values = torch.zeros(rows, 640)
+    values[:, 300] = torch.nan
+    best, index = first_largest(values)
+    assert bool(best.isnan().all())
+    assert set(index.tolist()) == {300}

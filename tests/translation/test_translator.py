@@ -101,7 +101,7 @@ def test_a_very_long_line_is_cut_told_and_translated_to_one_line(
     assert [result.source for result in results] == ["klein", long, "groß"]
     assert len(notes) == 1
     assert "line of 475,000 characters cut into" in notes[0]
-    assert results[0] == translator.translate(["klein"])[0]
+    assert results[0].text == translator.translate(["klein"])[0].text
 
 
 def test_blank_lines_stay_blank(translator: Translator) -> None:
