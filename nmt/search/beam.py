@@ -171,10 +171,11 @@ def collect(
     pools: Pools, indices: Tensor, history: Tensor, found: Expansion, beam_size: int
 ) -> None:
     """Move what ended among the best K to the pools of these ``indices`` (B,)."""
-    ends = (found.tokens == EOS_ID) & found.log_probs.isfinite()
-    rows, ranks = ends[:, :beam_size].nonzero(as_tuple=True)
-    if not len(rows):
+    ends = found.tokens[:, :beam_size] == EOS_ID
+    if not bool(ends.any()):
         return
+    ends &= found.log_probs[:, :beam_size].isfinite()
+    rows, ranks = ends.nonzero(as_tuple=True)
     ids = history[rows, found.parents[rows, ranks]].tolist()
     log_probs = found.log_probs[rows, ranks].tolist()
     for pool, prefix, log_prob in zip(indices[rows].tolist(), ids, log_probs, strict=True):
@@ -187,6 +188,9 @@ def unfinished(found: Expansion, beam_size: int) -> tuple[Tensor, Tensor, Tensor
     The order stays; those that ended stand behind all others.
     """
     ends = found.tokens == EOS_ID
+    if not bool(ends.any()):
+        parents, tokens, totals = (values[:, :beam_size] for values in found)
+        return parents, tokens, totals
     order = ends.int().argsort(dim=1, stable=True)[:, :beam_size]
     totals = found.log_probs.masked_fill(ends, -torch.inf)
     return found.parents.gather(1, order), found.tokens.gather(1, order), totals.gather(1, order)

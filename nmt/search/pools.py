@@ -27,6 +27,7 @@ class Pools:
         self._full, self._n_best = config.patience * beam_size, n_best
         self._found: list[list[Hypothesis]] = [[] for _ in longest]
         self._counts = torch.zeros_like(longest)
+        self._is_any_found = False
         self._to_beat = torch.full((len(longest),), -torch.inf, dtype=torch.float64)
         penalties = [self._penalty(length) for length in longest.tolist()]
         self._largest_penalty = torch.tensor(penalties, dtype=torch.float64)
@@ -37,6 +38,7 @@ class Pools:
         found = self._found[pool]
         found.append(Hypothesis(tuple(ids), log_prob, score))
         self._counts[pool] += 1
+        self._is_any_found = True
         if len(found) >= self._n_best:
             scores = sorted((hypothesis.score for hypothesis in found), reverse=True)
             self._to_beat[pool] = scores[self._n_best - 1]
@@ -54,8 +56,10 @@ class Pools:
             pools: Which. Any shape, int64.
             best_live: Highest log probability of what is alive in each. The same shape.
         """
-        goes_on = ~self.full(pools) & best_live.isfinite()
-        return goes_on & ~self._hopeless(pools, best_live)
+        lives = best_live.isfinite()
+        if not self._is_any_found:
+            return lives
+        return lives & ~self.full(pools) & ~self._hopeless(pools, best_live)
 
     def _hopeless(self, pools: Tensor, best_live: Tensor) -> Tensor:
         """Whether nothing alive can reach the n best: to stop there changes no result.

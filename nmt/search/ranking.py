@@ -1,15 +1,26 @@
 """The largest values of rows, equals in a fixed order. Pure.
 
-Shapes: V values in a row, n blocks of `_BLOCK` values.
+Torch looks at every value of a row one after the other. To find the peaks of blocks first, and then
+to look into the few best blocks only, takes a fraction of the time.
+
+Shapes: V values in a row, n blocks of them.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-_BLOCK = 64
-_FEW = 1 << 15  # values that one plain search is quicker for
+_SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
+_FEW = 1 << 14  # values that one plain search is quicker for
+
+
+@cache
+def _block_size(width: int) -> int:
+    """Return a size of blocks that divides a row evenly; the whole row if there is none."""
+    return next((size for size in _SIZES if width % size == 0), width)
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -29,8 +40,9 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     (tensor([3., 3.]), tensor([1, 3]))
     """
     best, index = (x.cpu() for x in _topk(values, min(count + 1, values.shape[-1])))
-    tied = ((best[..., 1:] == best[..., :-1]) & (best[..., 1:] > -torch.inf)).any(-1)
+    tied = best[..., 1:] == best[..., :-1]
     if bool(tied.any()):
+        tied = (tied & (best[..., 1:] > -torch.inf)).any(-1)
         ordered = torch.sort(values[tied], dim=-1, descending=True, stable=True)
         width = best.shape[-1]
         best[tied], index[tied] = (x[..., :width].cpu() for x in ordered)
@@ -49,30 +61,24 @@ def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]))
     (tensor(3.), tensor(1))
     """
-    num_blocks = values.shape[-1] // _BLOCK
-    whole = num_blocks * _BLOCK
-    if values.numel() < _FEW or values.shape[-1] != whole:
+    size = _block_size(values.shape[-1])
+    if size == values.shape[-1] or values.numel() < _FEW:
         best, index = values.max(dim=-1)
         return best, index
-    blocks = values.unflatten(-1, (num_blocks, _BLOCK))  # (..., n, _BLOCK)
+    blocks = values.unflatten(-1, (-1, size))  # (..., n, size)
     best, block = blocks.amax(-1).max(dim=-1)
-    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, _BLOCK))
-    return best, block * _BLOCK + inside.squeeze(-2).argmax(-1)
+    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, size))
+    return best, block * size + inside.squeeze(-2).argmax(-1)
 
 
 def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk`, in half the time for long rows: blocks with the largest peaks, then inside."""
-    num_blocks = values.shape[-1] // _BLOCK
-    if num_blocks < 4 * count:
+    """`torch.topk`, but fast on a CPU."""
+    size = _block_size(values.shape[-1])
+    if values.shape[-1] // size < 4 * count or values.numel() < _FEW:
         best, index = values.topk(count, dim=-1)
         return best, index
-    whole = num_blocks * _BLOCK
-    blocks = values[..., :whole].unflatten(-1, (num_blocks, _BLOCK))  # (..., n, _BLOCK)
+    blocks = values.unflatten(-1, (-1, size))  # (..., n, size)
     chosen = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
-    inside = blocks.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, _BLOCK))
-    places = chosen.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=values.device)
-    rest = torch.arange(whole, values.shape[-1], device=values.device)
-    candidates = torch.cat((inside.flatten(-2), values[..., whole:]), dim=-1)
-    where = torch.cat((places.flatten(-2), rest.expand(*chosen.shape[:-1], -1)), dim=-1)
-    best, index = candidates.topk(count, dim=-1)
-    return best, where.gather(-1, index)
+    inside = blocks.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, size))
+    best, place = inside.flatten(-2).topk(count, dim=-1)
+    return best, chosen.gather(-1, place // size) * size + place % size

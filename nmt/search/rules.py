@@ -50,6 +50,10 @@ class Rules:
         self._prefix: ForcedPrefix | None = None
         if constraints is not None:
             self._constrain(constraints, config)
+        # Between them no sentence is at a limit.
+        self._free_lengths = range(
+            max(self._shortest.tolist(), default=0), min(self.longest.tolist(), default=0)
+        )
 
     def _constrain(self, constraints: Sequence[Constraints], config: DecodingConfig) -> None:
         needed = torch.tensor([wishes.num_tokens + 1 for wishes in constraints])
@@ -70,7 +74,10 @@ class Rules:
         forced = None
         if self._prefix is not None:
             forced = self._prefix.find(log_probs, alive, history)
-        forbid(log_probs, history.shape[-1] + 1, self._shortest[alive], self.longest[alive])
+        log_probs[..., _NEVER] = -torch.inf
+        length = history.shape[-1] + 1
+        if length not in self._free_lengths:
+            limit_length(log_probs, length, self._shortest[alive], self.longest[alive])
         for edit in self._edits:
             edit(log_probs, alive, history)
         if forced is not None:
@@ -86,11 +93,11 @@ def _edits(config: DecodingConfig) -> Iterator[Edit]:
         yield lambda log_probs, _, history: forbid_repeated_ngrams(log_probs, history, size)
 
 
-def forbid(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
+def limit_length(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
     """Set the log probability of tokens that may not come next to minus infinity, in place.
 
-    Padding, unknown and BOS never come; EOS not before the shortest length; at the longest length
-    nothing but EOS, so that every hypothesis ends and counts the probability of its end.
+    EOS does not come before the shortest length; at the longest length nothing but EOS, so that
+    every hypothesis ends and counts the probability of its end.
 
     Args:
         log_probs: (B, K, V), float32.
@@ -98,11 +105,9 @@ def forbid(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) ->
         shortest: Shortest length with EOS. (B,), int64; on the CPU, to wait for no device.
         longest: Longest length with EOS. The same.
     """
-    log_probs[..., _NEVER] = -torch.inf
-    if int(shortest.max()) > length:
-        log_probs[shortest > length, :, EOS_ID] = -torch.inf
-    if int(longest.min()) <= length:
-        last = longest <= length
+    log_probs[shortest > length, :, EOS_ID] = -torch.inf
+    last = longest <= length
+    if bool(last.any()):
         ends = log_probs[last][..., EOS_ID].clone()
         log_probs[last] = -torch.inf
         log_probs[last, :, EOS_ID] = ends

@@ -7,10 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nmt.config.decoding import DecodingConfig
+from nmt.search.lengths import limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
-    forbid,
+    Rules,
     forbid_repeated_ngrams,
+    limit_length,
     penalize_repetition,
 )
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -21,24 +24,44 @@ INFINITY = float("inf")
 def allowed(length: int, shortest: list[int], longest: list[int]) -> list[list[int]]:
     """Tokens that may come for each sentence, alike for both beams."""
     log_probs = torch.full((len(shortest), 2, 7), -1.5)
-    forbid(log_probs, length, torch.tensor(shortest), torch.tensor(longest))
+    limit_length(log_probs, length, torch.tensor(shortest), torch.tensor(longest))
     assert set(log_probs.flatten().tolist()) <= {-1.5, -INFINITY}
     assert torch.equal(log_probs[:, 0], log_probs[:, 1])
     return [row.isfinite().nonzero().flatten().tolist() for row in log_probs[:, 0]]
 
 
-def test_padding_unknown_and_bos_never_come() -> None:
-    (tokens,) = allowed(3, [1], [9])
-    assert tokens == [EOS_ID, 4, 5, 6]
-    assert not {PAD_ID, UNK_ID, BOS_ID} & set(tokens)
-
-
 def test_eos_waits_for_the_shortest_length() -> None:
-    assert allowed(3, [4, 3], [9, 9]) == [[4, 5, 6], [EOS_ID, 4, 5, 6]]
+    every = [0, 1, 2, EOS_ID, 4, 5, 6]
+    assert allowed(3, [4, 3], [9, 9]) == [[0, 1, 2, 4, 5, 6], every]
 
 
 def test_only_eos_comes_at_the_longest_length() -> None:
-    assert allowed(3, [1, 1, 3], [3, 4, 3]) == [[EOS_ID], [EOS_ID, 4, 5, 6], [EOS_ID]]
+    assert allowed(3, [1, 1, 3], [3, 4, 3])[::2] == [[EOS_ID], [EOS_ID]]
+
+
+@given(
+    source_lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    factors=st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0, 1.5])),
+    offset=st.integers(0, 3),
+    length=st.integers(1, 15),
+)
+def test_rules_keep_every_sentence_within_its_limits(
+    source_lengths: list[int], factors: tuple[float, float], offset: int, length: int
+) -> None:
+    config = DecodingConfig(
+        min_length_factor=factors[0], max_length_factor=factors[1], max_length_offset=offset
+    )
+    rules = Rules(torch.tensor(source_lengths), config, None)
+    log_probs = torch.full((len(source_lengths), 1, 7), -1.5)
+    history = torch.full((len(source_lengths), 1, length - 1), 4)
+    rules(log_probs, torch.arange(len(source_lengths)), history)
+    for own, source_length in zip(log_probs[:, 0], source_lengths, strict=True):
+        limits = limits_of(source_length - 1, config)
+        expected = {EOS_ID, 4, 5, 6} if length < limits.longest else {EOS_ID}
+        if length < limits.shortest:
+            expected -= {EOS_ID}
+        assert set(own.isfinite().nonzero().flatten().tolist()) == expected
+    assert not {PAD_ID, UNK_ID, BOS_ID} & {EOS_ID, 4, 5, 6}
 
 
 histories = st.lists(
