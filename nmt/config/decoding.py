@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from nmt.config.base import Section
 
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
-_OF_BEAMS = ("patience", "diverse_beam_groups")
+_OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "sampling", "return_alternatives")
 
 
@@ -27,6 +27,10 @@ class DecodingConfig(Section):
     """Exponent of the length normalisation; 0 compares plain log probabilities."""
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
+    coverage_penalty: float = Field(default=0.0, ge=0)
+    """Of beam search: weight of what a translation's score loses for source tokens that it hardly
+    looked at (Wu et al. 2016, section 7); 0 is off. The paper's 0.2 goes with its
+    ``length_penalty`` of 0.2 in the form ``gnmt``: beside scores per token it weighs more."""
     patience: float = Field(default=1.0, gt=0)
     """Beam search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al. 2022),
     or earlier when that changes no result."""
@@ -88,21 +92,25 @@ class DecodingConfig(Section):
 
     def _disagreements(self) -> Iterator[str]:
         if not self.sampling:
-            for key in _OF_SAMPLING:
+            for key in self._changed(_OF_SAMPLING):
                 value = getattr(self, key)
-                if value != type(self).model_fields[key].default:
-                    yield f"{key} ({value}) is an option of sampling: set sampling to true"
+                yield f"{key} ({value}) is an option of sampling: set sampling to true"
         if self.sampling and self.return_alternatives:
             yield "sampling and return_alternatives exclude each other"
         elif self.sampling or self.return_alternatives:
             way = "sampling" if self.sampling else "return_alternatives"
-            for key in _OF_BEAMS:
-                if getattr(self, key) != 1:
-                    yield f"{key} ({getattr(self, key)}) is an option of beam search, not of {way}"
+            for key in self._changed(_OF_BEAMS):
+                yield f"{key} ({getattr(self, key)}) is an option of beam search, not of {way}"
             if self.return_alternatives and self.prefix_bias_beta:
                 yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
         else:
             yield from self._beam_disagreements()
+
+    def _changed(self, keys: Iterable[str]) -> Iterator[str]:
+        """Yield those of ``keys`` that do not have their defaults."""
+        for key in keys:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                yield key
 
     def _beam_disagreements(self) -> Iterator[str]:
         if self.n_best > self.beam_size:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.model.blocks import CrossAttention, DecoderLayer
+from nmt.model.attention import mean_weights
+from nmt.model.blocks import CrossAttention
 from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
 
@@ -41,8 +42,7 @@ def source_attention(
     def look(module: CrossAttention, inputs: tuple[Any, ...]) -> None:
         found.append(_weights(module, *inputs))
 
-    upper = list(model.decoder)[len(model.decoder) // 2 :]
-    layers = [layer.cross_attention for layer in upper if isinstance(layer, DecoderLayer)]
+    layers = [layer.cross_attention for layer in model.aligning_layers]
     handles = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
         source_layout = Layout.from_lengths(source_lengths, source.shape[1])
@@ -62,6 +62,6 @@ def _weights(
     heads = (module.num_heads, module.head_dim)
     query = query_layout.unpack(module.project_queries(values)).unflatten(-1, heads)
     key = key_layout.unpack(module.project_memory(memory)).unflatten(-1, (2, *heads))[:, :, 0]
-    scores = torch.einsum("bthe,bshe->bhts", query.float(), key.float()) * module.head_dim**-0.5
-    scores = scores.masked_fill(~key_layout.mask()[:, None, None, :], -torch.inf)
-    return scores.softmax(-1).mean(1)
+    mask = key_layout.mask()[:, None, None, :]
+    bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
+    return mean_weights(query.transpose(1, 2), key.transpose(1, 2), bias)

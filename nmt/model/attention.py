@@ -92,6 +92,21 @@ def bmm_attention(
     return _BmmAttention.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
+def mean_weights(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+    """Return how much of each key each query sees: the mean over the heads.
+
+    Args:
+        query: (B, H, T, E).
+        key: (B, H, S, E).
+        bias: 0, and minus infinity at padding. (B, 1, 1, S).
+
+    Returns:
+        (B, T, S), float32. Rows sum to 1.
+    """
+    scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+    return (scores + bias).softmax(-1).mean(1)
+
+
 def _causal_bias(width: int, like: Tensor) -> Tensor:
     return torch.full((width, width), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
 

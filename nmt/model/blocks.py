@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import attend
+from nmt.model.attention import attend, mean_weights
 from nmt.model.dropout import dropout
 from nmt.model.layers import FeedForward, linear, make_norm, rotate
 from nmt.model.layout import Layout
@@ -177,18 +177,23 @@ class CrossAttention(nn.Module):
         rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
         return rows.permute(2, 0, 3, 1, 4).contiguous()
 
-    def step(self, values: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
+    def step(
+        self, values: Tensor, memory: Tensor, bias: Tensor, seen: list[Tensor] | None = None
+    ) -> Tensor:
         """Read the source for R = B * K rows; beams share it. (R, D) -> (R, D).
 
         Args:
             values: What asks.
             memory: Keys and values of the source, from `remember`.
             bias: 0, and minus infinity at padding. (B, 1, 1, S).
+            seen: Where to append how much of each source token is read. (R, S), float32.
         """
         key, value = memory.unbind(0)
         query = self.project_queries(values)
-        query = query.view(key.shape[0], -1, self.num_heads, self.head_dim)
-        mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, bias)
+        query = query.view(key.shape[0], -1, self.num_heads, self.head_dim).transpose(1, 2)
+        if seen is not None:
+            seen.append(mean_weights(query, key, bias).flatten(0, 1))
+        mixed = F.scaled_dot_product_attention(query, key, value, bias)
         return self.output(mixed.transpose(1, 2).reshape(values.shape))  # from (B, H, K, E)
 
 
@@ -266,8 +271,12 @@ class DecoderLayer(nn.Module):
         memory: Tensor,
         bias: Tensor,
         positions: Tensor,
+        seen: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One more position of R rows: (R, D) -> (R, D) and the longer cache."""
+        """One more position of R rows: (R, D) -> (R, D) and the longer cache.
+
+        For ``seen`` see `CrossAttention.step`.
+        """
         caches: list[Tensor] = []
 
         def read_itself(x: Tensor) -> Tensor:
@@ -276,7 +285,9 @@ class DecoderLayer(nn.Module):
             return mixed
 
         values = self.self_residual(values, read_itself)
-        values = self.cross_residual(values, lambda x: self.cross_attention.step(x, memory, bias))
+        values = self.cross_residual(
+            values, lambda x: self.cross_attention.step(x, memory, bias, seen)
+        )
         return self.feed_forward_residual(values, self.feed_forward), caches[0]
 
 

@@ -7,7 +7,7 @@ V vocabulary, D model width, K beams.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -51,6 +51,9 @@ class DecoderState:
     """Beams K of each sentence."""
     length: int
     """Target positions t so far."""
+    coverage: Tensor | None = None
+    """How much of each source token all steps so far have read together, by `nmt.model.alignment`.
+    (B * K, S), float32; None unless asked for."""
 
 
 class Embedding(nn.Module):
@@ -133,6 +136,11 @@ class Transformer(nn.Module):
         return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
 
     @property
+    def aligning_layers(self) -> list[DecoderLayer]:
+        """The upper half of the decoder: by what it reads of the source, words are aligned."""
+        return self._decoder[len(self.decoder) // 2 :]
+
+    @property
     def target_table(self) -> Tensor:
         """Vectors of the target tokens: (V, D)."""
         return self.source_vectors if self.config.embeddings == "tied" else self.target_vectors
@@ -198,9 +206,21 @@ class Transformer(nn.Module):
         return Readers(self.read_source, self.read_token)
 
     def start(
-        self, source: Tensor, source_lengths: Tensor, readers: Readers | None = None
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        readers: Readers | None = None,
+        *,
+        with_coverage: bool = False,
     ) -> DecoderState:
-        """Encode ``source`` (B, S), padded, of these lengths (B,), with one beam a sentence."""
+        """Encode a batch of sources, with one beam a sentence.
+
+        Args:
+            source: Source ids, padded, ending in EOS. (B, S), int64.
+            source_lengths: Tokens of each source with EOS. (B,), int64.
+            readers: Faster forms of the model's own.
+            with_coverage: Whether to count from here on how much of each source token is read.
+        """
         layout = Layout.from_lengths(source_lengths, source.shape[1])
         values = self.source_embedding(
             layout.pack(source), layout.positions, layout.width, self.source_vectors
@@ -220,6 +240,7 @@ class Transformer(nn.Module):
             past=tuple(values.new_empty(shape) for shape in shapes),
             num_beams=1,
             length=0,
+            coverage=torch.zeros(source.shape, device=source.device) if with_coverage else None,
         )
 
     def read_source(
@@ -238,14 +259,22 @@ class Transformer(nn.Module):
     def step(
         self, state: DecoderState, tokens: Tensor, readers: Readers | None = None
     ) -> tuple[Tensor, DecoderState]:
-        """Read the next token of each beam (B, K): logits (B, K, V) and the state after it."""
+        """Read the next token of each beam (B, K): logits (B, K, V) and the state after it.
+
+        Where the state has a coverage, the model's own reader is used: others do not tell it.
+        """
         ids = tokens.flatten()
         positions = torch.full_like(ids, state.length)
         values = self.target_embedding(ids, positions, state.length + 1, self.target_table)
-        logits, past = (readers or self.readers).token(
-            values, positions, state.bias, state.memory, state.past
-        )
-        after = DecoderState(state.memory, state.bias, past, state.num_beams, state.length + 1)
+        inputs = (values, positions, state.bias, state.memory, state.past)
+        coverage = state.coverage
+        if coverage is None:
+            logits, past = (readers or self.readers).token(*inputs)
+        else:
+            seen: list[Tensor] = []
+            logits, past = self.read_token(*inputs, seen)
+            coverage = coverage + torch.stack(seen).mean(0)
+        after = replace(state, past=past, length=state.length + 1, coverage=coverage)
         return logits.view(*tokens.shape, -1), after
 
     def read_token(
@@ -255,6 +284,7 @@ class Transformer(nn.Module):
         bias: Tensor,
         memory: tuple[Tensor, ...],
         past: tuple[Tensor, ...],
+        seen: list[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Send an embedded token of each beam through the decoder. Other shapes: `DecoderState`.
 
@@ -264,13 +294,16 @@ class Transformer(nn.Module):
             bias: Of the source.
             memory: Keys and values of the source.
             past: Keys and values of the target so far.
+            seen: Where the `aligning_layers` append what they read of the source. (B * K, S) each.
 
         Returns:
             Logits (B * K, V), and keys and values with these tokens.
         """
         longer = []
+        telling = [] if seen is None else self.aligning_layers
         for layer, own, source in zip(self._decoder, past, memory, strict=True):
-            values, cache = layer.step(values, own, source, bias, positions)
+            tell = seen if layer in telling else None
+            values, cache = layer.step(values, own, source, bias, positions, tell)
             longer.append(cache)
         return self.logits(self.decoder_norm(values)), tuple(longer)
 
@@ -288,7 +321,8 @@ class Transformer(nn.Module):
             bias = bias.index_select(0, sentences)
         rows = (sentences.unsqueeze(1) * state.num_beams + beams).flatten()
         past = tuple(own.index_select(0, rows) for own in state.past)
-        return DecoderState(memory, bias, past, beams.shape[1], state.length)
+        coverage = None if state.coverage is None else state.coverage.index_select(0, rows)
+        return DecoderState(memory, bias, past, beams.shape[1], state.length, coverage)
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import Constraints
+from nmt.search.coverage import coverage_penalty
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.pools import Pools
 from nmt.search.ranking import largest
@@ -44,7 +45,9 @@ class Live(NamedTuple):
 class Beams(Protocol):
     """Chooses the continuations that are kept, and keeps those that are finished."""
 
-    def choose(self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor) -> Live:
+    def choose(
+        self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor, extras: Tensor
+    ) -> Live:
         """Take one step.
 
         Args:
@@ -52,6 +55,8 @@ class Beams(Protocol):
             history: Ids so far. (B, K, t), int64. K is 1 at the first step, here and below.
             totals: Log probability of each hypothesis. (B, K), float32.
             log_probs: Of each next token. (B, K, V), float32, on any device; the others are not.
+            extras: Added to the score of what ends here, by the hypothesis that it continues; at
+                most 0. (B, K), float32.
         """
         ...
 
@@ -62,7 +67,12 @@ class Beams(Protocol):
 
 @torch.inference_mode()
 def search_beams(
-    stepper: Stepper[S], source: Tensor, source_lengths: Tensor, rules: Rules, beams: Beams
+    stepper: Stepper[S],
+    source: Tensor,
+    source_lengths: Tensor,
+    rules: Rules,
+    beams: Beams,
+    coverage_weight: float,
 ) -> list[list[Hypothesis]]:
     """Translate B sentences; finished ones leave the batch. See `beam_search`."""
     device = source.device
@@ -74,7 +84,11 @@ def search_beams(
     while len(alive):
         log_probs, state = stepper.step(state, tokens.to(device))
         rules(log_probs, alive, history)
-        parents, tokens, totals, undecided = beams.choose(alive, history, totals, log_probs)
+        extras = torch.zeros_like(totals)
+        if coverage_weight:
+            lengths = source_lengths[alive.to(device)]
+            extras = coverage_penalty(stepper.coverage(state), lengths, coverage_weight).cpu()
+        parents, tokens, totals, undecided = beams.choose(alive, history, totals, log_probs, extras)
         stay = undecided.nonzero().squeeze(1)
         leaves = len(stay) < len(alive)
         if leaves:
@@ -109,10 +123,12 @@ class PlainBeams(Beams):
         self._pools = Pools(longest, config, config.beam_size, config.n_best)
         self._beam_size, self._n_best, self._count = config.beam_size, config.n_best, len(longest)
 
-    def choose(self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor) -> Live:
+    def choose(
+        self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor, extras: Tensor
+    ) -> Live:
         """Take one step. See `Beams`."""
         found = self._expand(alive, totals, log_probs)
-        collect(self._pools, alive, history, found, self._beam_size)
+        collect(self._pools, alive, history, extras, found, self._beam_size)
         parents, tokens, totals = unfinished(found, self._beam_size)
         return Live(parents, tokens, totals, self._pools.undecided(alive, totals[:, 0]))
 
@@ -168,7 +184,12 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Expansion:
 
 
 def collect(
-    pools: Pools, indices: Tensor, history: Tensor, found: Expansion, beam_size: int
+    pools: Pools,
+    indices: Tensor,
+    history: Tensor,
+    extras: Tensor,
+    found: Expansion,
+    beam_size: int,
 ) -> None:
     """Move what ended among the best K to the pools of these ``indices`` (B,)."""
     ends = found.tokens[:, :beam_size] == EOS_ID
@@ -176,10 +197,15 @@ def collect(
         return
     ends &= found.log_probs[:, :beam_size].isfinite()
     rows, ranks = ends.nonzero(as_tuple=True)
-    ids = history[rows, found.parents[rows, ranks]].tolist()
-    log_probs = found.log_probs[rows, ranks].tolist()
-    for pool, prefix, log_prob in zip(indices[rows].tolist(), ids, log_probs, strict=True):
-        pools.add(pool, prefix, log_prob)
+    parents = found.parents[rows, ranks]
+    for pool, ids, log_prob, extra in zip(
+        indices[rows].tolist(),
+        history[rows, parents].tolist(),
+        found.log_probs[rows, ranks].tolist(),
+        extras[rows, parents].tolist(),
+        strict=True,
+    ):
+        pools.add(pool, ids, log_prob, extra)
 
 
 def unfinished(found: Expansion, beam_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +235,7 @@ def beam_search(
         stepper: Gives probabilities.
         source: Source ids, padded, ending in EOS. (B, S), int64.
         source_lengths: Tokens of each source with EOS. (B,), int64.
-        config: Beam size, n best, length limits, penalty and rules.
+        config: Beam size, n best, length limits, penalties and rules.
         constraints: Of each sentence; required phrases are not looked at.
 
     Returns:
@@ -217,4 +243,4 @@ def beam_search(
     """
     rules = Rules(source_lengths, config, constraints)
     beams = PlainBeams(rules.longest, config)
-    return search_beams(stepper, source, source_lengths, rules, beams)
+    return search_beams(stepper, source, source_lengths, rules, beams, config.coverage_penalty)

@@ -56,5 +56,7 @@ def search(
             )
         return constrained_search(stepper, source, source_lengths, config, constraints)
     if other is None:
-        other = greedy_search if config.beam_size == 1 else beam_search
+        # A beam of one finds the same as greedy search, and can have a coverage penalty.
+        is_greedy = config.beam_size == 1 and not config.coverage_penalty
+        other = greedy_search if is_greedy else beam_search
     return other(stepper, source, source_lengths, config, constraints)

@@ -43,7 +43,9 @@ class DiverseBeams(Beams):
         self._pools = Pools(every, config, self._size, min(self._size, config.n_best))
         self._count = len(longest)
 
-    def choose(self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor) -> Live:
+    def choose(
+        self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor, extras: Tensor
+    ) -> Live:
         """Take one step. See `nmt.search.beam.Beams`."""
         pools = alive.unsqueeze(1) * self._num_groups + torch.arange(self._num_groups)  # (B, G)
         full = self._pools.full(pools)
@@ -54,7 +56,8 @@ class DiverseBeams(Beams):
             own = slice(first, first + self._size)
             before = totals[:, own].masked_fill(full[:, group, None], -torch.inf)
             chosen = self._expand(before, log_probs[:, own], taken)
-            collect(self._pools, pools[:, group], history[:, own], chosen, self._size)
+            ways = (pools[:, group], history[:, own], extras[:, own])
+            collect(self._pools, *ways, chosen, self._size)
             parents, tokens, after = unfinished(chosen, self._size)
             groups.append((parents + first, tokens, after))
             votes = after.isfinite().to(taken)
@@ -98,7 +101,7 @@ def diverse_search(
         stepper: Gives probabilities.
         source: Source ids, padded, ending in EOS. (B, S), int64.
         source_lengths: Tokens of each source with EOS. (B,), int64.
-        config: Beam size, groups, strength, n best, length limits, penalty and rules.
+        config: Beam size, groups, strength, n best, length limits, penalties and rules.
         constraints: Of each sentence; required phrases are not looked at.
 
     Returns:
@@ -106,4 +109,4 @@ def diverse_search(
     """
     rules = Rules(source_lengths, config, constraints)
     beams = DiverseBeams(rules.longest, config)
-    return search_beams(stepper, source, source_lengths, rules, beams)
+    return search_beams(stepper, source, source_lengths, rules, beams, config.coverage_penalty)

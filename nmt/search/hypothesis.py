@@ -14,4 +14,5 @@ class Hypothesis:
     log_prob: float
     """Natural-log probability of the ids and of EOS."""
     score: float
-    """``log_prob`` after length normalisation; higher is better."""
+    """``log_prob`` after length normalisation, and after the coverage penalty if there is one;
+    higher is better."""

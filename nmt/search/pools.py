@@ -32,9 +32,9 @@ class Pools:
         penalties = [self._penalty(length) for length in longest.tolist()]
         self._largest_penalty = torch.tensor(penalties, dtype=torch.float64)
 
-    def add(self, pool: int, ids: list[int], log_prob: float) -> None:
-        """Take in a finished hypothesis."""
-        score = log_prob / self._penalty(len(ids) + 1)
+    def add(self, pool: int, ids: list[int], log_prob: float, extra: float = 0.0) -> None:
+        """Take in a finished hypothesis. ``extra``, at most 0, is added to its score."""
+        score = log_prob / self._penalty(len(ids) + 1) + extra
         found = self._found[pool]
         found.append(Hypothesis(tuple(ids), log_prob, score))
         self._counts[pool] += 1
@@ -65,7 +65,8 @@ class Pools:
         """Whether nothing alive can reach the n best: to stop there changes no result.
 
         A log probability only falls, and the penalty of the longest output is the largest: no
-        continuation scores above their quotient. Of equals the one found first is kept.
+        continuation scores above their quotient, as what is added to it is never above 0. Of
+        equals the one found first is kept.
         """
         return self._to_beat[pools] >= best_live.double() / self._largest_penalty[pools]
 

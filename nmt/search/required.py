@@ -137,7 +137,7 @@ def constrained_search(
         stepper: Gives probabilities.
         source: Source ids, padded, ending in EOS. (B, S), int64.
         source_lengths: Tokens of each source with EOS. (B,), int64.
-        config: Beam size, n best, length limits, penalty and rules.
+        config: Beam size, n best, length limits, penalties and rules.
         constraints: Of each sentence. Limits of length give way to its prefix and phrases.
 
     Returns:
@@ -147,4 +147,4 @@ def constrained_search(
     rules = Rules(source_lengths, config, constraints)
     phrases = [RequiredPhrases(wishes.required) for wishes in constraints]
     beams = ConstrainedBeams(rules.longest, config, phrases)
-    return search_beams(stepper, source, source_lengths, rules, beams)
+    return search_beams(stepper, source, source_lengths, rules, beams, config.coverage_penalty)

@@ -32,3 +32,10 @@ class Stepper(Protocol[S]):
         A beam may go on several times: K' need not be K.
         """
         ...
+
+    def coverage(self, state: S) -> Tensor:
+        """How much of each source token all steps so far have read together: (B, K, S), float32.
+
+        The search asks only where it has a coverage penalty; what is not made for it may refuse.
+        """
+        ...

@@ -43,7 +43,8 @@ _KNOWN = {
     "seed", "diverse_beam_strength", "prefix_bias_beta",
 }  # fmt: skip
 """Decoding options that this engine follows, or that mean nothing without one that it refuses; the
-others must have their defaults."""
+others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what a
+single head of the last layer reads, ours the mean of many."""
 _NO_PENALTY = 1e-30  # 0 would also mean another end of the search
 _TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
 _IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity

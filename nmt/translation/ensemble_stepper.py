@@ -85,3 +85,8 @@ class EnsembleStepper:
             stepper.select(own, sentences, beams)
             for stepper, own in zip(self._steppers, state, strict=True)
         )
+
+    def coverage(self, state: tuple[Any, ...]) -> Tensor:
+        """Mean over the models, which count alike as for alignments: (B, K, S), float32."""
+        found = [stepper.coverage(own) for stepper, own in zip(self._steppers, state, strict=True)]
+        return torch.stack(found).mean(0)

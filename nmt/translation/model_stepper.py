@@ -15,14 +15,19 @@ class ModelStepper:
     Args:
         model: On its device.
         readers: Faster forms of its own, if there are any.
+        with_coverage: Whether a search will ask for the coverage of the source.
     """
 
-    def __init__(self, model: Transformer, readers: Readers | None = None) -> None:
-        self._model, self._readers = model, readers
+    def __init__(
+        self, model: Transformer, readers: Readers | None = None, *, with_coverage: bool = False
+    ) -> None:
+        self._model, self._readers, self._with_coverage = model, readers, with_coverage
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Encode the source."""
-        return self._model.start(source, source_lengths, self._readers)
+        return self._model.start(
+            source, source_lengths, self._readers, with_coverage=self._with_coverage
+        )
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
@@ -40,3 +45,9 @@ class ModelStepper:
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep sentences and beams."""
         return self._model.select(state, sentences, beams)
+
+    def coverage(self, state: DecoderState) -> Tensor:
+        """How much of each source token was read so far: (B, K, S), float32."""
+        if state.coverage is None:
+            raise ValueError("this stepper was not made for a search with a coverage penalty")
+        return state.coverage.unflatten(0, (-1, state.num_beams))

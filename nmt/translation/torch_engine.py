@@ -104,7 +104,8 @@ class TorchEngine(Engine):
         lengths = torch.tensor([len(row) for row in rows])
         source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
         source, lengths = source.to(self._device), lengths.to(self._device)
-        return search(self._stepper(), source, lengths, options, task.constraints)
+        stepper = self._stepper(with_coverage=options.coverage_penalty > 0)
+        return search(stepper, source, lengths, options, task.constraints)
 
     @override
     def attention(
@@ -128,9 +129,9 @@ class TorchEngine(Engine):
             for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True))
         ]
 
-    def _stepper(self) -> Stepper[Any]:
+    def _stepper(self, *, with_coverage: bool) -> Stepper[Any]:
         steppers = [
-            ModelStepper(model, readers)
+            ModelStepper(model, readers, with_coverage=with_coverage)
             for model, readers in zip(self._models, self._readers, strict=True)
         ]
         return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)

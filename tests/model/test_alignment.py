@@ -101,6 +101,35 @@ def test_the_upper_layers_count_alike() -> None:
     torch.testing.assert_close(found, (seen[1] + seen[2]) / 2)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"qk_norm": True, "num_kv_heads": 2}, {"norm_position": "pre"}]
+)
+@torch.no_grad()
+def test_what_is_read_step_by_step_adds_up_to_the_same(options: dict[str, Any]) -> None:
+    """With beams that go on twice, change places, or leave; and it changes no logit."""
+    model = model_of(**options)
+    state = model.start(SOURCE, SOURCE_LENGTHS, with_coverage=True)
+    plain = model.start(SOURCE, SOURCE_LENGTHS)
+    both, twice = torch.tensor([0, 1]), torch.tensor([[0, 0], [0, 0]])
+    tokens, swap = torch.tensor([[2], [2]]), torch.tensor([[1, 0]])
+    for after in (torch.tensor([[20, 22], [22, 24]]), torch.tensor([[21, 23], [23, 25]])):
+        logits, state = model.step(state, tokens)
+        expected, plain = model.step(plain, tokens)
+        assert torch.equal(logits, expected)
+        state, plain = (model.select(s, both, twice[:, : after.shape[1]]) for s in (state, plain))
+        tokens, twice = after, torch.tensor([[0, 1], [0, 1]])
+    _, state = model.step(state, tokens)
+    state = model.select(state, both[1:], swap)
+
+    assert plain.coverage is None
+    assert state.coverage is not None
+    for row, target in enumerate(([2, 24, 25], [2, 22, 23])):
+        read = source_attention(
+            model, SOURCE[1:], SOURCE_LENGTHS[1:], torch.tensor([target]), torch.tensor([3])
+        )
+        torch.testing.assert_close(state.coverage[row], read[0].sum(0))
+
+
 def test_nothing_is_left_behind_on_the_model() -> None:
     model = model_of()
     before = {name: len(part._forward_pre_hooks) for name, part in model.named_modules()}

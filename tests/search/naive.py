@@ -16,7 +16,7 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
 from nmt.search.limits import length_limits
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from tests.search.toys import FIRST_WORD, Table
+from tests.search.toys import FIRST_WORD, Table, toy_attention
 
 Ids = tuple[int, ...]
 
@@ -71,20 +71,32 @@ class Naive:
 
     def every_output(self) -> list[Hypothesis]:
         """All outputs that the rules allow, best first."""
-        penalty = length_penalty(self.config)
         shortest, longest = self.limits
         found = []
         for length in range(shortest, longest + 1):
             for ids in itertools.product(range(FIRST_WORD, self.vocab_size), repeat=length - 1):
                 if all(contains(ids, phrase) for phrase in self.wishes.required):
                     total = self.log_prob(ids)
-                    found.append(Hypothesis(ids, total, total / penalty(length)))
+                    found.append(Hypothesis(ids, total, self.score(ids, total)))
         possible = [hypothesis for hypothesis in found if hypothesis.log_prob > -math.inf]
         return sorted(possible, key=lambda hypothesis: -hypothesis.score)
 
     def log_prob(self, ids: Ids) -> float:
         steps = ((*ids, EOS_ID)[: i + 1] for i in range(len(ids) + 1))
         return sum(self.next_log_probs(step[:-1])[step[-1]] for step in steps)
+
+    def score(self, ids: Ids, log_prob: float) -> float:
+        """After both penalties."""
+        normalized = log_prob / length_penalty(self.config)(len(ids) + 1)
+        if not self.config.coverage_penalty:
+            return normalized
+        looks = [
+            toy_attention((*self.source, BOS_ID, *ids[:length]), len(self.source))
+            for length in range(len(ids) + 1)
+        ]
+        words = list(zip(*looks, strict=True))[:-1]
+        lost = sum(math.log(min(sum(shares), 1.0)) for shares in words)
+        return normalized + self.config.coverage_penalty * lost
 
     def greedy(self, ids: Ids = ()) -> Ids | None:
         """Go on from ``ids`` with the most probable token again and again."""

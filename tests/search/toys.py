@@ -39,6 +39,13 @@ def random_table(seed: int, vocab_size: int, sharpness: float = 2.0, grain: floa
     return log_probs
 
 
+def toy_attention(key: tuple[int, ...], source_length: int) -> list[float]:
+    """How much of each source token the step after ``key`` reads: a pure function of it."""
+    generator = random.Random(f"attention {key}")
+    shares = [generator.random() ** 4 for _ in range(source_length)]
+    return [share / sum(shares) for share in shares]
+
+
 class ToyState(NamedTuple):
     """The sources, and the prefix of each beam, BOS first."""
 
@@ -55,6 +62,8 @@ class TableStepper:
         """Sentences."""
         self.widths: list[int] = []
         """Beams of each."""
+        self.num_looks = 0
+        """How often the search asked for the coverage."""
 
     def start(self, source: Tensor, source_lengths: Tensor) -> ToyState:
         rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
@@ -84,6 +93,17 @@ class TableStepper:
                 for row, kept in zip(chosen, beams.tolist(), strict=True)
             ],
         )
+
+    def coverage(self, state: ToyState) -> Tensor:
+        self.num_looks += 1
+        width = max(len(source) for source in state.sources)
+        found = torch.zeros(len(state.sources), len(state.prefixes[0]), width)
+        for row, (source, prefixes) in enumerate(zip(state.sources, state.prefixes, strict=True)):
+            for beam, prefix in enumerate(prefixes):
+                for length in range(1, len(prefix) + 1):
+                    shares = toy_attention((*source, *prefix[:length]), len(source))
+                    found[row, beam, : len(source)] += torch.tensor(shares)
+        return found
 
 
 def sources(lengths: Sequence[int], seed: int = 0) -> tuple[Tensor, Tensor]:

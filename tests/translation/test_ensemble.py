@@ -126,6 +126,34 @@ def test_the_mean_is_taken_at_every_step_of_the_search() -> None:
         assert [h.score for h in left] == pytest.approx([h.score for h in right], abs=1e-5)
 
 
+def test_what_the_models_read_of_the_source_is_averaged() -> None:
+    """Two toys look alike: together they cover what each covers, however unlike their shares."""
+    stepper = EnsembleStepper(
+        [TableStepper(random_table(1, 9)), TableStepper(random_table(2, 9))], Mixture((0.9, 0.1))
+    )
+    alone = TableStepper(random_table(1, 9))
+    batch, tokens = sources([4, 2]), torch.full((2, 1), 2)
+    _, state = stepper.step(stepper.start(*batch), tokens)
+    _, own = alone.step(alone.start(*batch), tokens)
+    torch.testing.assert_close(stepper.coverage(state), alone.coverage(own))
+
+
+def test_ensembles_have_a_coverage_penalty_in_any_order(tokenizers: Tokenizers) -> None:
+    models = [small_model(tokenizers, shape) for shape in ("plain", "wide")]
+    options = OPTIONS.model_copy(update={"coverage_penalty": 1.0})
+    ids = tokenizers.source.encode_batch(LINES)
+    found, other = (
+        TorchEngine(*order, mixture=Mixture((0.5, 0.5))).search(ids, options)
+        for order in (models, models[::-1])
+    )
+    assert ids_of(found) == ids_of(other)
+    scores = [best.score for (best,) in found]
+    assert scores == pytest.approx([best.score for (best,) in other], abs=1e-4)
+    plain = [best.log_prob / (len(best.ids) + 1) for (best,) in found]
+    assert scores != plain
+    assert all(score <= more for score, more in zip(scores, plain, strict=True))
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Run folders: two shapes over one vocabulary, another vocabulary, another direction."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
+from nmt.model.alignment import source_attention
 from nmt.model.factory import build_model
 from nmt.model.layout import Layout
-from nmt.model.transformer import Transformer
+from nmt.model.traced import trace_readers
+from nmt.model.transformer import Readers, Transformer
 from nmt.search.beam import beam_search
+from nmt.search.choose import search
 from nmt.search.greedy import greedy_search
 from nmt.text.special import BOS_ID, EOS_ID
 from nmt.translation.model_stepper import ModelStepper
@@ -70,6 +75,34 @@ def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
     assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
 
 
+@pytest.mark.parametrize("readers", [trace_readers, lambda _: None])
+@torch.no_grad()
+def test_the_coverage_penalty_is_that_of_the_attention_that_is_told(
+    readers: Callable[[Transformer], Readers | None],
+) -> None:
+    torch.manual_seed(7)
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    source, lengths = batch([9, 4, 1, 6])
+    options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
+    stepper = ModelStepper(model, readers(model), with_coverage=True)
+    for row, found in enumerate(search(stepper, source, lengths, options)):
+        own = lengths[row : row + 1]
+        for hypothesis in found:
+            target = torch.tensor([[BOS_ID, *hypothesis.ids]])
+            size = torch.tensor([target.shape[1]])
+            read = source_attention(model, source[row : row + 1, : own[0]], own, target, size)[0]
+            lost = read.sum(0)[:-1].clamp(max=1).log().sum()
+            normalized = hypothesis.log_prob / target.shape[1]
+            assert hypothesis.score == pytest.approx(normalized + 0.4 * float(lost), abs=1e-4)
+
+
+def test_a_stepper_that_was_not_made_for_it_tells_no_coverage() -> None:
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    stepper = ModelStepper(model)
+    with pytest.raises(ValueError, match="not made for"):
+        stepper.coverage(stepper.start(*batch([5, 3])))
+
+
 def test_probabilities_sum_to_one() -> None:
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
     stepper = ModelStepper(model)
@@ -82,7 +115,7 @@ def test_an_output_ends_where_the_learned_positions_end() -> None:
     torch.manual_seed(7)
     values = {**SHAPE, "positions": "learned", "max_positions": 8}
     model = build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
-    for beam_size, search in ((1, greedy_search), (3, beam_search)):
+    for beam_size, find in ((1, greedy_search), (3, beam_search)):
         config = DecodingConfig(beam_size=beam_size, max_length_offset=30)
-        results = search(ModelStepper(model), *batch([7, 4]), config)
+        results = find(ModelStepper(model), *batch([7, 4]), config)
         assert all(len(found[0].ids) <= 7 for found in results)
