@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
+
+_FIRST_SCALE = 2.0**15
+_UPDATES_TO_GROW = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,6 @@ class Precision:
         """Whether gradients need a loss scale to stay in range."""
         return self.name == "fp16"
 
-    @property
-    def initial_loss_scale(self) -> float:
-        """The factor to begin with."""
-        return 2.0**15 if self.scales_loss else 1.0
-
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
         if self.dtype == self.weight_dtype:
@@ -65,3 +65,74 @@ def choose_precision(
     if wanted == "auto":
         wanted = "bf16" if has_fast_bf16(device) else "float32"
     return Precision(wanted, device.type)
+
+
+class LossScale(Protocol):
+    """A factor of the loss that is taken out of the gradient again."""
+
+    @property
+    def factor(self) -> Tensor | float:
+        """The factor, on the device if it changes."""
+        ...
+
+    def adapt(self, skipped: Tensor) -> None:
+        """Take note of an update; ``skipped`` is 1 if its gradient was not finite, else 0."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Return what a resumed run must know. Waits for the device."""
+        ...
+
+    def load_counters(self, counters: Mapping[str, float]) -> None:
+        """Take `counters` back."""
+        ...
+
+
+class FixedLossScale:
+    """Gradients stay in range by themselves."""
+
+    factor = 1.0
+
+    def adapt(self, skipped: Tensor) -> None:
+        """Do nothing."""
+
+    def counters(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def load_counters(self, counters: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+
+class AdaptiveLossScale:
+    """Keeps small gradients from becoming zero, large ones from overflow.
+
+    Halves at an overflow and doubles after 2000 updates without (Micikevicius et al. 2018, section
+    3.2). Lives on the device, so that the next update need not wait for the outcome of this one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.factor = torch.full((), _FIRST_SCALE, device=device)
+        self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
+
+    def adapt(self, skipped: Tensor) -> None:
+        """Halve, double or leave the factor."""
+        # One kernel, the one behind torch.amp.GradScaler.
+        torch._amp_update_scale_(
+            self.factor, self._good_in_a_row, skipped, 2.0, 0.5, _UPDATES_TO_GROW
+        )
+        self.factor.clamp_(min=1.0)
+
+    def counters(self) -> dict[str, float]:
+        """Return the factor, and the good updates since it last changed."""
+        return {"loss_scale": float(self.factor), "good_in_a_row": int(self._good_in_a_row)}
+
+    def load_counters(self, counters: Mapping[str, float]) -> None:
+        """Take `counters` back; those of another precision say nothing."""
+        self.factor.fill_(counters.get("loss_scale", _FIRST_SCALE))
+        self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _UPDATES_TO_GROW)
+
+
+def make_loss_scale(precision: Precision, device: torch.device) -> LossScale:
+    """Return what the precision needs."""
+    return AdaptiveLossScale(device) if precision.scales_loss else FixedLossScale()

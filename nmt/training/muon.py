@@ -81,19 +81,26 @@ class Muon:
         """Momentum of the matrices, and AdamW's running means of the rest."""
         return {"momentum": Part(0, self._momentum), **self._others.buffers}
 
-    def step(self, learning_rate: float) -> None:
+    def begin(self) -> None:
+        """Forget all updates."""
+        self._momentum.zero_()
+        self._others.begin()
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
         """Change the weights in place."""
         config = self._config
-        self._momentum.lerp_(self._gradient, 1 - config.momentum)
-        torch.lerp(self._gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
+        kept, dtype = 1 - skipped.double(), self._weights.dtype
+        gradient = self._gradient.nan_to_num_(0, 0, 0)
+        self._momentum.lerp_(gradient, (kept * (1 - config.momentum)).to(dtype))
+        torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
         for group in self._groups:
             orthogonal = orthogonalise(torch.stack(group), config.newton_schulz_steps)
             size = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
             for change, result in zip(group, orthogonal.unbind(), strict=True):
                 torch.mul(result, size, out=change)
-        self._weights.mul_(1 - learning_rate * config.weight_decay)
-        self._weights.sub_(self._change, alpha=learning_rate)
-        self._others.step(learning_rate)
+        self._weights.mul_((1 - kept * (learning_rate * config.weight_decay)).to(dtype))
+        self._weights.addcmul_(self._change, (kept * -learning_rate).to(dtype))
+        self._others.step(learning_rate, skipped)
 
     def used(self) -> None:
         """The trained weights are the ones to be used."""

@@ -45,20 +45,31 @@ class Optimizer:
         self._rule = rule
         self._ema_decay = ema_decay
         self._ema = parameters.weights.clone() if ema_decay is not None else None
+        self._not_skipped = torch.zeros((), device=parameters.weights.device)
 
     def gradient_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient, a scalar."""
         return torch.linalg.vector_norm(self.parameters.gradient)
 
     @torch.no_grad()
-    def step(self, learning_rate: float, gradient_scale: Tensor | float) -> None:
-        """Update with the gradient times ``gradient_scale``, then clear the gradient."""
-        self.parameters.gradient.mul_(gradient_scale)
-        self._rule.step(learning_rate)
+    def step(
+        self, learning_rate: float, gradient_scale: Tensor | float, skipped: Tensor | None = None
+    ) -> None:
+        """Update with the gradient times ``gradient_scale``, then clear the gradient.
+
+        Where ``skipped`` (a float32 scalar on the device) is 1, nothing changes, whatever the
+        gradient and its scale are; None is 0. Which it is, this process does not need to know.
+        """
+        skipped = self._not_skipped if skipped is None else skipped
+        kept = 1 - skipped
+        # Of a skipped update that leaves zeros and NaN.
+        self.parameters.gradient.mul_(gradient_scale * kept)
+        self._rule.step(learning_rate, skipped)
         if self._ema is not None and self._ema_decay is not None:
             count = self._rule.scalars["step"]
             grown = (1 + count) / (_AVERAGE_WARMUP + count)
-            self._ema.lerp_(self.parameters.weights, 1 - grown.clamp(max=self._ema_decay))
+            share = (1 - grown.clamp(max=self._ema_decay)) * kept
+            self._ema.lerp_(self.parameters.weights, share)
         self.parameters.clear()
         self.parameters.publish()
 
@@ -138,10 +149,7 @@ class Optimizer:
         copy_tensors(weights, self.parameters.views(self.parameters.weights))
         copy_tensors(weights, self.parameters.frozen())
         self.parameters.publish()
-        for value in self._rule.scalars.values():
-            value.zero_()
-        for part in self._rule.buffers.values():
-            part.values.zero_()
+        self._rule.begin()
         if self._ema is not None:
             self._ema.copy_(self.parameters.weights)
 

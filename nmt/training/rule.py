@@ -25,7 +25,10 @@ class Part(NamedTuple):
 
 
 class Rule(Protocol):
-    """How a gradient changes the weights. All tensors are flat."""
+    """How a gradient changes the weights. All tensors are flat.
+
+    Scalars and buffers are on the device, and no rule reads them: that would wait for it.
+    """
 
     @property
     def scalars(self) -> Mapping[str, Tensor]:
@@ -37,8 +40,18 @@ class Rule(Protocol):
         """All else that an update depends on."""
         ...
 
-    def step(self, learning_rate: float) -> None:
-        """Change the weights in place."""
+    def begin(self) -> None:
+        """Forget all updates: training begins at the weights as they are now."""
+        ...
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change the weights in place.
+
+        Args:
+            learning_rate: Size of the step.
+            skipped: 1 if nothing is to change, and the gradient is of zeros and NaN; else 0. A
+                float32 scalar.
+        """
         ...
 
     def used(self) -> Tensor | None:
@@ -92,7 +105,12 @@ class AdamW:
             "exp_avg_sq": Part(self._begin, self._square),
         }
 
-    def step(self, learning_rate: float) -> None:
+    def begin(self) -> None:
+        """Forget all updates."""
+        for tensor in (self._count, self._mean, self._square):
+            tensor.zero_()
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
         """Change the weights in place."""
         before = self._count.clone()
         for (weights, gradient, mean, square), decay in self._groups:
@@ -112,6 +130,7 @@ class AdamW:
                 weight_decay=decay,
                 eps=self._config.epsilon,
                 maximize=False,
+                found_inf=skipped,
             )
 
     def used(self) -> None:

@@ -31,9 +31,11 @@ class ScheduleFreeAdamW:
     ) -> None:
         self._weights, self._gradient = weights, gradient
         self._config, self._num_decayed = config, num_decayed
-        self._steps, self._square = torch.zeros_like(weights), torch.zeros_like(weights)
-        # On the CPU: reading them must not wait for a device.
-        self._count, self._total = (torch.zeros((), dtype=torch.float64) for _ in range(2))
+        self._steps, self._square = weights.clone(), torch.zeros_like(weights)
+        device = weights.device
+        self._count, self._total = (
+            torch.zeros((), dtype=torch.float64, device=device) for _ in range(2)
+        )
 
     @property
     def scalars(self) -> Mapping[str, Tensor]:
@@ -45,26 +47,31 @@ class ScheduleFreeAdamW:
         """The points z, and the running mean of the squared gradient."""
         return {"z": Part(0, self._steps), "exp_avg_sq": Part(0, self._square)}
 
-    def step(self, learning_rate: float) -> None:
+    def begin(self) -> None:
+        """Forget all updates: the three points are one."""
+        self._steps.copy_(self._weights)
+        for tensor in (self._square, self._count, self._total):
+            tensor.zero_()
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
         """Change the weights in place."""
         placed, decay = self._config.betas
-        if not self._count:
-            self._steps.copy_(self._weights)
-        self._count += 1
-        self._total += learning_rate**2
-        share = learning_rate**2 / total if (total := float(self._total)) else 0.0
-        gradient, count = self._gradient, float(self._count)
-        self._square.mul_(decay).addcmul_(gradient, gradient, value=1 - decay)
-        scale = (self._square / (1 - decay**count)).sqrt_().add_(self._config.epsilon)
-        change = gradient.div(scale)
+        kept, dtype = 1 - skipped.double(), self._weights.dtype
+        self._count += kept
+        self._total += kept * learning_rate**2
+        share = (kept * learning_rate**2 / self._total).nan_to_num_()  # 0 / 0 at rates of zero
+        correction = 1 - decay ** self._count.clamp(min=1)
+        gradient = self._gradient.nan_to_num_(0, 0, 0)
+        self._square.mul_((decay**kept).to(dtype)).addcmul_(gradient, gradient, value=1 - decay)
+        scale = (self._square / correction.to(dtype)).sqrt_().add_(self._config.epsilon)
+        change = torch.div(gradient, scale, out=scale)
         decayed = slice(0, self._num_decayed)
         change[decayed].add_(self._weights[decayed], alpha=self._config.weight_decay)
-        self._weights.lerp_(self._steps, share)
-        self._weights.sub_(change, alpha=learning_rate * (1 - placed * (1 - share)))
-        self._steps.sub_(change, alpha=learning_rate)
+        rate = -learning_rate * kept
+        self._weights.lerp_(self._steps, share.to(dtype))
+        self._weights.addcmul_(change, (rate * (1 - placed * (1 - share))).to(dtype))
+        self._steps.addcmul_(change, rate.to(dtype))
 
     def used(self) -> Tensor:
         """Return the means x, worked out from y and z. All three begin at one point."""
-        if not self._count:
-            return self._weights
         return self._weights.lerp(self._steps, 1 - 1 / self._config.betas[0])

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from nmt.checkpoint.files import checkpoint_name
 from nmt.config.training import TrainingConfig
-from nmt.data.batch import Batch
+from nmt.data.batch import Batch, IntArray
 from nmt.data.loader import Loader, Position
 from nmt.engine.seeding import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
@@ -32,8 +31,10 @@ from nmt.training.report import (
 )
 from nmt.training.signals import Interrupted
 from nmt.training.stopping import History
-from nmt.training.update import Updater, UpdateStats
+from nmt.training.update import Updater, UpdateStats, read_together
 from nmt.training.validation import Validator
+
+_MOST_SKIPPED_IN_A_ROW = 20
 
 
 class Saver(Protocol):
@@ -83,15 +84,21 @@ class Progress:
     """Tokens since the last report."""
     skipped: int = 0
     """Updates left out in all, because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    """Of these, the ones since the last good update."""
 
     def add(self, stats: UpdateStats) -> None:
-        """Count one update."""
+        """Count one update, which the device may not have made yet."""
         self.step += 1
-        self.nats += stats.nats
         self.source_tokens += stats.source_tokens
         self.target_tokens += stats.target_tokens
         self.padded_tokens += stats.padded_tokens
+
+    def add_outcome(self, stats: UpdateStats) -> None:
+        """Count what the device worked out in one update."""
+        self.nats += stats.nats
         self.skipped += stats.skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
 
     def clear_sums(self) -> None:
         """Begin a new interval between reports."""
@@ -100,8 +107,9 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
-        names = ("step", "total_steps", "timed", "nats", "source_tokens", "target_tokens")
-        values = {name: getattr(self, name) for name in (*names, "padded_tokens", "skipped")}
+        tokens = ("source_tokens", "target_tokens", "padded_tokens")
+        names = ("step", "total_steps", "timed", "nats", *tokens, "skipped", "skipped_in_a_row")
+        values = {name: getattr(self, name) for name in names}
         return values | {"position": asdict(self.position), "history": self.history.as_dict()}
 
     @classmethod
@@ -147,6 +155,16 @@ class Surroundings:
     """Asked after every update."""
 
 
+class _Update(NamedTuple):
+    """An update that was made, or that the device was told to make."""
+
+    step: int
+    learning_rate: float
+    rows: Sequence[IntArray]
+    """Of the store, by batch; for messages."""
+    stats: UpdateStats
+
+
 class Trainer:
     """Trains one model to its end.
 
@@ -179,6 +197,7 @@ class Trainer:
         self._seconds = 0.0
         self._interval_seconds = 0.0
         self._saved_step = 0
+        self._unread: list[_Update] = []
         self.progress = Progress()
 
     def resume(
@@ -191,7 +210,7 @@ class Trainer:
         """Continue from a checkpoint."""
         self._optimizer.load(model, optimizer)
         restore_random_state(optimizer, self._device, self._processes)
-        self._updater.load_counters(state["counters"])
+        self._updater.loss_scale.load_counters(state["counters"])
         self.progress = Progress.from_dict(state["progress"])
         self._saved_step = self.progress.step
 
@@ -201,22 +220,17 @@ class Trainer:
         reason = self._finished()
         if self._stop.requested:
             reason = "signal"
-        updates = self._loader.updates(self.progress.position)
-        while reason is None:
-            learning_rate = self._schedule(self.progress.step + 1)
-            begin = time.perf_counter()
-            batches, after = next(updates)
-            stats = self._update(batches, learning_rate)
-            self._interval_seconds += time.perf_counter() - begin
-            self.progress.add(stats)
-            self.progress.position = after
-            reason = self._finished()
-            if stats.skipped or stats.splits:
-                self._note(stats, batches)
-            self._after_update(stats, learning_rate, is_last=reason == "budget")
-            if self._stop.requested:
-                reason = "signal"
-            reason = reason or self._finished()
+        pace = self._updater.pace
+        with pace.stream(self._loader.updates(self.progress.position)) as updates:
+            while reason is None:
+                update = self._update(updates)
+                if len(self._unread) == pace.most_unread:
+                    self._read()
+                reason = self._finished()
+                self._after_update(update, is_last=reason == "budget")
+                if self._stop.requested:
+                    reason = "signal"
+                reason = reason or self._finished()
         self._save_end()
         best = self.progress.history.best
         return TrainingSummary(
@@ -227,31 +241,56 @@ class Trainer:
             training_seconds=self._seconds + self._interval_seconds,
         )
 
-    def _update(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        try:
-            return self._updater(batches, learning_rate)
-        except DivergedError as error:
-            raise self._diverged(
-                f"{error.problem}\n  Step {self.progress.step + 1:,}, learning rate "
-                f"{learning_rate:.2e}; the last batch was {self._where(batches)}.",
-                error.fix,
-            ) from error
+    def _update(self, updates: Iterator[tuple[list[Batch], Position]]) -> _Update:
+        """Have the next update made."""
+        learning_rate = self._schedule(self.progress.step + 1)
+        begin = time.perf_counter()
+        batches, self.progress.position = next(updates)
+        stats = self._updater(batches, learning_rate)
+        self._interval_seconds += time.perf_counter() - begin
+        self.progress.add(stats)
+        rows = [batch.rows for batch in batches]
+        self._unread.append(_Update(self.progress.step, learning_rate, rows, stats))
+        return self._unread[-1]
 
-    def _where(self, batches: Sequence[Batch]) -> str:
+    def _read(self) -> None:
+        """Wait for the updates under way, and see what they did; before anything depends on it.
+
+        Raises:
+            DivergedError: Loss or gradient was not finite many updates in a row.
+        """
+        begin = time.perf_counter()
+        read_together([update.stats for update in self._unread])
+        self._interval_seconds += time.perf_counter() - begin
+        updates, self._unread = self._unread, []
+        for update in updates:
+            self.progress.add_outcome(update.stats)
+            if self.progress.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
+                raise self._diverged(
+                    f"Loss or gradient was not finite in {self.progress.skipped_in_a_row} updates "
+                    f"in a row.\n  Step {update.step:,}, learning rate {update.learning_rate:.2e}; "
+                    f"the last batch was {self._where(update)}.",
+                    "Lower training.schedule.peak_lr, raise its warmup_steps, or train in float32.",
+                )
+            if update.stats.skipped or update.stats.splits:
+                self._note(update)
+
+    def _where(self, update: _Update) -> str:
         """Name the lines of the batches of all processes."""
+        batches = [self._loader.batch(rows) for rows in update.rows]
         return "; ".join(self._processes.gather(self._loader.describe(batches)))
 
     def _diverged(self, problem: str, fix: str) -> DivergedError:
         last = f"step {self._saved_step:,}" if self._saved_step else "none"
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 
-    def _note(self, stats: UpdateStats, batches: Sequence[Batch]) -> None:
-        where = self._where(batches)
-        if stats.skipped:
+    def _note(self, update: _Update) -> None:
+        where, splits = self._where(update), update.stats.splits
+        if update.stats.skipped:
             text = f"update skipped: loss or gradient not finite ({where})"
         else:
-            text = f"batches halved {stats.splits} times: memory did not hold them ({where})"
-        self._reporter.report(NoteReport(self.progress.step, text))
+            text = f"batches halved {splits} times: memory did not hold them ({where})"
+        self._reporter.report(NoteReport(update.step, text))
 
     def _save_end(self) -> None:
         step = self.progress.step
@@ -286,10 +325,10 @@ class Trainer:
             return  # the loop saves and leaves; the next process validates first of all
         self._save()
 
-    def _after_update(self, stats: UpdateStats, learning_rate: float, *, is_last: bool) -> None:
-        step, config = self.progress.step, self._config
+    def _after_update(self, update: _Update, *, is_last: bool) -> None:
+        step, config = update.step, self._config
         if step % config.report_every == 0 or is_last:
-            self._report(stats, learning_rate)
+            self._report(update)
         if self._stop.requested:
             return
         if step % config.validate_every == 0 or is_last:
@@ -297,15 +336,16 @@ class Trainer:
         elif step % config.save_every == 0:
             self._save()
 
-    def _report(self, stats: UpdateStats, learning_rate: float) -> None:
+    def _report(self, update: _Update) -> None:
+        self._read()
         sums, seconds = self.progress, max(self._interval_seconds, 1e-9)
         self._reporter.report(
             UpdateReport(
                 step=sums.step,
                 epoch=sums.position.epoch,
                 loss=sums.nats / max(sums.target_tokens, 1),
-                learning_rate=learning_rate,
-                gradient_norm=stats.gradient_norm,
+                learning_rate=update.learning_rate,
+                gradient_norm=update.stats.gradient_norm,
                 target_tokens_per_second=sums.target_tokens / seconds,
                 source_tokens_per_second=sums.source_tokens / seconds,
                 padding_waste=1
@@ -318,6 +358,7 @@ class Trainer:
         self._interval_seconds = 0.0
 
     def _validate(self) -> None:
+        self._read()
         begin = time.perf_counter()
         scores = self._validator()
         score = scores.value(self._config.validation.metric)
@@ -346,6 +387,7 @@ class Trainer:
             )
 
     def _save(self) -> None:
+        self._read()
         begin = time.perf_counter()
         generators = random_state(self._device, self._processes)
         where = None
@@ -354,7 +396,10 @@ class Trainer:
                 self.progress.step,
                 model=self._optimizer.weights(),
                 optimizer=self._optimizer.state() | generators,
-                state={"progress": self.progress.as_dict(), "counters": self._updater.counters()},
+                state={
+                    "progress": self.progress.as_dict(),
+                    "counters": self._updater.loss_scale.counters(),
+                },
                 history=self.progress.history,
             )
         where = self._processes.share(where)
@@ -380,18 +425,18 @@ def measure_update_seconds(
     device, processes = updater.model.output_weight.device, updater.processes
     weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
     moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    generators, counters = random_state(device, processes), updater.counters()
-    updates, seconds = loader.updates(Position()), []
-    for _ in range(num_updates):
-        check()
-        begin = time.perf_counter()
-        batches, _after = next(updates)
-        updater(batches, 0.0)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
+    generators, counters = random_state(device, processes), updater.loss_scale.counters()
+    pace, seconds = updater.pace, []
+    with pace.stream(loader.updates(Position())) as updates:
+        for _ in range(num_updates):
+            check()
+            begin = time.perf_counter()
+            batches, _after = next(updates)
+            updater(batches, 0.0)
+            pace.wait()
+            seconds.append(time.perf_counter() - begin)
     optimizer.load(weights, moments)
     restore_random_state(generators, device, processes)
-    updater.load_counters(counters)
+    updater.loss_scale.load_counters(counters)
     median = sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]
     return processes.share(median)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,39 +11,70 @@ from torch import Tensor
 from nmt.data.batch import Batch
 from nmt.engine.device import is_out_of_memory
 from nmt.engine.distributed import OneProcess, Processes
-from nmt.engine.precision import Precision
-from nmt.errors import DeviceError, DivergedError
+from nmt.engine.pace import choose_pace
+from nmt.engine.precision import Precision, make_loss_scale
+from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.loss import LossSum, choose_loss
 from nmt.training.optimizer import Optimizer
 from nmt.training.r_drop import r_drop_loss
 
-_MOST_SKIPPED_IN_A_ROW = 20
 _MOST_SPLITS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """What one update did, in all processes. Sums, not means."""
+    """What one update did, in all processes. Sums, not means.
 
-    nats: float
-    """Summed training objective."""
-    source_tokens: int
-    """Source tokens without padding."""
-    target_tokens: int
-    """Target tokens without padding."""
-    padded_tokens: int
-    """Cells of the padded rectangles of both sides."""
-    gradient_norm: float
-    """Norm of the mean gradient, before clipping."""
-    skipped: bool
-    """Whether the update was left out because loss or gradient was not finite."""
-    splits: int = 0
-    """How often batches were halved because memory did not hold them, in all processes."""
+    What the device works out is read when it is first asked for, and that waits for the device;
+    `read_together` waits once for many updates.
+
+    Args:
+        tokens: Source and target tokens without padding, and cells of the padded rectangles.
+        on_device: Summed training objective; how often batches were halved; norm of the gradient.
+            (3,), float32.
+    """
+
+    def __init__(self, tokens: Sequence[int], on_device: Tensor) -> None:
+        self.source_tokens, self.target_tokens, self.padded_tokens = tokens
+        self._on_device = on_device
+        self._values: Sequence[float] = ()
+
+    def _read(self) -> Sequence[float]:
+        if not self._values:
+            read_together([self])
+        return self._values
+
+    @property
+    def nats(self) -> float:
+        """Summed training objective."""
+        return self._read()[0]
+
+    @property
+    def splits(self) -> int:
+        """How often batches were halved because memory did not hold them, in all processes."""
+        return int(self._read()[1])
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the mean gradient, before clipping."""
+        return self._read()[2]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the update was left out because loss or gradient was not finite."""
+        return not all(map(math.isfinite, self._read()))
+
+
+def read_together(updates: Sequence[UpdateStats]) -> None:
+    """Read what the device worked out in all of ``updates``, which waits for it once."""
+    if updates:
+        rows = torch.stack([update._on_device for update in updates]).tolist()
+        for update, values in zip(updates, rows, strict=True):
+            update._values = values
 
 
 class Updater:
-    """Turns batches into updates of one model.
+    """Turns batches into updates of one model, and never waits for its device to make them.
 
     Args:
         model: The model, on its device.
@@ -71,15 +101,14 @@ class Updater:
         self.optimizer = optimizer
         self.precision = precision
         self.processes = processes or OneProcess()
-        self.loss_scale = precision.initial_loss_scale
-        """Factor that keeps fp16 gradients away from zero; 1 in other precisions."""
-        self.skipped_in_a_row = 0
-        """Updates left out since the last good one."""
-        self._good_in_a_row = 0
         self._label_smoothing, self._clip_norm = label_smoothing, clip_norm
         self._r_drop = r_drop
         weight = model.output_weight
         self._device = weight.device
+        self.pace = choose_pace(weight.device)
+        """How to work beside the device."""
+        self.loss_scale = make_loss_scale(precision, weight.device)
+        """Keeps fp16 gradients in range."""
         self._loss = choose_loss(precision.dtype, weight.device, len(weight))
 
     def loss(self, batch: Batch, smoothing: float) -> LossSum:
@@ -110,38 +139,28 @@ class Updater:
     def __call__(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """Make one update: the gradient is of the mean over all tokens of all processes.
 
+        If loss or gradient are not finite it is skipped: weights and optimizer stay as they are.
+
         Raises:
-            DivergedError: Loss or gradient was not finite many updates in a row.
             DeviceError: Memory does not hold an eighth of a batch.
         """
         self.model.train()
         counts = torch.tensor([_counts(batch) for batch in batches]).sum(dim=0)
         self.processes.sum(counts)
-        source_tokens, target_tokens, padded_tokens = counts.tolist()
-        own_nats, own_splits = self._gradients(batches, self.loss_scale / target_tokens)
+        tokens: list[int] = counts.tolist()
+        factor = self.loss_scale.factor
+        own_nats, own_splits = self._gradients(batches, factor / tokens[1])
         sums = torch.stack((own_nats, torch.full_like(own_nats, own_splits)))
         self.processes.sum(self.optimizer.parameters.gradient)
         self.processes.sum(sums)
-        nats, splits = sums.tolist()
-        norm = self.optimizer.gradient_norm() / self.loss_scale
-        norm_value = float(norm)
-        skipped = not (math.isfinite(norm_value) and math.isfinite(nats))
-        if skipped:
-            self.optimizer.parameters.clear()
-        else:
-            self.optimizer.step(learning_rate, self._clipped(norm))
-        self._adapt_loss_scale(skipped)
-        return UpdateStats(
-            nats=nats,
-            source_tokens=source_tokens,
-            target_tokens=target_tokens,
-            padded_tokens=padded_tokens,
-            gradient_norm=norm_value,
-            skipped=skipped,
-            splits=int(splits),
-        )
+        norm = self.optimizer.gradient_norm() / factor
+        numbers = torch.cat((sums, norm.unsqueeze(0)))
+        skipped = 1 - numbers.isfinite().all().float()
+        self.optimizer.step(learning_rate, self._clipped(norm) / factor, skipped)
+        self.loss_scale.adapt(skipped)
+        return UpdateStats(tokens, numbers)
 
-    def _gradients(self, batches: Sequence[Batch], scale: float) -> tuple[Tensor, int]:
+    def _gradients(self, batches: Sequence[Batch], scale: Tensor | float) -> tuple[Tensor, int]:
         """Sum loss and gradient; begin again with halved batches where memory is short."""
         splits = 0
         while True:
@@ -155,11 +174,10 @@ class Updater:
                     raise _too_large(batches, splits) from error
             # Outside the except clause, which holds the failed pass' tensors.
             self.optimizer.parameters.clear()
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            self.pace.release_memory()
             batches, splits = halves, splits + 1
 
-    def _sum(self, batches: Sequence[Batch], scale: float) -> Tensor:
+    def _sum(self, batches: Sequence[Batch], scale: Tensor | float) -> Tensor:
         nats = torch.zeros((), device=self._device)
         for batch in batches:
             loss = self._objective(batch.to(self._device))
@@ -169,39 +187,7 @@ class Updater:
         return nats
 
     def _clipped(self, norm: Tensor) -> Tensor | float:
-        if not self._clip_norm:
-            return 1 / self.loss_scale
-        return (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) / self.loss_scale
-
-    def _adapt_loss_scale(self, skipped: bool) -> None:
-        """Halve at overflow, double after 2000 good updates (Micikevicius et al. 2018)."""
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        self._good_in_a_row = 0 if skipped else self._good_in_a_row + 1
-        if self.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
-            raise DivergedError(
-                f"Loss or gradient was not finite in {self.skipped_in_a_row} updates in a row.",
-                fix="Lower training.schedule.peak_lr, raise its warmup_steps, or train in float32.",
-            )
-        if not self.precision.scales_loss:
-            return
-        if skipped:
-            self.loss_scale = max(self.loss_scale / 2, 1.0)
-        elif self._good_in_a_row % 2000 == 0:
-            self.loss_scale *= 2
-
-    def counters(self) -> dict[str, float]:
-        """Return what a resumed run must know besides weights and optimizer."""
-        return {
-            "loss_scale": self.loss_scale,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "good_in_a_row": self._good_in_a_row,
-        }
-
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """Take over `counters` of an earlier process."""
-        self.loss_scale = counters["loss_scale"]
-        self.skipped_in_a_row = int(counters["skipped_in_a_row"])
-        self._good_in_a_row = int(counters["good_in_a_row"])
+        return (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
 
 
 def _gold(batch: Batch) -> Tensor:

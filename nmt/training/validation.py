@@ -93,17 +93,17 @@ class Validator:
         model = self._updater.model
         was_training = model.training
         model.eval()
-        nats, tokens = 0.0, 0
-        device = model.output_weight.device
+        tokens, device = 0, model.output_weight.device
+        nats = torch.zeros((), dtype=torch.float64, device=device)
         with torch.inference_mode():
             for batch in self._batches:
                 self._check()
                 loss = self._updater.loss(batch.to(device), 0.0)
-                nats += float(loss.nats)
+                nats += loss.nats
                 tokens += loss.tokens
             text = self._text_validator() if self._text_validator else None
         model.train(was_training)
-        sums = torch.tensor([nats, tokens], dtype=torch.float64)
+        sums = torch.tensor([float(nats), tokens], dtype=torch.float64)
         self._processes.sum(sums)
         nats_per_token = float(sums[0] / sums[1].clamp(min=1))
         if text is None:

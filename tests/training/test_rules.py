@@ -21,6 +21,7 @@ from tests.training.test_update import small_model
 KINDS = ("adamw", "schedule-free", "muon")
 WARM_UP = (0.0, 0.01, 0.02, 0.03, 0.03, 0.03)
 EPSILON, DECAY = 0.1, 0.5
+NOT_SKIPPED = torch.zeros(())
 
 
 def fused_model() -> Transformer:
@@ -120,7 +121,7 @@ def test_adamw_is_torch_s_to_the_bit(size: int, share: float, rates: list[float]
             parameter.grad = own.clone()
         for group in theirs.param_groups:
             group["lr"] = rate
-        ours.step(rate)
+        ours.step(rate, NOT_SKIPPED)
         theirs.step()
 
     assert torch.equal(weights, torch.cat([parameter.detach() for parameter in parameters]))
@@ -169,7 +170,7 @@ def test_schedule_free_follows_any_learning_rate(
     rule = ScheduleFreeAdamW(weights, gradient, config, num_decayed=num_decayed)
     for rate in rates:
         gradient.copy_(slope(weights))
-        rule.step(rate)
+        rule.step(rate, NOT_SKIPPED)
 
     close(weights, torch.stack([y for y, _ in expected]), "y", 1e-10)
     close(rule.used(), torch.stack([x for _, x in expected]), "x", 1e-10)

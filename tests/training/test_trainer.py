@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import cast
 
@@ -17,7 +18,7 @@ from nmt.engine.seeding import random_state
 from nmt.training.optimizer import Optimizer, build_optimizer
 from nmt.training.signals import Interrupted
 from nmt.training.trainer import Progress, measure_update_seconds
-from nmt.training.update import Updater
+from nmt.training.update import Updater, UpdateStats
 from tests.training.test_update import batch_of, small_model
 
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ def everything(updater: Updater, optimizer: Optimizer) -> dict[str, Tensor]:
         for name, p in updater.model.named_parameters()
         if p.grad is not None
     }
-    counters = {name: torch.tensor(value) for name, value in updater.counters().items()}
+    counters = {name: torch.tensor(value) for name, value in updater.loss_scale.counters().items()}
     parts = optimizer.weights() | optimizer.state() | random_state(CPU)
     return {name: t.clone() for name, t in (parts | working | gradients | counters).items()}
 
@@ -101,3 +102,13 @@ def test_progress_reads_back_as_it_was_written() -> None:
     progress.history = progress.history.add(5, 21.0)
 
     assert Progress.from_dict(progress.as_dict()) == progress
+
+
+def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:
+    progress, counts = Progress(), []
+    for nats in (1.0, math.nan, math.inf, 2.0, math.nan):
+        progress.add_outcome(UpdateStats((1, 2, 3), torch.tensor([nats, 0.0, 0.5])))
+        counts.append((progress.skipped, progress.skipped_in_a_row))
+
+    assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
+    assert Progress.from_dict(progress.as_dict()).skipped_in_a_row == 1

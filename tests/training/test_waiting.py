@@ -1,0 +1,375 @@
+"""No update waits for its device, and one that is to be skipped changes nothing all the same.
+
+The device here is torch's ``meta``, which has shapes and no values: whatever would wait for a GPU
+(``item``, ``tolist``, ``bool``, ``nonzero``, a mask as an index, a copy to the host) raises. It is
+no CPU, so it takes the ways that a GPU takes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from nmt.checkpoint.files import list_checkpoints
+from nmt.config.training import TrainingConfig
+from nmt.data.batch import Batch
+from nmt.engine.pace import Pace
+from nmt.engine.precision import Precision
+from nmt.errors import DivergedError
+from nmt.model.transformer import Transformer
+from nmt.training.signals import StopSignal
+from nmt.training.trainer import Surroundings, Trainer
+from nmt.training.update import Updater
+from nmt.training.validation import Validator
+from tests.training import test_trouble
+from tests.training.test_optimizer import WAYS, everything
+from tests.training.test_rules import optimizer_of
+from tests.training.test_trainer import LOADER
+from tests.training.test_trouble import poison, run
+from tests.training.test_update import batch_of, small_model
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+TENSORS_OF_A_BATCH = 5
+FLOAT32, BF16 = Precision("float32", "cpu"), Precision("bf16", "cpu")
+FP16 = Precision("fp16", "cuda")
+
+values = test_trouble.values
+
+
+class Copies(TorchDispatchMode):
+    """Notes what is copied from the host to the device, and whether the host waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.waiting: list[str] = []
+        self.count = 0
+
+    @override
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        from_host = any(isinstance(value, Tensor) and value.device == CPU for value in args)
+        if isinstance(result, Tensor) and result.device == META:
+            if from_host and not _is_asynchronous(args, kwargs):
+                self.waiting.append(str(func))
+            self.count += from_host
+        return result
+
+
+def _is_asynchronous(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    return bool((kwargs or {}).get("non_blocking", False)) or args[2:3] == (True,)
+
+
+class Pinned:
+    """Counts the tensors that were put where copies need not wait."""
+
+    count = 0
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        self.count += 1
+        return tensor
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> Pinned:
+    pinned, tensor = Pinned(), torch.tensor
+
+    def on_host(data: object, device: torch.device = CPU, **options: Any) -> Tensor:
+        assert device == CPU, "a copy to the device that waits"
+        return tensor(data, device=device, **options)
+
+    monkeypatch.setattr(torch, "tensor", on_host)  # what it does is hidden from `Copies`
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.pin(tensor))
+    monkeypatch.setattr(Precision, "autocast", lambda _: nullcontext())  # there is none for meta
+    return pinned
+
+
+def meta_updater(
+    kind: str = "adamw",
+    *,
+    ema_decay: float | None = None,
+    precision: Precision = FLOAT32,
+    clip_norm: float = 1.0,
+    r_drop: float = 0.0,
+    **shape: object,
+) -> Updater:
+    model = small_model(dropout=0.1, **shape).to(META)
+    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=precision.weight_dtype)
+    return Updater(
+        model, optimizer, precision, label_smoothing=0.1, clip_norm=clip_norm, r_drop=r_drop
+    )
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"clip_norm": 0.0},
+    {"r_drop": 5.0},
+    {"precision": BF16},
+    {"precision": FP16},
+    {"norm_position": "post", "output_bias": True, "word_dropout": 0.1},
+    {"norm": "rms", "positions": "rotary", "activation": "swiglu", "qk_norm": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ema_decay", "options"),
+    [(*way, {}) for way in WAYS] + [("adamw", None, options) for options in OPTIONS],
+    ids=str,
+)
+def test_an_update_does_not_wait_for_its_device(
+    kind: str, ema_decay: float | None, options: dict[str, Any], pinned: Pinned
+) -> None:
+    updater = meta_updater(kind, ema_decay=ema_decay, **options)
+    batches = [batch_of([5, 3]), batch_of([2, 7, 4])]
+    with Copies() as copies:
+        updater(batches, 0.01)
+        stats = updater(batches, 0.01)
+
+    assert copies.waiting == []
+    assert copies.count == pinned.count == 2 * len(batches) * TENSORS_OF_A_BATCH
+    assert stats.target_tokens == 21
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        _ = stats.nats
+
+
+class _Enough(Exception):  # noqa: N818
+    pass
+
+
+def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
+    """Nor does it wait in between, whatever it does after an update."""
+
+    def schedule(step: int) -> float:
+        if step > 6:
+            raise _Enough
+        return 0.01
+
+    updater = meta_updater()
+    trainer = Trainer(
+        TrainingConfig(max_steps=100, report_every=5),
+        updater=updater,
+        optimizer=updater.optimizer,
+        loader=LOADER,
+        schedule=schedule,
+        surroundings=cast(Surroundings, Nothing()),
+    )
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        trainer.run()
+    assert trainer.progress.step == 5
+    trainer = Trainer(
+        TrainingConfig(max_steps=100, report_every=100),
+        updater=updater,
+        optimizer=updater.optimizer,
+        loader=LOADER,
+        schedule=schedule,
+        surroundings=cast(Surroundings, Nothing()),
+    )
+    with pytest.raises(_Enough):
+        trainer.run()
+    assert trainer.progress.step == 6
+    assert pinned.count == (5 + 6) * 2 * TENSORS_OF_A_BATCH
+
+
+class Nothing:
+    """Surroundings that are not called on."""
+
+    validator = saver = reporter = None
+    stop = StopSignal()
+
+
+def _nan_loss(nats: Tensor, _model: Transformer) -> Tensor:
+    return nats * math.nan
+
+
+def _infinite_loss(nats: Tensor, _model: Transformer) -> Tensor:
+    return nats * math.inf
+
+
+def _nan_loss_with_a_good_gradient(nats: Tensor, _model: Transformer) -> Tensor:
+    return nats + math.nan
+
+
+def _one_infinite_gradient(nats: Tensor, model: Transformer) -> Tensor:
+    vectors = model.source_vectors * 1
+    vectors.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf))
+    return nats + vectors.float().sum() * 0
+
+
+def _overflowing_norm(nats: Tensor, model: Transformer) -> Tensor:
+    vectors = model.source_vectors * 1
+    vectors.register_hook(lambda gradient: torch.full_like(gradient, 1e38))
+    return nats + vectors.float().sum() * 0
+
+
+FAULTS = (
+    _nan_loss,
+    _infinite_loss,
+    _nan_loss_with_a_good_gradient,
+    _one_infinite_gradient,
+    _overflowing_norm,
+)
+
+
+def updater_of(kind: str, ema_decay: float | None, precision: Precision) -> Updater:
+    model = small_model()
+    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=precision.weight_dtype)
+    return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+
+
+def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        # As bytes: minus zero is not zero.
+        bits = [value.contiguous().view(torch.uint8) for value in (tensor, expected[name])]
+        assert torch.equal(*bits), name
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("precision", [FLOAT32, BF16], ids=lambda precision: precision.name)
+@pytest.mark.parametrize(("kind", "ema_decay"), WAYS)
+def test_a_skipped_update_leaves_every_bit_as_it_was(
+    kind: str,
+    ema_decay: float | None,
+    precision: Precision,
+    before: int,
+    fault: Callable[[Tensor, Transformer], Tensor],
+) -> None:
+    """FAULT 23, of the second of two accumulated batches; the next update is as if it never was."""
+
+    def go_on(updater: Updater, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            assert not updater([batch_of([5, 4], step), batch_of([3], step)], 0.02).skipped
+
+    updater, twin = (updater_of(kind, ema_decay, precision) for _ in range(2))
+    for each in (updater, twin):
+        go_on(each, 0, before)
+    expected = everything(twin.model, twin.optimizer)
+    objective, calls = updater._objective, 0
+
+    def faulty(batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        nats = objective(batch)
+        return nats if calls % 2 else fault(nats, updater.model)
+
+    updater._objective = faulty  # type: ignore[method-assign]
+    for _ in range(2):
+        assert updater([batch_of([5, 4]), batch_of([3])], 0.02).skipped
+    updater._objective = objective  # type: ignore[method-assign]
+
+    same_bits(everything(updater.model, updater.optimizer), expected)
+    for each in (updater, twin):
+        go_on(each, before, before + 3)
+    same_bits(everything(updater.model, updater.optimizer), everything(twin.model, twin.optimizer))
+
+
+def hashes(run_dir: Path) -> list[dict[str, str]]:
+    manifests = [
+        json.loads((p / "manifest.json").read_text()) for _, p in list_checkpoints(run_dir)
+    ]
+    assert manifests
+    return manifests
+
+
+def told(run_dir: Path) -> tuple[list[str], list[str]]:
+    """Return the notes with their lines of data, and the metrics without times."""
+    log = [line[21:] for line in (run_dir / "log.txt").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if "second" not in k} for line in metrics]
+    return [line for line in log if "skipped" in line], [json.dumps(line) for line in kept]
+
+
+@pytest.fixture
+def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def arm() -> None:
+        pace = Pace(CPU, most_unread=64, prefetches=True)
+        monkeypatch.setattr("nmt.training.update.choose_pace", lambda _device: pace)
+
+    return arm
+
+
+@pytest.mark.parametrize("report_every", [1, 3, 100])
+def test_reading_late_tells_and_saves_the_same(
+    values: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    run_ahead: Callable[[], None],
+    report_every: int,
+) -> None:
+    values["training"] |= {"report_every": report_every, "keep_last": 9}
+    found = []
+    for name in ("at-once", "late"):
+        with monkeypatch.context() as patch:
+            poison(patch, 4, 5)
+            run_dir = run(values, name)
+        found.append((told(run_dir), hashes(run_dir)))
+        run_ahead()
+
+    assert len(found[0][0][0]) == 2
+    assert found[0] == found[1]
+
+
+def test_reading_late_stops_with_the_same_words(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
+) -> None:
+    """FAULT 24, where the device is ahead: the update and its lines are the ones at fault."""
+    values["training"] |= {"max_steps": 100, "report_every": 100, "save_every": 3}
+    messages = []
+    for name in ("at-once", "late"):
+        with monkeypatch.context() as patch:
+            poison(patch, 8, 1000)
+            with pytest.raises(DivergedError) as caught:
+                run(values, name)
+        assert caught.value.exit_code == 5
+        messages.append(str(caught.value))
+        run_ahead()
+
+    assert "Step 27, learning rate" in messages[0]
+    assert messages[0] == messages[1]
+
+
+def test_a_run_that_has_diverged_is_not_validated(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
+) -> None:
+    rare = dict.fromkeys(("report_every", "save_every"), 100)
+    values["training"] |= {"max_steps": 100, "validate_every": 25, **rare}
+    poison(monkeypatch, 1, 1000)
+    run_ahead()
+    monkeypatch.setattr(Validator, "__call__", lambda _: pytest.fail("validated"))
+    with pytest.raises(DivergedError, match="Step 20, "):
+        run(values)
+
+
+def test_updates_that_nothing_reads_are_read_before_they_are_many(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = dict.fromkeys(("report_every", "save_every", "validate_every"), 100)
+    values["training"] |= {"max_steps": 100, **rare}
+    pace = Pace(CPU, most_unread=25, prefetches=False)
+    monkeypatch.setattr("nmt.training.update.choose_pace", lambda _device: pace)
+    poison(monkeypatch, 1, 1000)
+    call, calls = Updater.__call__, 0
+
+    def counted(updater: Updater, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return call(updater, *arguments)
+
+    monkeypatch.setattr(Updater, "__call__", counted)
+    with pytest.raises(DivergedError, match=r"Step 20, .*\n.*checkpoint: none"):
+        run(values)
+    assert calls == 25
