@@ -73,6 +73,13 @@ def translate(
             "--alignments", help="Add which words belong together, as in `0-0 1-2`, from attention."
         ),
     ] = False,
+    token_scores: Annotated[
+        bool,
+        typer.Option(
+            "--token-scores",
+            help="Of JSON output: add every token with its natural-log probability.",
+        ),
+    ] = False,
     length_penalty: LengthPenalty = None,
     sample: Annotated[
         bool,
@@ -135,6 +142,13 @@ def translate(
     from nmt.commands.translate import OutputFormat, stderr_note, translate_files
     from nmt.translation.translator import Translator
 
+    style = OutputFormat(
+        format_.value,
+        n_best,
+        alignments,
+        reads_json=input_format is Format.json,
+        token_scores=token_scores,
+    )
     translator = Translator.load(
         model,
         device=device.value,
@@ -168,7 +182,7 @@ def translate(
         translator,
         input_file,
         output_file,
-        OutputFormat(format_.value, n_best, alignments, input_format is Format.json),
+        style,
         lines_at_once=1 if stream else None,
         show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
     )

@@ -24,6 +24,7 @@ from nmt.commands.line_streams import (
     open_output,
     read_chunks,
 )
+from nmt.errors import ConfigError
 from nmt.translation.alignment import as_pharaoh
 from nmt.translation.guard import GuardCount
 from nmt.translation.result import TranslationResult
@@ -43,6 +44,15 @@ class OutputFormat:
     """Whether words that belong together are told: in text after `` ||| ``."""
     reads_json: bool = False
     """Whether the lines that come are objects, too; see `nmt.commands.json_requests`."""
+    token_scores: bool = False
+    """Whether every token is told with its log probability; in JSON only."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "text" and self.token_scores:
+            raise ConfigError(
+                "Text output has no place for --token-scores.",
+                fix="Add --format json, or leave --token-scores out.",
+            )
 
     def lines(
         self, number: int, result: TranslationResult, others: Mapping[str, Any]
@@ -98,6 +108,7 @@ def translate(
             required=[request.required for request in requests],
             forbidden=[request.forbidden for request in requests],
             alignments=style.alignments,
+            token_scores=style.token_scores,
             first_line=number + 1,
         )
         count = count.plus(results)

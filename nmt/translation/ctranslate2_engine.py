@@ -191,23 +191,35 @@ class CTranslate2Engine(Engine):
                     found[row].append(self._hypothesis(tokens[:-1], log_prob, options))
                 else:
                     cut.append(_Cut(row, tokens, log_prob))
-        for each, of_eos in zip(cut, self._score_ends(texts, cut), strict=True):
+        scores = self._score([texts[each.row] for each in cut], [each.tokens for each in cut])
+        for each, (*_, of_eos) in zip(cut, scores, strict=True):
             ended = self._hypothesis(each.tokens, each.log_prob + of_eos, options)
             found[each.row].append(ended)
         return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
 
-    def _score_ends(self, texts: Sequence[list[str]], cut: Sequence[_Cut]) -> list[float]:
-        """Log probability of EOS after each hypothesis."""
-        if not cut:
+    @override
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        return self._score(
+            [[self._source_tokens[index] for index in ids] for ids in sources],
+            [[self._target_tokens[index] for index in ids] for ids in targets],
+        )
+
+    def _score(
+        self, sources: Sequence[list[str]], targets: Sequence[list[str]]
+    ) -> list[list[float]]:
+        """Log probability of every token of each target, and of EOS."""
+        if not sources:
             return []
         results = self._model.score_batch(
-            [texts[each.row] for each in cut],
-            [each.tokens for each in cut],
+            sources,
+            targets,
             max_input_length=0,
             max_batch_size=_TOKENS_SCORED,
             batch_type="tokens",
         )
-        return [result.log_probs[-1] for result in results]
+        return [list(result.log_probs) for result in results]
 
     def _hypothesis(
         self, tokens: Sequence[str], log_prob: float, options: DecodingConfig

@@ -90,6 +90,26 @@ class Engine(Protocol):
             fix="Translate with the run that was exported.",
         )
 
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Return the log probability of each target token, and of EOS, by the model itself.
+
+        Limits and rules of a search do not count.
+
+        Args:
+            sources: Source ids of each sentence, without EOS; none is empty.
+            targets: Target ids of each, without BOS and EOS.
+
+        Raises:
+            ConfigError: This engine does not tell.
+        """
+        del sources, targets
+        raise ConfigError(
+            "This engine tells no scores of tokens.",
+            fix="Leave them out, or translate with a run of `nmt train`.",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:

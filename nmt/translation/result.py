@@ -10,6 +10,7 @@ from typing import Any
 from nmt.translation.alignment import Links, as_pharaoh
 from nmt.translation.guard import Alarm
 from nmt.translation.mending import Verdict
+from nmt.translation.token_score import TokenScore
 
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 
@@ -44,6 +45,9 @@ class TranslationResult:
     alignment: Links | None = None
     """Words of the source and of the translation, between spaces, that belong together; None
     unless asked for."""
+    tokens: tuple[TokenScore, ...] | None = None
+    """The tokens of the translation with their log probabilities, an EOS at the end of each part of
+    a line that was cut; None unless asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, with both lists of alarms always there."""
@@ -55,6 +59,7 @@ class TranslationResult:
             "alarms": list(self.alarms),
             "mended": list(self.mended),
             **({} if self.alignment is None else {"alignment": as_pharaoh(self.alignment)}),
+            **({} if self.tokens is None else {"tokens": [asdict(each) for each in self.tokens]}),
         }
 
 

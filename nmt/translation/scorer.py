@@ -9,40 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config.decoding import DecodingConfig
 from nmt.data.batching import plan_batches
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
 from nmt.search.lengths import length_penalty
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.translation.ensemble import Ensemble
 from nmt.translation.loading import LoadedModels, load_models
 from nmt.translation.options import change_options
-
-IdPair = tuple[Sequence[int], Sequence[int]]
+from nmt.translation.teacher_forcing import IdPair, forced_log_probs
+from nmt.translation.token_score import TokenScore, spell, subwords
 
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
-_MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
-
-
-@dataclass(frozen=True, slots=True)
-class TokenScore:
-    """One step of the model along a given translation."""
-
-    piece: str
-    """The subword, as the vocabulary spells it; the last one is EOS."""
-    log_prob: float
-    """Natural-log probability of the subword after those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +52,7 @@ class PairScore:
             "target": self.target,
             "score": self.score if math.isfinite(self.score) else None,
             "log_prob": self.log_prob if math.isfinite(self.log_prob) else None,
-            "tokens": [{"piece": x.piece, "log_prob": x.log_prob} for x in self.tokens],
+            "tokens": [asdict(token) for token in self.tokens],
         }
 
 
@@ -75,9 +60,9 @@ class Scorer:
     """Scores given translations with one model, or with several at once.
 
     The score of a text is that of its usual subwords. A search may have put the same text together
-    from other subwords: then its score differs. Limits and rules of the search do not count: a very
-    short or long translation has its probability, and so have unknown characters. Where the model
-    gives none, the rule is:
+    from other subwords: then its score differs. Limits, rules and coverage penalty of the search do
+    not count: a very short or long translation has its probability, and so have unknown characters.
+    Where the model gives none, the rule is:
 
     - blank to blank is 0, as in translating;
     - a blank translation of a line is the model's probability of ending at once;
@@ -107,7 +92,7 @@ class Scorer:
         self._longest_target = _longest_target(
             self._longest_source, loaded.config.decoding, loaded.models
         )
-        self._pieces = [piece for piece, _, _ in loaded.tokenizers.target.pieces()]
+        self._pieces = subwords(loaded.tokenizers.target)
 
     @classmethod
     def load(
@@ -180,8 +165,10 @@ class Scorer:
         found: list[list[float]] = [[] for _ in pairs]
         for rows in self._batches(pairs):
             self._check()
-            for row, log_probs in zip(rows, self._run([pairs[row] for row in rows]), strict=True):
-                found[row] = log_probs
+            batch = [pairs[row] for row in rows]
+            log_probs = forced_log_probs(self._loaded.models, self._loaded.mixture, batch)
+            for row, own in zip(rows, log_probs, strict=True):
+                found[row] = own
         if not all(math.isfinite(sum(log_probs)) for log_probs in found):
             raise CheckpointError(
                 "The model's probabilities are not numbers: its weights are broken.",
@@ -197,37 +184,12 @@ class Scorer:
         for rows in plan_batches(*lengths, max_tokens=budget, noise=0, seed=0, epoch=0):
             yield rows.tolist()
 
-    @torch.inference_mode()
-    def _run(self, pairs: Sequence[IdPair]) -> list[list[float]]:
-        """Let the models read a batch, then normalise a few rows of probabilities at a time."""
-        models = self._loaded.models
-        device = models[0].output_weight.device
-        source, source_index = _rectangle([[*ids, EOS_ID] for ids, _ in pairs], device)
-        before, index = _rectangle([[BOS_ID, *ids] for _, ids in pairs], device)
-        after, _ = _rectangle([[*ids, EOS_ID] for _, ids in pairs], device)
-        gold = after.flatten()[index].unsqueeze(1)
-        hidden = [model(source, source_index, before, index) for model in models]
-        at_once = max(1, _MOST_PROBABILITIES // models[0].output_weight.shape[0])
-        parts = []
-        for start in range(0, len(gold), at_once):
-            rows = slice(start, start + at_once)
-            log_probs = self._loaded.mixture.combine(
-                [
-                    model.logits(values[rows]).float().log_softmax(dim=-1)
-                    for model, values in zip(models, hidden, strict=True)
-                ]
-            )
-            parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
-        sizes = [len(ids) + 1 for _, ids in pairs]
-        return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
-
     def _result(
         self, source: str, target: str, ids: Sequence[int], log_probs: Sequence[float]
     ) -> PairScore:
         total = math.fsum(log_probs)
         score = total / length_penalty(self.options)(len(log_probs))
-        pieces = [self._pieces[index] for index in (*ids, EOS_ID)]
-        return PairScore(source, target, total, score, tuple(map(TokenScore, pieces, log_probs)))
+        return PairScore(source, target, total, score, spell(self._pieces, ids, log_probs))
 
     def _tell(self, source: str, target: str, *, is_source: bool) -> None:
         side, text, most = (
@@ -261,12 +223,3 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[li
         if len(ids) <= longest:
             found[row] = ids
     return found
-
-
-def _rectangle(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids; return them, and where the real ones are in the flattened rectangle."""
-    tensors = [torch.tensor(row) for row in rows]
-    padded = pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
-    lengths = torch.tensor([len(row) for row in rows])
-    real = torch.arange(padded.shape[1]) < lengths.unsqueeze(1)
-    return padded.to(device), real.flatten().nonzero().squeeze(1).to(device)

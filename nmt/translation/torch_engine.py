@@ -23,6 +23,7 @@ from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import Engine, Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
+from nmt.translation.teacher_forcing import forced_log_probs
 
 
 class TorchEngine(Engine):
@@ -128,6 +129,14 @@ class TorchEngine(Engine):
             weights[i, : len(target_ids), : len(source_ids)].tolist()
             for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True))
         ]
+
+    @override
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        with self._at_work():
+            pairs = list(zip(sources, targets, strict=True))
+            return forced_log_probs(self._models, self._mixture, pairs)
 
     def _stepper(self, *, with_coverage: bool) -> Stepper[Any]:
         steppers = [

@@ -6,16 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.alignment import joined
-from nmt.translation.attention_alignment import align_by_attention
 from nmt.translation.batching import batch_by_length, most_rows
+from nmt.translation.details import Details, Outputs, add_details
 from nmt.translation.engine import Dtype, Engine
 from nmt.translation.engine_loading import load_engine
 from nmt.translation.ensemble import Ensemble
@@ -167,6 +165,7 @@ class Translator:
         required: Phrases | None = None,
         forbidden: Phrases | None = None,
         alignments: bool = False,
+        token_scores: bool = False,
         first_line: int = 1,
         **changes: Any,
     ) -> list[TranslationResult]:
@@ -181,11 +180,13 @@ class Translator:
             required: Phrases that each translation contains.
             forbidden: Phrases that it does not contain.
             alignments: Whether to say which words belong together.
+            token_scores: Whether to say how probable each token is, whatever the rules of the
+                search.
             first_line: What messages count the lines from.
             changes: Decoding options that differ from the translator's, for example beam_size=1.
 
         Raises:
-            ConfigError: An option is unknown or out of bounds.
+            ConfigError: An option is unknown or out of bounds, or the engine cannot follow it.
             DataError: A line's wishes cannot be met.
             CheckpointError: The model's weights are broken.
         """
@@ -196,6 +197,7 @@ class Translator:
                 required=required,
                 forbidden=forbidden,
                 alignments=alignments,
+                token_scores=token_scores,
                 first_line=first_line,
             )
         texts = list(lines)
@@ -212,7 +214,13 @@ class Translator:
         verdicts = self._mend(segments, found)
         by_line = group_by_line(segments, zip(found, verdicts, strict=True), len(texts))
         results = [self._result(*line) for line in zip(texts, by_line, strict=True)]
-        return self._aligned(results, segments, found) if alignments else results
+        wanted = Details(alignments=alignments, token_scores=token_scores)
+        if wanted == Details():
+            return results
+        best = Outputs(
+            segments, [outputs[0].ids for outputs in found], list(self._batches(segments))
+        )
+        return add_details(results, wanted, best, self._engine, self._tokenizers)
 
     def _search(self, segments: Sequence[Segment]) -> list[list[Hypothesis]]:
         """Find the n best of each segment; none where there is no output."""
@@ -268,26 +276,6 @@ class Translator:
             joiner=self._joiner,
             with_alternatives=self.options.n_best > 1,
         )
-
-    def _aligned(
-        self,
-        results: Sequence[TranslationResult],
-        segments: Sequence[Segment],
-        found: Sequence[Sequence[Hypothesis]],
-    ) -> list[TranslationResult]:
-        """Add the alignments of the best translations."""
-        parts = align_by_attention(
-            self._engine,
-            self._tokenizers,
-            [segment.ids for segment in segments],
-            [outputs[0].ids for outputs in found],
-            self._batches(segments),
-        )
-        by_line = group_by_line(segments, parts, len(results))
-        return [
-            replace(result, alignment=joined(own))
-            for result, own in zip(results, by_line, strict=True)
-        ]
 
     def _text(self, ids: Sequence[int]) -> str:
         """Decode; byte pieces may spell line breaks, which would break the line count."""

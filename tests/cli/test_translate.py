@@ -223,6 +223,22 @@ def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> No
     assert blank == {"source": "", "translation": "", "score": 0.0, **empty}
 
 
+def test_json_has_the_tokens_that_nmt_score_would_have(run_dir: Path) -> None:
+    flags = ("--format", "json", "--token-scores", "--n-best", 2)
+    first, blank = (json.loads(x) for x in translated(run_dir, *flags, text=f"{LINES[0]}\n\n"))
+
+    assert blank["tokens"] == []
+    assert first["tokens"][-1]["piece"] == "</s>"
+    assert all(set(token) == {"piece", "log_prob"} for token in first["tokens"])
+    total = sum(token["log_prob"] for token in first["tokens"])
+    assert total / len(first["tokens"]) == pytest.approx(first["score"], abs=1e-4)
+
+
+def test_text_output_has_no_place_for_tokens(tmp_path: Path) -> None:
+    """Said before a model is looked for."""
+    refused(translate(tmp_path / "none", "--token-scores"), 2, "--token-scores", "--format json")
+
+
 def test_the_guard_flags_and_counts_what_no_search_mends(own_run: Path) -> None:
     limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)  # every output is too long
     (own_run / "guard.json").write_text(limits.text())

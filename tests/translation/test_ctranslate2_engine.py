@@ -81,6 +81,22 @@ def test_the_search_is_ours(ours: Translator, theirs: Translator, changes: dict[
 
 
 @needs_ctranslate2
+def test_its_tokens_have_our_scores(ours: Translator, theirs: Translator) -> None:
+    """Also those of an output that is empty."""
+    expected = ours.translate([*LINES, ""], token_scores=True)
+    for our, their in zip(expected, theirs.translate([*LINES, ""], token_scores=True), strict=True):
+        assert our.tokens is not None
+        assert their.tokens is not None
+        assert [token.piece for token in their.tokens] == [token.piece for token in our.tokens]
+        found = [token.log_prob for token in their.tokens]
+        assert found == pytest.approx([token.log_prob for token in our.tokens], abs=1e-3)
+    ids = ([[7, 8], [9]], [[], [5, 6]])
+    scores = [engine.token_log_probs(*ids) for engine in (ours._engine, theirs._engine)]
+    for of_us, of_them in zip(*scores, strict=True):
+        assert of_them == pytest.approx(of_us, abs=1e-3)
+
+
+@needs_ctranslate2
 def test_no_output_is_shorter_than_asked_for(theirs: Translator) -> None:
     """Ours may find others: CTranslate2 shares out the probability of a forbidden EOS."""
     ids = theirs._tokenizers.source.encode_batch(LINES)
