@@ -73,6 +73,14 @@ def translate(
             "--alignments", help="Add which words belong together, as in `0-0 1-2`, from attention."
         ),
     ] = False,
+    attention: Annotated[
+        bool,
+        typer.Option(
+            "--attention",
+            help="Of JSON output: add what --alignments are taken from, a row of shares of the "
+            "source words for each word of the translation.",
+        ),
+    ] = False,
     token_scores: Annotated[
         bool,
         typer.Option(
@@ -147,6 +155,7 @@ def translate(
         n_best,
         alignments,
         reads_json=input_format is Format.json,
+        attention=attention,
         token_scores=token_scores,
     )
     translator = Translator.load(

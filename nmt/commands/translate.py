@@ -44,14 +44,18 @@ class OutputFormat:
     """Whether words that belong together are told: in text after `` ||| ``."""
     reads_json: bool = False
     """Whether the lines that come are objects, too; see `nmt.commands.json_requests`."""
+    attention: bool = False
+    """Whether it is told how much of each source word each word goes back to; in JSON only."""
     token_scores: bool = False
     """Whether every token is told with its log probability; in JSON only."""
 
     def __post_init__(self) -> None:
-        if self.kind == "text" and self.token_scores:
+        asked = {"--attention": self.attention, "--token-scores": self.token_scores}
+        if self.kind == "text" and any(asked.values()):
+            flags = " and ".join(flag for flag, is_on in asked.items() if is_on)
             raise ConfigError(
-                "Text output has no place for --token-scores.",
-                fix="Add --format json, or leave --token-scores out.",
+                f"Text output has no place for {flags}.",
+                fix="Add --format json, or leave that out.",
             )
 
     def lines(
@@ -108,6 +112,7 @@ def translate(
             required=[request.required for request in requests],
             forbidden=[request.forbidden for request in requests],
             alignments=style.alignments,
+            attention=style.attention,
             token_scores=style.token_scores,
             first_line=number + 1,
         )

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 _SPACE = "\u2581"
 
+Matrix = tuple[tuple[float, ...], ...]
+"""A row for each target word, with a number for each source word."""
 Links = tuple[tuple[int, int], ...]
 """(source word, target word), from 0, sorted by the target."""
 
@@ -48,20 +50,50 @@ def links(
     return tuple(sorted(found, key=lambda link: (link[1], link[0])))
 
 
+def word_weights(
+    weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str]
+) -> Matrix:
+    """Return how much of each source word is seen for each target word.
+
+    That is the mean over the subwords of the target word of what is seen of all subwords of the
+    source word. A row sums to at most 1: EOS of the source is seen, too.
+
+    Args:
+        weights: Of subwords; with the others as in `links`.
+        source: The source subwords.
+        target: The target subwords.
+
+    >>> word_weights([[0.5, 0.25], [0.25, 0.25]], ["\u2581a", "b"], ["\u2581c", "d"])
+    ((0.625,),)
+    """
+    of_source, of_target = words_of(source), words_of(target)
+    found = [[0.0] * _count(source) for _ in range(_count(target))]
+    for word, row in zip(of_target, weights, strict=True):
+        for place, weight in zip(of_source, row, strict=True):
+            found[word][place] += weight / of_target.count(word)
+    return tuple(map(tuple, found))
+
+
+def _count(pieces: Sequence[str]) -> int:
+    """Words of a text."""
+    return words_of(pieces)[-1] + 1 if pieces else 0
+
+
 class Part(NamedTuple):
     """A part of a line that was translated by itself."""
 
     links: Links
     source_words: int
     target_words: int
+    weights: Matrix = ()
 
     @classmethod
     def of(
         cls, weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str]
     ) -> Part:
-        """Align one part; see `links`."""
-        counts = (words_of(pieces)[-1] + 1 if pieces else 0 for pieces in (source, target))
-        return cls(links(weights, source, target), *counts)
+        """Align one part; see `links` and `word_weights`."""
+        given = (weights, source, target)
+        return cls(links(*given), _count(source), _count(target), word_weights(*given))
 
 
 def joined(parts: Sequence[Part]) -> Links:
@@ -77,6 +109,22 @@ def joined(parts: Sequence[Part]) -> Links:
         source_words += part.source_words
         target_words += part.target_words
     return tuple(found)
+
+
+def joined_weights(parts: Sequence[Part]) -> Matrix:
+    """Return the matrix of a line: no part saw anything of another.
+
+    >>> joined_weights([Part((), 2, 1, ((0.5, 0.25),)), Part((), 1, 1, ((1.0,),))])
+    ((0.5, 0.25, 0.0), (0.0, 0.0, 1.0))
+    """
+    width = sum(part.source_words for part in parts)
+    rows: list[tuple[float, ...]] = []
+    before = 0
+    for part in parts:
+        after = width - before - part.source_words
+        rows += [(0.0,) * before + row + (0.0,) * after for row in part.weights]
+        before += part.source_words
+    return tuple(rows)
 
 
 def as_pharaoh(found: Links) -> str:

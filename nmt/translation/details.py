@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.alignment import Part, joined
+from nmt.translation.alignment import Part, joined, joined_weights
 from nmt.translation.engine import Engine
 from nmt.translation.result import TranslationResult
 from nmt.translation.segment import Segment, group_by_line
@@ -23,6 +23,8 @@ class Details:
 
     alignments: bool = False
     """Which words belong together."""
+    attention: bool = False
+    """How much of each source word each word of the translation goes back to."""
     token_scores: bool = False
     """How probable each token is."""
 
@@ -60,16 +62,27 @@ def add_details(
         ConfigError: The engine does not tell that.
     """
     detailed = list(results)
-    if wanted.alignments:
-        detailed = _aligned(detailed, outputs, engine, tokenizers)
+    if wanted.alignments or wanted.attention:
+        lines = _parts(len(results), outputs, engine, tokenizers)
+        if wanted.alignments:
+            detailed = [
+                replace(result, alignment=joined(own))
+                for result, own in zip(detailed, lines, strict=True)
+            ]
+        if wanted.attention:
+            detailed = [
+                replace(result, attention=joined_weights(own))
+                for result, own in zip(detailed, lines, strict=True)
+            ]
     if wanted.token_scores:
         detailed = _scored(detailed, outputs, engine, tokenizers)
     return detailed
 
 
-def _aligned(
-    results: Sequence[TranslationResult], outputs: Outputs, engine: Engine, tokenizers: Tokenizers
-) -> list[TranslationResult]:
+def _parts(
+    num_lines: int, outputs: Outputs, engine: Engine, tokenizers: Tokenizers
+) -> list[list[Part]]:
+    """Align the parts of each line by attention."""
     of_source, of_target = subwords(tokenizers.source), subwords(tokenizers.target)
     parts = [
         Part.of(weights, [of_source[i] for i in segment.ids], [of_target[i] for i in ids])
@@ -77,10 +90,7 @@ def _aligned(
             outputs.ask(engine.attention), outputs.segments, outputs.ids, strict=True
         )
     ]
-    by_line = group_by_line(outputs.segments, parts, len(results))
-    return [
-        replace(result, alignment=joined(own)) for result, own in zip(results, by_line, strict=True)
-    ]
+    return group_by_line(outputs.segments, parts, num_lines)
 
 
 def _scored(

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nmt.translation.alignment import Links, as_pharaoh
+from nmt.translation.alignment import Links, Matrix, as_pharaoh
 from nmt.translation.guard import Alarm
 from nmt.translation.mending import Verdict
 from nmt.translation.token_score import TokenScore
 
+_DIGITS = 4  # of shares of attention: more would be noise
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 
 
@@ -45,12 +46,22 @@ class TranslationResult:
     alignment: Links | None = None
     """Words of the source and of the translation, between spaces, that belong together; None
     unless asked for."""
+    attention: Matrix | None = None
+    """How much of each source word was seen for each word of the translation: what the alignment is
+    taken from, by words. None unless asked for."""
     tokens: tuple[TokenScore, ...] | None = None
     """The tokens of the translation with their log probabilities, an EOS at the end of each part of
     a line that was cut; None unless asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, with both lists of alarms always there."""
+        asked: dict[str, Any] = {}
+        if self.alignment is not None:
+            asked["alignment"] = as_pharaoh(self.alignment)
+        if self.attention is not None:
+            asked["attention"] = [[round(x, _DIGITS) for x in row] for row in self.attention]
+        if self.tokens is not None:
+            asked["tokens"] = [asdict(token) for token in self.tokens]
         return {
             "source": self.source,
             "translation": self.text,
@@ -58,8 +69,7 @@ class TranslationResult:
             "alternatives": [asdict(alternative) for alternative in self.alternatives],
             "alarms": list(self.alarms),
             "mended": list(self.mended),
-            **({} if self.alignment is None else {"alignment": as_pharaoh(self.alignment)}),
-            **({} if self.tokens is None else {"tokens": [asdict(each) for each in self.tokens]}),
+            **asked,
         }
 
 

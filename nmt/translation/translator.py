@@ -165,6 +165,7 @@ class Translator:
         required: Phrases | None = None,
         forbidden: Phrases | None = None,
         alignments: bool = False,
+        attention: bool = False,
         token_scores: bool = False,
         first_line: int = 1,
         **changes: Any,
@@ -180,6 +181,7 @@ class Translator:
             required: Phrases that each translation contains.
             forbidden: Phrases that it does not contain.
             alignments: Whether to say which words belong together.
+            attention: Whether to say how much of each source word each word goes back to.
             token_scores: Whether to say how probable each token is, whatever the rules of the
                 search.
             first_line: What messages count the lines from.
@@ -197,6 +199,7 @@ class Translator:
                 required=required,
                 forbidden=forbidden,
                 alignments=alignments,
+                attention=attention,
                 token_scores=token_scores,
                 first_line=first_line,
             )
@@ -214,7 +217,7 @@ class Translator:
         verdicts = self._mend(segments, found)
         by_line = group_by_line(segments, zip(found, verdicts, strict=True), len(texts))
         results = [self._result(*line) for line in zip(texts, by_line, strict=True)]
-        wanted = Details(alignments=alignments, token_scores=token_scores)
+        wanted = Details(alignments=alignments, attention=attention, token_scores=token_scores)
         if wanted == Details():
             return results
         best = Outputs(

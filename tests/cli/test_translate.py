@@ -234,9 +234,21 @@ def test_json_has_the_tokens_that_nmt_score_would_have(run_dir: Path) -> None:
     assert total / len(first["tokens"]) == pytest.approx(first["score"], abs=1e-4)
 
 
-def test_text_output_has_no_place_for_tokens(tmp_path: Path) -> None:
+def test_json_has_a_row_of_attention_for_each_word(run_dir: Path) -> None:
+    flags = ("--format", "json", "--attention")
+    first, blank = (json.loads(x) for x in translated(run_dir, *flags, text=f"{LINES[0]}\n\n"))
+
+    assert blank["attention"] == []
+    assert "alignment" not in first
+    assert {len(row) for row in first["attention"]} == {len(LINES[0].split())}
+    assert all(share == round(share, 4) for row in first["attention"] for share in row)
+
+
+def test_text_output_has_no_place_for_tokens_and_attention(tmp_path: Path) -> None:
     """Said before a model is looked for."""
-    refused(translate(tmp_path / "none", "--token-scores"), 2, "--token-scores", "--format json")
+    folder = tmp_path / "none"
+    refused(translate(folder, "--token-scores"), 2, "for --token-scores.", "--format json")
+    refused(translate(folder, "--token-scores", "--attention"), 2, "--attention and --token-scores")
 
 
 def test_the_guard_flags_and_counts_what_no_search_mends(own_run: Path) -> None:

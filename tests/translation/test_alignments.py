@@ -13,7 +13,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.alignment import Part, joined, links
+from nmt.translation.alignment import Part, joined, joined_weights, links, word_weights
 from nmt.translation.engine import Engine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -37,14 +37,29 @@ def test_every_target_word_has_a_source_word(
     assert {t for _, t in part.links} == set(range(part.target_words))
     assert {s for s, _ in part.links} <= set(range(part.source_words))
     assert joined([part]) == part.links
+    assert joined_weights([part]) == part.weights
+    assert [len(row) for row in part.weights] == [part.source_words] * part.target_words
     twice = joined([part, part])
     assert len(twice) == 2 * len(part.links)
     assert max(t for _, t in twice) < 2 * part.target_words
 
 
+def test_words_see_what_their_subwords_see() -> None:
+    """By hand: the source words are a and bc, the target words x and yz."""
+    weights = [[0.5, 0.1, 0.2], [0.0, 0.4, 0.2], [0.2, 0.1, 0.1]]
+    found = word_weights(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
+
+    assert found[0] == pytest.approx((0.5, 0.3))
+    assert found[1] == pytest.approx((0.1, 0.4))
+    assert len(found) == 2
+
+
 def test_no_output_has_no_links() -> None:
     assert links([], ["\u2581a"], []) == ()
     assert links([], [], []) == ()
+    assert word_weights([], ["\u2581a"], []) == ()
+    assert joined_weights([Part((), 1, 0), Part((), 1, 1, ((0.5,),))]) == ((0.0, 0.5),)
+    assert joined_weights([]) == ()
 
 
 class Echo(Engine):
@@ -86,6 +101,34 @@ def test_the_parts_of_a_line_that_was_cut_count_on(tokenizers: Tokenizers) -> No
     assert result.alignment == tuple((word, word) for word in range(len(line.split())))
 
 
+def test_attention_is_told_by_words(tokenizers: Tokenizers) -> None:
+    """Of a line that was cut, no part sees anything of another."""
+    translator = Translator(TellingEcho(), tokenizers, OPTIONS, max_length=6)
+    lines = ["der Hund läuft. die Katze schläft. das Haus", ""]
+    (result, blank) = translator.translate(lines, attention=True)
+    size = len(lines[0].split())
+
+    assert result.alignment is None
+    assert result.attention is not None
+    assert [[share > 0 for share in row] for row in result.attention] == [
+        [source == target for source in range(size)] for target in range(size)
+    ]
+    assert blank.attention == ()
+
+
+def test_attention_is_that_of_the_alignment(translator: Translator) -> None:
+    lines = sentences(6)
+    for line, result in zip(
+        lines, translator.translate(lines, attention=True, alignments=True), strict=True
+    ):
+        assert result.attention is not None
+        assert result.alignment is not None
+        rows = result.as_dict()["attention"]
+        assert all(len(row) == len(line.split()) for row in rows)
+        assert all(0 < sum(row) < 1.001 for row in rows)
+        assert {target for _, target in result.alignment} == set(range(len(rows)))
+
+
 def test_alignments_change_no_translation(translator: Translator) -> None:
     lines = sentences(6)
     plain, aligned = translator.translate(lines), translator.translate(lines, alignments=True)
@@ -100,3 +143,5 @@ def test_alignments_change_no_translation(translator: Translator) -> None:
 def test_an_engine_that_tells_nothing_says_so(tokenizers: Tokenizers) -> None:
     with pytest.raises(ConfigError, match="no alignments"):
         Translator(Echo(), tokenizers, OPTIONS).translate(["Hund"], alignments=True)
+    with pytest.raises(ConfigError, match="no alignments"):
+        Translator(Echo(), tokenizers, OPTIONS).translate(["Hund"], attention=True)
