@@ -29,8 +29,10 @@ from nmt.cli.options import (
     Verbose,
     decoding_changes,
 )
+from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from nmt.config.decoding import DecodingConfig
     from nmt.translation.mbr import MbrChoice
     from nmt.translation.translator import Translator
 
@@ -184,6 +186,7 @@ def translate(
     if choice := make_mbr(mbr, mbr_candidates, mbr_from):
         translator = _with_mbr(translator, choice, model)
     translator = translator.with_options(**changes)
+    _check_beam(translator.options, beam_size)
     if selfcheck:
         _selfcheck(model, translator)
         return
@@ -195,6 +198,21 @@ def translate(
         lines_at_once=1 if stream else None,
         show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
     )
+
+
+def _check_beam(options: DecodingConfig, beam_size: int | None) -> None:
+    """Refuse a beam that this way of decoding would not have.
+
+    Raises:
+        ConfigError: It was asked for.
+    """
+    way = "sampling" if options.sampling else "return_alternatives"
+    if getattr(options, way) and beam_size not in (None, 1):
+        shown = "--sample" if options.sampling else f"decoding.{way}"
+        raise ConfigError(
+            f"--beam-size {beam_size} does not go with {shown}, which keeps no beam.",
+            fix="Leave one of them out; --n-best says how many translations of a line come.",
+        )
 
 
 def _with_mbr(translator: Translator, choice: MbrChoice, model: Path) -> Translator:

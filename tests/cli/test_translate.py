@@ -333,3 +333,15 @@ def test_samples_are_drawn_by_their_seed(run_dir: Path) -> None:
     likeliest = translated(run_dir, "--sample", "--no-guard", "--top-k", 1, text=text)
     assert likeliest == translated(run_dir, "--no-guard", "-b", 1, text=text)
     refused(translate(run_dir, "--top-p", 0.9, text=text), 2, "top_p", "sampling", "fix:")
+
+
+@pytest.mark.parametrize("key", ["sampling", "return_alternatives"])
+def test_what_keeps_no_beam_takes_no_size_of_one(run_dir: Path, key: str) -> None:
+    flags = ["--set", f"decoding.{key}=true"]
+    plain = translated(run_dir, *flags, "--no-guard", text=LINES[0])
+    assert translated(run_dir, *flags, "-b", 1, "--no-guard", text=LINES[0]) == plain
+    refused(translate(run_dir, *flags, "-b", 4, text=LINES[0]), 2, "--beam-size 4 does not", "fix:")
+
+
+def test_samples_take_no_beam(run_dir: Path) -> None:
+    refused(translate(run_dir, "--sample", "--beam-size", 5), 2, "--beam-size 5", "--sample")
