@@ -24,10 +24,9 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.translation.ensemble import Ensemble
 from nmt.translation.loading import LoadedModels, load_models
 from nmt.translation.options import change_options
+from nmt.translation.segment import is_far_too_long
 from nmt.translation.teacher_forcing import IdPair, forced_log_probs
 from nmt.translation.token_score import TokenScore, spell, subwords
-
-_CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +214,7 @@ def _longest_target(
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[list[int] | None]:
     """Ids of every text; None for one that has too many, [] for a blank one."""
-    most_characters = _CHARACTERS_OF_SUBWORD * longest
-    short = [row for row, text in enumerate(texts) if len(text) <= most_characters]
+    short = [row for row, text in enumerate(texts) if not is_far_too_long(text, longest)]
     found: list[list[int] | None] = [None] * len(texts)
     encoded = tokenizer.encode_batch([texts[row] for row in short])
     for row, ids in zip(short, encoded, strict=True):

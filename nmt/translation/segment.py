@@ -34,6 +34,15 @@ class Segment:
     """What its translation must look like."""
 
 
+def is_far_too_long(text: str, max_length: int) -> bool:
+    """Whether a text need not be encoded to know that it does not fit.
+
+    >>> is_far_too_long("a" * 60, max_length=3), is_far_too_long("a" * 61, max_length=3)
+    (False, True)
+    """
+    return len(text) > _CHARACTERS_OF_SUBWORD * max_length
+
+
 def cut_lines(
     texts: Sequence[str],
     tokenizer: Tokenizer,
@@ -52,7 +61,7 @@ def cut_lines(
         The segments of all lines, in order.
     """
     full = [i for i, text in enumerate(texts) if text.strip()]
-    short = [i for i in full if not _is_far_too_long(texts[i], max_length)]
+    short = [i for i in full if not is_far_too_long(texts[i], max_length)]
     encoded = dict(zip(short, tokenizer.encode_batch([texts[i] for i in short]), strict=True))
     segments: list[Segment] = []
     for i in full:
@@ -144,7 +153,7 @@ def _cut(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
 
     def size(part: str) -> int:
         """Subwords of a part; more than fit if it is far too long."""
-        if _is_far_too_long(part, max_length):
+        if is_far_too_long(part, max_length):
             return max_length + 1
         return len(tokenizer.encode(part))
 
@@ -153,11 +162,6 @@ def _cut(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
     return [
         ids[start : start + max_length] for ids in parts for start in range(0, len(ids), max_length)
     ]
-
-
-def _is_far_too_long(text: str, max_length: int) -> bool:
-    """Whether a text need not be encoded to know that it does not fit."""
-    return len(text) > _CHARACTERS_OF_SUBWORD * max_length
 
 
 def _without_output(segment: Segment, first_line: int) -> NmtError:
