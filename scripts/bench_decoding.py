@@ -38,9 +38,9 @@ from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
 from nmt.search.limits import length_limits
-from nmt.search.rules import forbid
+from nmt.search.rules import limit_length
 from nmt.text.lines import read_lines
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.translation.model_stepper import ModelStepper
 
 RANDOM_VOCABULARY = 8000
@@ -48,6 +48,12 @@ RANDOM_LIMITS = DecodingConfig(max_length_factor=1.0, max_length_offset=2)
 
 Rows = Sequence[list[int]]
 Decoder = Callable[[Tensor, Tensor, DecodingConfig], list[list[Hypothesis]]]
+
+
+def forbid(scores: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
+    """Leave what may come next, in place: the rules that are always on."""
+    scores[..., [PAD_ID, UNK_ID, BOS_ID]] = -torch.inf
+    limit_length(scores, length, shortest, longest)
 
 
 @dataclass(slots=True)
