@@ -25,7 +25,7 @@ from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.engine.device import prepare_process
-from nmt.engine.distributed import PEER_LOST, Processes, SharedStop, join
+from nmt.engine.distributed import PEER_LOST, Processes, join
 from nmt.errors import ConfigError
 from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
@@ -305,8 +305,6 @@ class _Run:
         schedule = build_schedule(
             config.training.schedule, model_dim=config.model.model_dim, total_steps=total_steps
         )
-        is_alone = self.processes.size == 1
-        stop = self.stop if is_alone else SharedStop(lambda: self.stop.requested, self.processes)
         return Trainer(
             config.training,
             updater=self.updater,
@@ -314,6 +312,6 @@ class _Run:
             loader=self.loader,
             schedule=schedule,
             surroundings=Surroundings(
-                validator=validator, saver=saver, reporter=reporter, stop=stop
+                validator=validator, saver=saver, reporter=reporter, stop=self.stop
             ),
         )

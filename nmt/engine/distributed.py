@@ -214,25 +214,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-class SharedStop:
-    """A wish to stop that came to one process, granted by all at the same update.
-
-    Args:
-        requested: Whether this process was asked to stop.
-        processes: All of them; each must ask `requested` equally often.
-    """
-
-    def __init__(self, requested: Callable[[], bool], processes: Processes) -> None:
-        self._requested, self._processes = requested, processes
-
-    @property
-    def requested(self) -> bool:
-        """Whether any process was asked to stop."""
-        wishes = torch.tensor(float(self._requested()))
-        self._processes.sum(wishes)
-        return bool(wishes)
-
-
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
     """Put together what was dealt out by ``values[rank::size]``.
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from nmt.errors import CheckpointError, ConfigError
 
+_NUM_SUMS = 2
+
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is a matrix of the layers, not a table of vectors nor a vector."""
@@ -73,8 +75,12 @@ class FlatParameters:
         self._master = torch.cat([p.detach().float().flatten() for _, p in self._named])
         self.weights = self._master[: self.trained_size]
         """The trained parameters. (trained_size,), float32."""
-        self.gradient = torch.zeros_like(self.weights)
+        self.shared = torch.zeros(self.trained_size + _NUM_SUMS, device=self._master.device)
+        """`gradient`, then `sums`: one buffer, which processes add up in one call."""
+        self.gradient = self.shared[: self.trained_size]
         """Their gradient, summed since `clear`. (trained_size,), float32."""
+        self.sums = self.shared[self.trained_size :]
+        """The objective, and how often batches were halved: see `nmt.training.update`. (2,)."""
         if dtype == torch.float32:
             self._working, self._working_gradient = self._master, self.gradient
         else:
@@ -95,8 +101,8 @@ class FlatParameters:
             self._working_gradient.zero_()
 
     def clear(self) -> None:
-        """Forget the gradient."""
-        self.gradient.zero_()
+        """Forget the gradient and the sums."""
+        self.shared.zero_()
         if self._working_gradient is not self.gradient:
             self._working_gradient.zero_()
 

@@ -28,9 +28,10 @@ class Interrupted(Exception):  # noqa: N818 - not a failure: the work is left an
 class StopSignal:
     """Holds the wish to stop while the context is open.
 
-    The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves;
-    work between updates that takes long, such as validation, calls `check` and is given up. A
-    second SIGINT ends the process at once; the last checkpoint is whole in any case.
+    The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves.
+    Several processes may make one more: they tell each other when an update begins. Work between
+    updates that takes long, such as validation, calls `check` and is given up. A second SIGINT ends
+    the process at once; the last checkpoint is whole in any case.
 
     Outside the main thread, where Python takes no signals, nothing is changed.
     """

@@ -54,11 +54,11 @@ class Saver(Protocol):
 
 
 class StopRequest(Protocol):
-    """Tells the loop that the process was asked to stop."""
+    """Tells the loop that this process was asked to stop."""
 
     @property
     def requested(self) -> bool:
-        """Whether to finish the current update, save and leave."""
+        """Whether it wishes to finish the current update, save and leave."""
         ...
 
 
@@ -152,7 +152,7 @@ class Surroundings:
     reporter: Reporter
     """Is told what happens."""
     stop: StopRequest
-    """Asked after every update."""
+    """Asked in every update."""
 
 
 class _Update(NamedTuple):
@@ -197,6 +197,7 @@ class Trainer:
         self._seconds = 0.0
         self._interval_seconds = 0.0
         self._saved_step = 0
+        self._all_stop = False
         self._unread: list[_Update] = []
         self.progress = Progress()
 
@@ -217,9 +218,8 @@ class Trainer:
     def run(self) -> TrainingSummary:
         """Train until the budget is used, patience ends, or the process is asked to stop."""
         self._catch_up()
-        reason = self._finished()
-        if self._stop.requested:
-            reason = "signal"
+        self._all_stop |= any(self._processes.gather(self._stop.requested))
+        reason = "signal" if self._is_stopping else self._finished()
         pace = self._updater.pace
         with pace.stream(self._loader.updates(self.progress.position)) as updates:
             while reason is None:
@@ -228,7 +228,7 @@ class Trainer:
                     self._read()
                 reason = self._finished()
                 self._after_update(update, is_last=reason == "budget")
-                if self._stop.requested:
+                if self._is_stopping:
                     reason = "signal"
                 reason = reason or self._finished()
         self._save_end()
@@ -241,13 +241,19 @@ class Trainer:
             training_seconds=self._seconds + self._interval_seconds,
         )
 
+    @property
+    def _is_stopping(self) -> bool:
+        """Whether all leave: one that has no peers need not tell them in an update first."""
+        return self._all_stop or (self._processes.size == 1 and self._stop.requested)
+
     def _update(self, updates: Iterator[tuple[list[Batch], Position]]) -> _Update:
         """Have the next update made."""
         learning_rate = self._schedule(self.progress.step + 1)
         begin = time.perf_counter()
         batches, self.progress.position = next(updates)
-        stats = self._updater(batches, learning_rate)
+        stats = self._updater(batches, learning_rate, wish=lambda: self._stop.requested)
         self._interval_seconds += time.perf_counter() - begin
+        self._all_stop |= stats.stop
         self.progress.add(stats)
         rows = [batch.rows for batch in batches]
         self._unread.append(_Update(self.progress.step, learning_rate, rows, stats))
@@ -329,7 +335,7 @@ class Trainer:
         step, config = update.step, self._config
         if step % config.report_every == 0 or is_last:
             self._report(update)
-        if self._stop.requested:
+        if self._is_stopping:
             return
         if step % config.validate_every == 0 or is_last:
             self._validate_and_save()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,10 +32,12 @@ class UpdateStats:
         tokens: Source and target tokens without padding, and cells of the padded rectangles.
         on_device: Summed training objective; how often batches were halved; norm of the gradient.
             (3,), float32.
+        stop: Whether any process wished to stop when the update began.
     """
 
-    def __init__(self, tokens: Sequence[int], on_device: Tensor) -> None:
+    def __init__(self, tokens: Sequence[int], on_device: Tensor, *, stop: bool = False) -> None:
         self.source_tokens, self.target_tokens, self.padded_tokens = tokens
+        self.stop = stop
         self._on_device = on_device
         self._values: Sequence[float] = ()
 
@@ -136,36 +138,51 @@ class Updater:
                 strength=self._r_drop,
             )
 
-    def __call__(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
+    def __call__(
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        *,
+        wish: Callable[[], bool] = lambda: False,
+    ) -> UpdateStats:
         """Make one update: the gradient is of the mean over all tokens of all processes.
 
         If loss or gradient are not finite it is skipped: weights and optimizer stay as they are.
+
+        Processes wait for each other twice: for what the host must know (counts of tokens, wishes
+        to stop), before the forward passes; and for what stays on the device (gradient, loss).
+
+        Args:
+            batches: The part of this process.
+            learning_rate: Size of the step.
+            wish: Asked once, when the update begins: whether this process wishes to stop.
 
         Raises:
             DeviceError: Memory does not hold an eighth of a batch.
         """
         self.model.train()
-        counts = torch.tensor([_counts(batch) for batch in batches]).sum(dim=0)
+        own_counts = (sum(column) for column in zip(*map(_counts, batches), strict=True))
+        counts = torch.tensor([*own_counts, wish()])
         self.processes.sum(counts)
-        tokens: list[int] = counts.tolist()
-        factor = self.loss_scale.factor
-        own_nats, own_splits = self._gradients(batches, factor / tokens[1])
-        sums = torch.stack((own_nats, torch.full_like(own_nats, own_splits)))
-        self.processes.sum(self.optimizer.parameters.gradient)
-        self.processes.sum(sums)
+        *tokens, wishes = counts.tolist()
+        factor, parameters = self.loss_scale.factor, self.optimizer.parameters
+        self._gradients(batches, factor / tokens[1])
+        self.processes.sum(parameters.shared)
         norm = self.optimizer.gradient_norm() / factor
-        numbers = torch.cat((sums, norm.unsqueeze(0)))
+        numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         skipped = 1 - numbers.isfinite().all().float()
         self.optimizer.step(learning_rate, self._clipped(norm) / factor, skipped)
         self.loss_scale.adapt(skipped)
-        return UpdateStats(tokens, numbers)
+        return UpdateStats(tokens, numbers, stop=wishes > 0)
 
-    def _gradients(self, batches: Sequence[Batch], scale: Tensor | float) -> tuple[Tensor, int]:
+    def _gradients(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
         """Sum loss and gradient; begin again with halved batches where memory is short."""
         splits = 0
         while True:
             try:
-                return self._sum(batches, scale), splits
+                self._sum(batches, scale)
+                self.optimizer.parameters.sums[1].fill_(splits)
+                return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -177,14 +194,13 @@ class Updater:
             self.pace.release_memory()
             batches, splits = halves, splits + 1
 
-    def _sum(self, batches: Sequence[Batch], scale: Tensor | float) -> Tensor:
-        nats = torch.zeros((), device=self._device)
+    def _sum(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
+        parameters = self.optimizer.parameters
         for batch in batches:
             loss = self._objective(batch.to(self._device))
             (loss * scale).backward()
-            self.optimizer.parameters.accumulate()
-            nats += loss.detach()
-        return nats
+            parameters.accumulate()
+            parameters.sums[0].add_(loss.detach())
 
     def _clipped(self, norm: Tensor) -> Tensor | float:
         return (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0

@@ -11,13 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from nmt.engine.distributed import (
     PEER_LOST,
     OneProcess,
     PeerLostError,
-    SharedStop,
     interleave,
     is_first,
     join,
@@ -45,33 +43,6 @@ def test_one_process_is_alone_with_its_values() -> None:
     assert alone.gather(value) == [value]
     assert alone.share(value) is value
     assert alone.is_first_to_fail()
-
-
-class Peers(OneProcess):
-    """This process and others, whose wishes to stop are known beforehand."""
-
-    size = 3
-
-    def __init__(self, wishes: list[float]) -> None:
-        self._wishes = wishes
-
-    def sum(self, tensor: Tensor) -> None:
-        tensor += self._wishes.pop(0)
-
-
-@pytest.mark.parametrize(
-    ("own", "of_others", "granted"), [(False, 0, False), (True, 0, True), (False, 1, True)]
-)
-def test_a_wish_to_stop_is_granted_whoever_has_it(own: bool, of_others: int, granted: bool) -> None:
-    assert SharedStop(lambda: own, Peers([of_others])).requested is granted
-
-
-def test_all_are_asked_each_time_even_when_this_process_is_to_stop() -> None:
-    wishes = [0.0, 2.0, 0.0]
-    stop = SharedStop(lambda: len(wishes) == 3, Peers(wishes))
-
-    assert [stop.requested for _ in range(3)] == [True, True, False]
-    assert wishes == []
 
 
 def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,20 @@ def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_gradient_and_sums_are_added_up_and_cleared_as_one_buffer(dtype: torch.dtype) -> None:
+    flat = FlatParameters(model_with(["encoder"]), dtype)
+    flat.gradient.fill_(1)
+    flat.sums.copy_(torch.tensor([2.0, 3.0]))
+    flat.shared.add_(flat.shared.clone())
+
+    assert bool((flat.gradient == 2).all())
+    assert flat.sums.tolist() == [4, 6]
+    assert len(flat.shared) == flat.trained_size + 2
+    flat.clear()
+    assert not flat.shared.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_shown_values_reach_the_trained_parameters_only(dtype: torch.dtype) -> None:
     model = model_with(["decoder"])
     before = weights_of(model)

@@ -265,6 +265,34 @@ def test_two_processes_train_as_one_that_accumulates(ranks: Ranks, accumulate: i
             np.testing.assert_allclose(found[name], weight, atol=1e-5, rtol=0, err_msg=name)
 
 
+def test_a_signal_in_the_middle_of_an_update_stops_all_after_the_next(
+    ranks: Ranks, whole: Run
+) -> None:
+    """FAULT 19: it came after the processes had told each other whether they wish to stop."""
+    results = ranks.script(
+        f"""
+import os, signal
+import nmt
+from nmt.training.update import Updater
+gradients, calls = Updater._gradients, 0
+def interrupted(*arguments):
+    global calls
+    calls += 1
+    if calls == 7 and os.environ["RANK"] == "1":
+        signal.raise_signal(signal.SIGTERM)
+    return gradients(*arguments)
+Updater._gradients = interrupted
+nmt.train(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"]), quiet=True)
+"""
+    )
+    run = Run(ranks, "in-the-middle")
+
+    assert codes(results) == [143, 143], all_stderr(results)
+    assert run.steps() == [5, 8]
+    run.finish_in(2, "--exact", "--strict-resume")
+    assert_equal(run, whole)
+
+
 def test_another_number_of_processes_is_refused(stopped: Run, run: Run) -> None:
     """FAULT 31."""
     before = stopped.contents()
@@ -293,6 +321,50 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     run.finish_in(2, "--exact", "--strict-resume")
 
     assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_update_makes_one_small_call_besides_the_gradients(
+    ranks: Ranks, whole: Run, accumulate: int
+) -> None:
+    """Counts and wishes to stop in one, gradient and loss in the other; nothing else talks."""
+    settings = [f"batch.accumulate={accumulate}", f"run_dir=runs/calls-{accumulate}"]
+    rare = dict.fromkeys(("report_every", "save_every", "validate_every"), NEVER)
+    settings += [f"training.{key}={value}" for key, value in {**rare, "max_steps": 9}.items()]
+    results = ranks.script(
+        f"""
+import json
+import torch.distributed as dist
+import nmt
+from nmt.training.update import Updater
+calls = []
+def noted(name, call):
+    def note(*arguments, **options):
+        calls.append([name, *(len(a) for a in arguments[:1] if name == "all_reduce")])
+        return call(*arguments, **options)
+    return note
+for name in vars(dist.distributed_c10d)["__all__"]:
+    if name.startswith(("all_", "barrier", "broadcast", "gather", "reduce", "scatter", "send",
+                        "recv", "isend", "irecv", "batch_isend", "monitored")):
+        setattr(dist, name, noted(name, getattr(dist, name)))
+update = Updater.__call__
+def begun(updater, *arguments, **options):
+    calls.append(["update", len(updater.optimizer.parameters.gradient)])
+    return update(updater, *arguments, **options)
+Updater.__call__ = begun
+nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True)
+print(json.dumps(calls))
+"""
+    )
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    for result in results:
+        calls = json.loads(result.stdout.splitlines()[-1])
+        begins = [place for place, call in enumerate(calls) if call[0] == "update"]
+        assert len(begins) == 9
+        size = calls[begins[0]][1]
+        expected = [["update", size], ["all_reduce", 4], ["all_reduce", size + 2]]
+        assert calls[begins[0] : begins[-1] + 3] == 9 * expected
 
 
 def test_an_interrupt_from_the_terminal_reaches_each_process_once(ranks: Ranks) -> None:
@@ -395,19 +467,16 @@ def test_what_processes_tell_each_other(ranks: Ranks) -> None:
         """
 import json
 import torch
-from nmt.engine.distributed import SharedStop, join
+from nmt.engine.distributed import join
 me = join()
 numbers = torch.tensor([1, 10 ** me.rank])
 me.sum(numbers)
-wish = SharedStop(lambda: me.rank == 1, me)
-no_wish = SharedStop(lambda: False, me)
 me.wait()
 print(json.dumps({
     "place": [me.rank, me.size],
     "sum": numbers.tolist(),
     "gather": me.gather("ab"[me.rank]),
     "share": me.share(f"of {me.rank}"),
-    "stop": [wish.requested, no_wish.requested],
     "first": me.gather(me.is_first_to_fail()),
 }))
 me.leave()
@@ -423,7 +492,6 @@ me.leave()
             "sum": [2, 11],
             "gather": ["a", "b"],
             "share": "of 0",
-            "stop": [True, False],
         }
 
 

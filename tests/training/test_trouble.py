@@ -131,10 +131,10 @@ def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
     """Make the loss of some updates, from 1, not a number."""
     call, objective, made = Updater.__call__, Updater._objective, 0
 
-    def counted(updater: Updater, *arguments: Any) -> Any:
+    def counted(updater: Updater, *arguments: Any, **options: Any) -> Any:
         nonlocal made
         made += 1
-        return call(updater, *arguments)
+        return call(updater, *arguments, **options)
 
     def poisoned(updater: Updater, batch: Batch) -> Tensor:
         factor = math.nan if first <= made <= last else 1.0

@@ -364,10 +364,10 @@ def test_updates_that_nothing_reads_are_read_before_they_are_many(
     poison(monkeypatch, 1, 1000)
     call, calls = Updater.__call__, 0
 
-    def counted(updater: Updater, *arguments: Any) -> Any:
+    def counted(updater: Updater, *arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        return call(updater, *arguments)
+        return call(updater, *arguments, **options)
 
     monkeypatch.setattr(Updater, "__call__", counted)
     with pytest.raises(DivergedError, match=r"Step 20, .*\n.*checkpoint: none"):
