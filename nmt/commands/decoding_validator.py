@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nmt.config.run import RunConfig
@@ -11,6 +11,7 @@ from nmt.engine.distributed import Processes, interleave
 from nmt.metrics.sacrebleu import MetricOptions, corpus_score
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import load_tokenizers
+from nmt.training.signals import SharedStop
 from nmt.training.validation import TextScores
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
@@ -28,18 +29,21 @@ class DecodingValidator:
     options: MetricOptions
     processes: Processes
     """Each translates a part."""
+    stop: SharedStop
 
     def __call__(self) -> TextScores:
         """Translate and score."""
-        own = self.source[self.processes.rank :: self.processes.size]
-        texts = [result.text for result in self.translator.translate(own)]
-        hypotheses = interleave(self.processes.gather(texts))
+        hypotheses = interleave(self.stop.gather(self._translate))
         bleu, chrf = (
             corpus_score(hypotheses, [self.reference], metric, self.options).value
             for metric in ("bleu", "chrf")
         )
         samples = zip(self.source, hypotheses, self.reference, strict=True)
         return TextScores(bleu, chrf, tuple(samples)[:_NUM_SAMPLES])
+
+    def _translate(self) -> list[str]:
+        own = self.source[self.processes.rank :: self.processes.size]
+        return [result.text for result in self.translator.translate(own)]
 
 
 def decoding_validator(
@@ -48,7 +52,7 @@ def decoding_validator(
     model: Transformer,
     *,
     processes: Processes,
-    check: Callable[[], None],
+    stop: SharedStop,
 ) -> DecodingValidator | None:
     """Make the validator of a run; None if the validation set has no text.
 
@@ -57,7 +61,7 @@ def decoding_validator(
         data: Its prepared data.
         model: The model, on its device.
         processes: Those that share the work.
-        check: Called now and then; may raise to interrupt.
+        stop: Heeded between batches.
     """
     validation = config.training.validation
     wanted = validation.max_sentences
@@ -70,9 +74,10 @@ def decoding_validator(
         load_tokenizers(data.tokenizer_dir),
         options,
         max_length=config.filters.max_length,
-        check=check,
+        check=stop.check,
     )
-    return DecodingValidator(translator, source, reference, _metric_options(config), processes)
+    metric = _metric_options(config)
+    return DecodingValidator(translator, source, reference, metric, processes, stop)
 
 
 def _metric_options(config: RunConfig) -> MetricOptions:

@@ -31,7 +31,7 @@ from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
 from nmt.training.report import AllReporters, NoteReport, Reporter, make_reporter
 from nmt.training.schedule import build_schedule
-from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal
+from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
 from nmt.training.tensorboard import TensorBoard
 from nmt.training.trainer import Surroundings, Trainer, TrainingSummary, measure_update_seconds
 from nmt.training.validation import Validator
@@ -67,7 +67,8 @@ def train(
                 run = _Run(config, stop, processes, quiet=quiet, strict_resume=strict_resume)
                 summary = run.train(exact=exact)
             numbers = [number for number in processes.gather(stop.number) if number is not None]
-    except Interrupted as interrupted:  # before the first update: nothing is to be saved
+    except Interrupted as interrupted:  # before or after all updates: nothing is to be saved
+        processes.leave()
         raise StoppedBySignal(interrupted.number) from None
     except Exception:
         if processes.is_first_to_fail():
@@ -101,7 +102,7 @@ class _Run:
         strict_resume: bool,
     ) -> None:
         self.config, self.stop, self.quiet = config, stop, quiet
-        self.processes = processes
+        self.processes, self.shared_stop = processes, SharedStop(stop, processes)
         self.warnings: list[str] = []
         self.checkpoint = self._newest(strict=strict_resume)
         state = self.checkpoint.state if self.checkpoint else {}
@@ -235,8 +236,9 @@ class _Run:
         if recorded is not None:
             recorded_minutes, steps = recorded
             return minutes, max(1, round(steps * minutes / recorded_minutes))
+        stop = self.shared_stop
         seconds = measure_update_seconds(
-            self.updater, self.optimizer, self.loader, check=self._check
+            self.updater, self.optimizer, self.loader, check=lambda: stop.gather(stop.check)
         )
         return minutes, max(1, math.floor(minutes * 60 / seconds))
 
@@ -252,11 +254,6 @@ class _Run:
         if timed is not None:
             limits.append(timed[1])
         return min(limits, default=None)
-
-    def _check(self) -> None:
-        """Interrupt long work, where no other process would wait for this one then."""
-        if self.processes.size == 1:
-            self.stop.check()
 
     def _greeting(self, start: int, total_steps: int | None) -> str:
         sizes = count_parameters(self.model)
@@ -282,14 +279,14 @@ class _Run:
             self.data,
             self.model,
             processes=self.processes,
-            check=self._check,
+            stop=self.shared_stop,
         )
         return Validator(
             self.updater,
             self.data.valid,
             max_tokens=int(self.batch.max_tokens),
             text_validator=text_validator,
-            check=self._check,
+            stop=self.shared_stop,
         )
 
     def _trainer(

@@ -10,7 +10,9 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -27,6 +29,7 @@ P = ParamSpec("P")
 PEER_LOST = 75
 """Exit code of a process that ends because a peer has failed."""
 _PR_SET_PDEATHSIG = 1
+_SECONDS_BETWEEN_LOOKS = 0.01
 _LONGEST_ANSWER = timedelta(seconds=10)
 _LONGEST_WAIT = timedelta(minutes=10)
 _LONGEST_PREPARATION = timedelta(days=7)
@@ -65,8 +68,16 @@ class Processes(Protocol):
         """Return the value of the first process."""
         ...
 
-    def wait(self) -> None:
-        """Wait until all are here, be it for days."""
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
+        ...
+
+    def post(self, name: str, number: int) -> None:
+        """Leave a number that the others find when they look; they need not make this call."""
+        ...
+
+    def posted(self, name: str) -> int | None:
+        """Return the number that any process has left, or None."""
         ...
 
     def is_first_to_fail(self) -> bool:
@@ -94,8 +105,15 @@ class OneProcess:
         """Return the value."""
         return value
 
-    def wait(self) -> None:
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Do nothing."""
+
+    def post(self, name: str, number: int) -> None:
+        """Do nothing: there is nobody to find it."""
+
+    def posted(self, name: str) -> int | None:  # noqa: ARG002
+        """Return None."""
+        return None
 
     def is_first_to_fail(self) -> bool:
         """Return True."""
@@ -133,9 +151,12 @@ class ManyProcesses:
         # A store beside the one that the groups use: it answers when they do not any more.
         # Its class is documented, but torch.distributed does not list it among its names.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             address, port, is_master=False, timeout=_LONGEST_ANSWER
         )
+        # A launcher that starts all anew keeps its store, with what was told before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
 
     @_or_peer_lost
     def sum(self, tensor: Tensor) -> None:
@@ -157,15 +178,31 @@ class ManyProcesses:
         return box[0]
 
     @_or_peer_lost
-    def wait(self) -> None:
-        """Wait until all are here, be it for days."""
-        dist.barrier(group=self._patient)
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
+        barrier = dist.barrier(group=self._patient, async_op=True)
+        while not barrier.is_completed():
+            meanwhile()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        barrier.wait()
+
+    def post(self, name: str, number: int) -> None:
+        """Leave a number that the others find when they look."""
+        with suppress(RuntimeError):  # the store has ended with the process that kept it
+            self._store.set(name, str(number))
+
+    def posted(self, name: str) -> int | None:
+        """Return the number that any process has left, or None."""
+        try:
+            return int(self._store.get(name)) if self._store.check([name]) else None
+        except RuntimeError:
+            return None
 
     def is_first_to_fail(self) -> bool:
         """Whether this process is to tell its failure, as no other has told one yet."""
         try:
-            return self._store.add("nmt/failures", 1) == 1
-        except RuntimeError:  # it has ended with the process that kept it
+            return self._store.add("failures", 1) == 1
+        except RuntimeError:
             return False
 
     def leave(self) -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+from nmt.engine.distributed import Processes
+
+T = TypeVar("T")
+
+_NOTICE = "stop"
 
 
 class StoppedBySignal(SystemExit):
@@ -30,7 +37,7 @@ class StopSignal:
 
     The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves.
     Several processes may make one more: they tell each other when an update begins. Work between
-    updates that takes long, such as validation, calls `check` and is given up. A second SIGINT ends
+    updates that takes long, such as validation, is given up: see `SharedStop`. A second SIGINT ends
     the process at once; the last checkpoint is whole in any case.
 
     Outside the main thread, where Python takes no signals, nothing is changed.
@@ -76,3 +83,48 @@ class StopSignal:
             number, handler = self._before.popitem()
             # None stands for a handler that was not set from Python, and cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+class SharedStop:
+    """Lets all processes give up long work together, whichever of them a signal came to.
+
+    Args:
+        signal: The wish of this process.
+        processes: All of them; one alone will do.
+    """
+
+    def __init__(self, signal: StopSignal, processes: Processes) -> None:
+        self._signal, self._processes = signal, processes
+
+    def check(self) -> None:
+        """Call often in `gather`: processes need not call it equally often.
+
+        Raises:
+            Interrupted: A signal came to this process, or another one has noticed one.
+        """
+        self._tell()
+        self._signal.check()
+        if (number := self._processes.posted(_NOTICE)) is not None:
+            raise Interrupted(number)
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """Do the part of this process, which may take long; return the parts of all, by rank.
+
+        Raises:
+            Interrupted: It was given up in one process, and so it is in all.
+        """
+        number, part = None, []
+        try:
+            part.append(work())
+        except Interrupted as interrupted:
+            number = interrupted.number
+        self._processes.wait(self._tell)
+        gathered = self._processes.gather((number, part))
+        for number, _ in gathered:
+            if number is not None:
+                raise Interrupted(number)
+        return [result for _, part in gathered for result in part]
+
+    def _tell(self) -> None:
+        if self._signal.number is not None:
+            self._processes.post(_NOTICE, self._signal.number)

@@ -327,8 +327,9 @@ class Trainer:
     def _validate_and_save(self) -> None:
         try:
             self._validate()
-        except Interrupted:
-            return  # the loop saves and leaves; the next process validates first of all
+        except Interrupted:  # in all processes
+            self._all_stop = True  # the loop saves and leaves; the next start validates first
+            return
         self._save()
 
     def _after_update(self, update: _Update, *, is_last: bool) -> None:
@@ -421,7 +422,7 @@ def measure_update_seconds(
     loader: Loader,
     *,
     num_updates: int = 16,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], object] = lambda: None,
 ) -> float:
     """Return the median seconds of an update, and leave no trace.
 

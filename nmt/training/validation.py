@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -14,6 +14,7 @@ from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
 from nmt.data.store import ParallelStore
 from nmt.engine.distributed import Processes
+from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
 
 
@@ -66,7 +67,7 @@ class Validator:
         store: The held-out pairs.
         max_tokens: Tokens in a batch.
         text_validator: Decodes and scores; None leaves BLEU and chrF out.
-        check: Called between batches; may raise to interrupt.
+        stop: Heeded between batches.
     """
 
     def __init__(
@@ -76,16 +77,19 @@ class Validator:
         *,
         max_tokens: int,
         text_validator: TextValidator | None,
-        check: Callable[[], None] = lambda: None,
+        stop: SharedStop,
     ) -> None:
         self._updater = updater
         self._text_validator = text_validator
-        self._check = check
-        self._processes = updater.processes
-        self._batches = _fixed_batches(store, max_tokens, self._processes)
+        self._stop = stop
+        self._batches = _fixed_batches(store, max_tokens, updater.processes)
 
     def __call__(self) -> Scores:
-        """Return loss and scores of the weights to be used. Draws no random numbers."""
+        """Return loss and scores of the weights to be used. Draws no random numbers.
+
+        Raises:
+            Interrupted: It was given up, in all processes.
+        """
         with self._updater.optimizer.used_weights():
             return self._measure()
 
@@ -93,22 +97,25 @@ class Validator:
         model = self._updater.model
         was_training = model.training
         model.eval()
-        tokens, device = 0, model.output_weight.device
-        nats = torch.zeros((), dtype=torch.float64, device=device)
         with torch.inference_mode():
-            for batch in self._batches:
-                self._check()
-                loss = self._updater.loss(batch.to(device), 0.0)
-                nats += loss.nats
-                tokens += loss.tokens
+            nats, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
             text = self._text_validator() if self._text_validator else None
         model.train(was_training)
-        sums = torch.tensor([float(nats), tokens], dtype=torch.float64)
-        self._processes.sum(sums)
-        nats_per_token = float(sums[0] / sums[1].clamp(min=1))
+        nats_per_token = nats / max(tokens, 1)
         if text is None:
             return Scores(nats_per_token)
         return Scores(nats_per_token, text.bleu, text.chrf, text.samples)
+
+    def _sum_loss(self) -> tuple[float, int]:
+        """Return loss and tokens of the batches of this process."""
+        tokens, device = 0, self._updater.model.output_weight.device
+        nats = torch.zeros((), dtype=torch.float64, device=device)
+        for batch in self._batches:
+            self._stop.check()
+            loss = self._updater.loss(batch.to(device), 0.0)
+            nats += loss.nats
+            tokens += loss.tokens
+        return float(nats), tokens
 
 
 def _fixed_batches(store: ParallelStore, max_tokens: int, processes: Processes) -> Sequence[Batch]:

@@ -43,6 +43,9 @@ def test_one_process_is_alone_with_its_values() -> None:
     assert alone.gather(value) == [value]
     assert alone.share(value) is value
     assert alone.is_first_to_fail()
+    alone.wait(lambda: pytest.fail("waits for nobody"))
+    alone.post("notice", 3)
+    assert alone.posted("notice") is None
 
 
 def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
 from nmt.config.data import BatchConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
-from nmt.engine.distributed import PEER_LOST
+from nmt.engine.distributed import PEER_LOST, Processes
+from nmt.training.validation import _fixed_batches
 from tests.training.ranks import Ranks, Shot, Trouble
 from tests.training.runs import Result
 from tests.training.test_resume import CONFIG, assert_equal, write_corpus
@@ -293,6 +295,148 @@ nmt.train(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"])
     assert_equal(run, whole)
 
 
+LONG = [
+    "prepared_dir=prepared-long",
+    "data.valid.source=train.de",
+    "data.valid.target=train.en",
+    "data.valid.max_pairs=150",
+    "batch.max_tokens=90",
+    "decoding.batch_tokens=64",
+    "training.validation.max_sentences=150",
+    "training.max_steps=14",
+]
+"""A validation of many batches."""
+VALIDATES = """
+import os, signal, time
+import nmt
+from nmt.training.signals import SharedStop
+from nmt.training.validation import Validator
+place, at = {place!r}, {at}[int(os.environ["RANK"])]
+call, check, tell = Validator.__call__, SharedStop.check, SharedStop._tell
+checks = validations = 0
+def validated(validator):
+    global checks, validations
+    checks, validations = 0, validations + 1
+    return call(validator)
+def checked(stop):
+    global checks
+    checks += 1
+    if checks == at and os.environ["RANK"] == "0":
+        while stop._processes.posted("stop") is None:
+            time.sleep(0.01)
+    elif checks == at and place == "working":
+        signal.raise_signal(signal.SIGTERM)
+    check(stop)
+def told(stop):
+    if place == "waiting" and checks == at and os.environ["RANK"] == "1":
+        signal.raise_signal(signal.SIGTERM)
+    tell(stop)
+Validator.__call__, SharedStop.check, SharedStop._tell = validated, checked, told
+try:
+    nmt.train(nmt.load_config({config!r}, {settings}), quiet=True)
+finally:
+    print(validations, checks)
+"""
+
+
+@pytest.fixture(scope="module")
+def long_whole(ranks: Ranks) -> tuple[Run, list[tuple[int, int]]]:
+    """The run that nothing happens to; validations and checks in the last of them, by rank."""
+    run = Run(ranks, "long-whole")
+    results = validate_in(ranks, run)
+    assert codes(results) == [0, 0], all_stderr(results)
+    return run, [counts(result) for result in results]
+
+
+def validate_in(
+    ranks: Ranks,
+    run: Run,
+    *settings: str,
+    place: str = "working",
+    at: tuple[int, int] = (-1, -1),
+) -> list[Result]:
+    """Train; the second process gets a signal in its ``at[1]``-th check of a validation.
+
+    The first waits in its ``at[0]``-th until it could know of that. Where the ``place`` is waiting,
+    the signal comes after that check, while the second waits for the first.
+    """
+    changes = [*LONG, f"run_dir={run.folder}", *settings]
+    source = VALIDATES.format(config=str(run.config), settings=changes, place=place, at=at)
+    return ranks.script(source)
+
+
+def counts(result: Result) -> tuple[int, int]:
+    validations, checks = map(int, result.stdout.split())
+    return validations, checks
+
+
+@pytest.mark.parametrize("place", ["working", "waiting"])
+@pytest.mark.parametrize("text", [False, True], ids=["loss", "text"])
+def test_a_signal_to_one_process_in_a_validation_is_granted_by_all_at_once(
+    ranks: Ranks, run: Run, long_whole: tuple[Run, list[tuple[int, int]]], place: str, text: bool
+) -> None:
+    """FAULTS 19 and 20: be the process at work or done, and the other in the middle of its part."""
+    whole, (first, second) = long_whole
+    loss = num_loss_batches(ranks)
+    assert first[0] == second[0] == 2
+    assert min(loss) >= 10
+    assert min(first[1] - loss[0], second[1] - loss[1]) >= 10
+    begins = loss if text else [0, 0]
+    end = second[1] if text else loss[1]
+    at = (begins[0] + 4, begins[1] + 3 if place == "working" else end)
+    results = validate_in(ranks, run, place=place, at=at)
+
+    assert codes(results) == [143, 143], all_stderr(results)
+    (one, checks), other = (counts(result) for result in results)
+    assert (one, other) == (1, (1, at[1]))
+    assert begins[0] < checks <= at[0]
+    assert run.steps() == [5, 10]
+    # Once more, in the validation that makes up for it.
+    again = validate_in(ranks, run, at=(2, 3))
+    assert codes(again) == [143, 143], all_stderr(again)
+    assert run.steps() == [5, 10]
+    assert run.lines("validation") == []
+    ended = validate_in(ranks, run)
+    assert codes(ended) == [0, 0], all_stderr(ended)
+
+    assert run.hashes(14) == whole.hashes(14)
+    assert run.metrics() == whole.metrics()
+
+
+def num_loss_batches(ranks: Ranks) -> list[int]:
+    """Count the batches of the validation loss in each of two processes."""
+    store = PreparedData.open(ranks.folder / "prepared-long").valid
+    return [
+        len(_fixed_batches(store, 90, cast(Processes, SimpleNamespace(rank=rank, size=2))))
+        for rank in (0, 1)
+    ]
+
+
+def test_a_signal_in_the_validation_of_the_mean_at_the_end_is_granted(
+    ranks: Ranks, run: Run, long_whole: tuple[Run, list[tuple[int, int]]]
+) -> None:
+    """FAULT 19: all updates are saved already; the next start makes the mean."""
+    whole, _ = long_whole
+    shutil.copytree(whole.folder, run.folder)
+    results = validate_in(ranks, run, "training.average_last=2", at=(2, 3))
+    assert codes(results) == [143, 143], all_stderr(results)
+    assert not (run.folder / "average").exists()
+    results = validate_in(ranks, run, "training.average_last=2")
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    assert (run.folder / "average" / "manifest.json").is_file()
+    assert run.hashes(14) == whole.hashes(14)
+
+
+def test_a_signal_to_one_process_in_the_probe_of_a_time_budget_is_granted(run: Run) -> None:
+    """FAULT 19."""
+    trouble = Trouble(1, 3, (signal.SIGTERM,))
+    results = run.start(trouble=trouble, max_steps=None, max_minutes=60)
+
+    assert codes(results) == [143, 143], all_stderr(results)
+    assert run.steps() == []
+
+
 def test_another_number_of_processes_is_refused(stopped: Run, run: Run) -> None:
     """FAULT 31."""
     before = stopped.contents()
@@ -465,15 +609,22 @@ print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True).
 def test_what_processes_tell_each_other(ranks: Ranks) -> None:
     results = ranks.script(
         """
-import json
+import json, time
 import torch
 from nmt.engine.distributed import join
 me = join()
 numbers = torch.tensor([1, 10 ** me.rank])
 me.sum(numbers)
+before, looks = me.posted("notice"), []
 me.wait()
+if me.rank == 0:
+    time.sleep(0.1)
+    me.post("notice", 7)
+me.wait(lambda: looks.append(me.posted("notice")))
 print(json.dumps({
     "place": [me.rank, me.size],
+    "posted": [before, me.posted("notice"), me.posted("other")],
+    "looks": len(looks),
     "sum": numbers.tolist(),
     "gather": me.gather("ab"[me.rank]),
     "share": me.share(f"of {me.rank}"),
@@ -486,13 +637,36 @@ me.leave()
     assert codes(results) == [0, 0], all_stderr(results)
     answers = [json.loads(result.stdout) for result in results]
     assert [answer.pop("place") for answer in answers] == [[0, 2], [1, 2]]
+    assert max(answer.pop("looks") for answer in answers) >= 1  # of the one that was here first
     for answer in answers:
         assert sorted(answer.pop("first")) == [False, True]
         assert answer == {
             "sum": [2, 11],
             "gather": ["a", "b"],
             "share": "of 0",
+            "posted": [None, 7, None],
         }
+
+
+def test_a_new_attempt_of_the_launcher_does_not_see_what_was_told_in_the_last(
+    ranks: Ranks,
+) -> None:
+    """Its store lives on: a wish to stop would be granted again, a failure never be told."""
+    result = ranks.script(
+        """
+import os
+from nmt.engine.distributed import ManyProcesses
+for attempt in ("0", "1"):
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
+    me = ManyProcesses()
+    print(me.posted("stop"), me.is_first_to_fail())
+    me.post("stop", 15)
+    me.leave()
+""",
+        num=1,
+    )[0]
+
+    assert (result.code, result.stdout) == (0, 2 * "None True\n"), result.stderr
 
 
 @pytest.mark.parametrize("call", ["sum(torch.ones(1))", "gather(1)", "share(1)", "wait()"])
@@ -511,8 +685,11 @@ try:
     me.{call}
 except PeerLostError as error:
     print(error)
+me.post("notice", 1)
+print(me.posted("notice"))
 """
     )
 
     assert codes(results) == [0, 0], all_stderr(results)
     assert "Another process of this training has ended" in results[0].stdout
+    assert results[0].stdout.endswith("\n1\n")

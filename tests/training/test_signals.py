@@ -7,10 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import pytest
+from typing_extensions import override
 
-from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal
+from nmt.engine.distributed import OneProcess
+from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
+
+T = TypeVar("T")
 
 
 @pytest.mark.parametrize(
@@ -83,3 +89,76 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
     thread.join()
 
     assert found == [before]
+
+
+class Peer(OneProcess):
+    """This process, and another one that behaves as is known beforehand."""
+
+    def __init__(self, outcome: tuple[int | None, list[str]], notice: int | None = None) -> None:
+        self.calls: list[str] = []
+        self.told: list[int] = []
+        self._outcome, self._notice = outcome, notice
+
+    @override
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.calls.append("wait")
+        meanwhile()
+
+    @override
+    def gather(self, value: T) -> list[T]:
+        self.calls.append("gather")
+        return [value, cast(T, self._outcome)]
+
+    @override
+    def post(self, name: str, number: int) -> None:
+        self.told.append(number)
+
+    @override
+    def posted(self, name: str) -> int | None:
+        return self._notice
+
+
+def test_parts_are_gathered_by_rank() -> None:
+    peer = Peer((None, ["theirs"]))
+
+    assert SharedStop(StopSignal(), peer).gather(lambda: "ours") == ["ours", "theirs"]
+    assert SharedStop(StopSignal(), OneProcess()).gather(lambda: "ours") == ["ours"]
+    assert peer.told == []
+
+
+@pytest.mark.parametrize(("own", "of_other", "number"), [(15, None, 15), (None, 2, 2), (15, 2, 15)])
+def test_work_given_up_in_one_process_is_given_up_in_all_and_none_is_left_waiting(
+    own: int | None, of_other: int | None, number: int
+) -> None:
+    signal_ = StopSignal()
+    peer = Peer((of_other, [] if of_other else ["theirs"]))
+    stop = SharedStop(signal_, peer)
+
+    def work() -> str:
+        signal_.number = own
+        stop.check()
+        return "ours"
+
+    with pytest.raises(Interrupted) as caught:
+        stop.gather(work)
+    assert caught.value.number == number
+    assert peer.calls == ["wait", "gather"]
+    assert set(peer.told) == ({own} if own else set())
+
+
+def test_what_another_process_has_noticed_interrupts_this_one() -> None:
+    with pytest.raises(Interrupted) as caught:
+        SharedStop(StopSignal(), Peer((None, []), notice=15)).check()
+    assert caught.value.number == 15
+
+
+def test_a_signal_to_one_that_waits_is_told_to_those_that_work_on() -> None:
+    """It may come too late for that: then the work is done, in all processes."""
+    signal_, peer = StopSignal(), Peer((None, ["theirs"]))
+
+    def work() -> str:
+        signal_.number = 15
+        return "ours"
+
+    assert SharedStop(signal_, peer).gather(work) == ["ours", "theirs"]
+    assert peer.told == [15]
