@@ -280,8 +280,13 @@ def clean_partial(run_dir: Path) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a small UTF-8 file so that any reader finds the old text or the new one, whole."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a small file so that any reader finds the old content or the new one, whole."""
     temporary = path.with_name(f"{_TEMPORARY_PREFIX}{path.name}")
-    temporary.write_text(text, encoding="utf-8", newline="\n")
+    temporary.write_bytes(content)
     force_to_disk(temporary)
     temporary.replace(path)
 

@@ -15,7 +15,7 @@ from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError, ConfigError
 
 _CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
-_GUARD = "guard.json"  # what translations are normal; not every run has it
+_EXTRAS = ("guard.json", "shortlist.safetensors", "ranges.json")  # not every run has them
 
 
 def check_new_folder(folder: Path, source: Path) -> None:
@@ -54,7 +54,7 @@ def write_model_folder(
 
     Args:
         folder: Folder to make; missing or empty.
-        source: Run or model folder whose configuration, tokenizer and guard are copied.
+        source: Run or model folder whose configuration, tokenizer, and such are copied.
         step: Updates the model was trained for.
         write: Writes the weights and all else into the folder it is given.
 
@@ -82,8 +82,9 @@ def write_model_folder(
 
 def _copy(source: Path, folder: Path) -> None:
     shutil.copyfile(source / _CONFIG, folder / _CONFIG)
-    if (source / _GUARD).is_file():
-        shutil.copyfile(source / _GUARD, folder / _GUARD)
+    for name in _EXTRAS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
     (folder / _TOKENIZER).mkdir()
     for path in sorted((source / _TOKENIZER).iterdir()):
         if path.is_file():

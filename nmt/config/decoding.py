@@ -63,6 +63,10 @@ class DecodingConfig(Section):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Factor on the log probability of tokens that the output already has (Keskar et al. 2019);
     above 1 they get less likely."""
+    shortlist: bool = False
+    """Score only the few hundred tokens that the words of a sentence are likely to become (Jean et
+    al. 2015), by what met in the training data: faster, and hardly ever another translation.
+    Probabilities are among these tokens. Validations during the training score all."""
     max_length_factor: float = Field(default=2.0, ge=0)
     """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)

@@ -109,17 +109,19 @@ class SelfAttention(nn.Module):
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
         return self.output(rows.index_select(0, index))
 
-    def step(self, values: Tensor, past: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Read one more position of R rows: (R, D) -> (R, D), and the longer cache.
+    def step(self, values: Tensor, past: Tensor, position: Tensor) -> Tensor:
+        """Read one more position of R rows: (R, D) -> (R, D).
 
-        The cache holds the keys of all heads, then the values: (R, 2 * H, t, E). One tensor, so
-        that it grows by one copy.
+        Args:
+            values: At that position.
+            past: Keys and values of all positions; the last is filled in. (2, R, H, t + 1, E).
+            position: Which it is. (1,), int64.
         """
-        heads = self._heads(values, positions).unsqueeze(2)
-        cache = torch.cat((past, heads[:, self.num_heads :]), dim=2)
-        key, value = cache.chunk(2, dim=1)
-        mixed = F.scaled_dot_product_attention(heads[:, : self.num_heads], key, value)
-        return self.output(mixed.flatten(1)), cache
+        heads = self._heads(values, position).unflatten(1, (3, self.num_heads))
+        past.select(3, -1).copy_(heads[:, 1:].transpose(0, 1))
+        key, value = past.unbind(0)
+        mixed = F.scaled_dot_product_attention(heads[:, 0].unsqueeze(2), key, value)
+        return self.output(mixed.flatten(1))
 
 
 class CrossAttention(nn.Module):
@@ -175,7 +177,7 @@ class CrossAttention(nn.Module):
         """
         rows = self.project_memory(memory).index_select(0, cells)
         rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
-        return rows.permute(2, 0, 3, 1, 4).contiguous()
+        return rows.permute(2, 0, 3, 1, 4)
 
     def step(
         self, values: Tensor, memory: Tensor, bias: Tensor, seen: list[Tensor] | None = None
@@ -270,25 +272,18 @@ class DecoderLayer(nn.Module):
         past: Tensor,
         memory: Tensor,
         bias: Tensor,
-        positions: Tensor,
+        position: Tensor,
         seen: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """One more position of R rows: (R, D) -> (R, D) and the longer cache.
+    ) -> Tensor:
+        """One more position of R rows: (R, D) -> (R, D).
 
-        For ``seen`` see `CrossAttention.step`.
+        For the others see `SelfAttention.step` and `CrossAttention.step`.
         """
-        caches: list[Tensor] = []
-
-        def read_itself(x: Tensor) -> Tensor:
-            mixed, cache = self.self_attention.step(x, past, positions)
-            caches.append(cache)
-            return mixed
-
-        values = self.self_residual(values, read_itself)
+        values = self.self_residual(values, lambda x: self.self_attention.step(x, past, position))
         values = self.cross_residual(
             values, lambda x: self.cross_attention.step(x, memory, bias, seen)
         )
-        return self.feed_forward_residual(values, self.feed_forward), caches[0]
+        return self.feed_forward_residual(values, self.feed_forward)
 
 
 def _feed_forward(dim: int, inner_dim: int, config: ModelConfig) -> FeedForward:

@@ -6,6 +6,8 @@ Shapes: N packed tokens (see `nmt.model.layout`), D model width, F inner width, 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -37,6 +39,14 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
 def make_norm(kind: Literal["layer", "rms"], dim: int, *, bias: bool) -> nn.Module:
     """Make a LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), ``dim`` wide."""
     return nn.LayerNorm(dim, bias=bias) if kind == "layer" else nn.RMSNorm(dim, eps=1e-6)
+
+
+class OutputLayer(nn.Module, ABC):
+    """An output projection in a form of its own, for translating."""
+
+    @abstractmethod
+    def narrow(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what gives the logits of ``tokens`` (V',), int64, alone: (..., D) -> (..., V')."""
 
 
 class FeedForward(nn.Module):
@@ -104,10 +114,14 @@ class SinusoidalPositions(nn.Module):
     @override
     def forward(self, positions: Tensor, longest: int) -> Tensor:
         """Return the encodings of ``positions`` (N,), all below ``longest``: (N, D)."""
+        return self.rows(longest).index_select(0, positions)
+
+    def rows(self, longest: int) -> Tensor:
+        """Return the encodings of all positions below ``longest`` or more: (>= longest, D)."""
         if longest > len(self.table):
             table = sinusoids(2 * longest, self._dim, self._layout)
             self.table = table.to(self.table)
-        return self.table.index_select(0, positions)
+        return self.table
 
 
 class LearnedPositions(nn.Module):
@@ -120,9 +134,13 @@ class LearnedPositions(nn.Module):
     @override
     def forward(self, positions: Tensor, longest: int) -> Tensor:
         """Return the vectors of ``positions`` (N,): (N, D). ``longest`` must fit the table."""
+        return self.rows(longest).index_select(0, positions)
+
+    def rows(self, longest: int) -> Tensor:
+        """Return the vectors of all positions; ``longest`` must fit."""
         if longest > len(self.weight):
             raise ValueError(f"{longest} positions, but the table holds {len(self.weight)}")
-        return self.weight.index_select(0, positions)
+        return self.weight
 
 
 def rotate(heads: Tensor, positions: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 - float16: weights are rounded once, and everything is computed in float32.
 - int8: weights are rounded once, with a scale for each output; inputs are rounded at each call,
-  with a scale for each row. So a row's result depends on no other row: translations stay
-  independent of what shares their batch, which a scale for the whole input would break.
+  with a scale for each layer that was fixed before, or else for each row. So a row's result depends
+  on no other row: translations stay independent of what shares their batch, which a scale for the
+  whole input would break.
   Source: Jacob et al. (2018), Quantization and Training of Neural Networks; here after training.
 
 Shapes: N rows, I inputs, O outputs.
@@ -12,7 +13,8 @@ Shapes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 import warnings
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.errors import DeviceError
+from nmt.model.layers import OutputLayer
 from nmt.model.transformer import Transformer
 
 _PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
@@ -27,9 +30,16 @@ _LARGEST_WEIGHT = 127
 # Inputs take 7 of the 8 bits: sums of two products must not overflow 16 bits, in which processors
 # without special instructions (VNNI) add them.
 _LARGEST_INPUT, _ZERO = 63, 64
+_OF_ROWS = 1 / _LARGEST_INPUT, _ZERO  # of rows that were divided by their largest value
+_OUTPUT = "output_layer"
+
+_Rounding = tuple[float, int]
+"""Scale and zero: x stands for scale * (x - zero)."""
+InputRanges = Mapping[str, tuple[float, float]]
+"""Least and largest value that each linear layer was seen to read; least is at most 0."""
 
 
-class Float16Linear(nn.Module):
+class Float16Linear(OutputLayer):
     """A linear layer with 16-bit weights. It cannot be trained.
 
     Args:
@@ -41,26 +51,46 @@ class Float16Linear(nn.Module):
         super().__init__()
         operators = _operators()
         self._packed = operators.linear_prepack_fp16(weight.detach(), bias)
-        self._multiply = operators.linear_dynamic_fp16
+        self._multiply, self._unpack = (
+            operators.linear_dynamic_fp16,
+            operators.linear_unpack_fp16,
+        )
 
     @override
     def forward(self, values: Tensor) -> Tensor:
         """(..., I) -> (..., O), float32."""
         return self._multiply(values, self._packed)
 
+    @override
+    def narrow(self, tokens: Tensor) -> Float16Linear:
+        weight, bias = self._unpacked
+        return Float16Linear(
+            weight.index_select(0, tokens), None if bias is None else bias.index_select(0, tokens)
+        )
 
-class Int8Linear(nn.Module):
+    @cached_property
+    def _unpacked(self) -> tuple[Tensor, Tensor | None]:
+        return self._unpack(self._packed)
+
+
+class Int8Linear(OutputLayer):
     """A linear layer with 8-bit weights. It cannot be trained.
 
     Args:
         weight: (O, I), float32.
         bias: (O,), float32, or None.
+        input_range: Least and largest value of inputs, where they are known: what is beyond is cut
+            off. Else every row gets a scale of its own, which takes four more operations.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, input_range: tuple[float, float] | None = None
+    ) -> None:
         super().__init__()
         operators = _operators()
         scales = weight.detach().abs().amax(dim=1).clamp(min=1e-12) / _LARGEST_WEIGHT
+        self._rounding = None if input_range is None else _rounding(*input_range)
+        self._bias = None if bias is None else bias.detach().clone()
         with warnings.catch_warnings():
             # To be removed from torch one day. The products of oneDNN, which are to stay, take
             # twice the time for the few rows of a decoding step.
@@ -68,26 +98,118 @@ class Int8Linear(nn.Module):
             rounded = torch.quantize_per_channel(
                 weight.detach(), scales.double(), torch.zeros_like(scales).long(), 0, torch.qint8
             )
-            self._packed = operators.linear_prepack(rounded, None)
-        self._multiply = getattr(operators, _PRODUCT)
-        self._bias = None if bias is None else bias.detach().clone()
+            packed_bias = None if self._rounding is None else self._bias
+            self._packed = operators.linear_prepack(rounded, packed_bias)
+        self._multiply, self._unpack = getattr(operators, _PRODUCT), operators.linear_unpack
 
     @override
     def forward(self, values: Tensor) -> Tensor:
         """(..., I) -> (..., O), float32."""
+        if self._rounding is not None:
+            return self._multiply(values, *self._rounding, self._packed)
         largest = values.abs().amax(dim=-1, keepdim=True)
         # A row of zeros becomes some whole numbers, and its products zeros again.
-        products = self._multiply(values / largest, 1 / _LARGEST_INPUT, _ZERO, self._packed)
+        products = self._multiply(values / largest, *_OF_ROWS, self._packed)
         if self._bias is None:
             return products.mul_(largest)
         return torch.addcmul(self._bias, products, largest)
 
+    @override
+    def narrow(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        rounded, scales = self._unpacked
+        return _NarrowInt8(
+            rounded.index_select(0, tokens),
+            scales.index_select(0, tokens),
+            None if self._bias is None else self._bias.index_select(0, tokens),
+            self._rounding,
+        )
 
-def quantize(model: Transformer, dtype: Literal["float16", "int8"]) -> None:
+    @cached_property
+    def _unpacked(self) -> tuple[Tensor, Tensor]:
+        weight, _ = self._unpack(self._packed)
+        return weight.int_repr(), weight.q_per_channel_scales().float()
+
+
+class _NarrowInt8:
+    """`Int8Linear` with few outputs, made for a single batch.
+
+    To pack weights with a scale for each output takes microseconds for each of them. So their
+    scales are no part of the pack, but a product of their own.
+
+    Args:
+        rounded: (O, I), int8.
+        scales: (O,), float32.
+        bias: (O,), float32, or None.
+        rounding: Of inputs, if it is the same for all.
+    """
+
+    def __init__(
+        self, rounded: Tensor, scales: Tensor, bias: Tensor | None, rounding: _Rounding | None
+    ) -> None:
+        operators = _operators()
+        weight = torch._make_per_tensor_quantized_tensor(rounded, 1.0, 0)
+        self._packed = operators.linear_prepack(weight, None)
+        self._multiply = getattr(operators, _PRODUCT)
+        self._scales, self._bias, self._rounding = scales, bias, rounding
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """(..., I) -> (..., O), float32."""
+        if self._rounding is not None:
+            products = self._multiply(values, *self._rounding, self._packed).mul_(self._scales)
+        else:
+            largest = values.abs().amax(dim=-1, keepdim=True)
+            products = self._multiply(values / largest, *_OF_ROWS, self._packed)
+            products.mul_(self._scales).mul_(largest)
+        return products if self._bias is None else products.add_(self._bias)
+
+
+def input_ranges(model: Transformer, read: Callable[[], object]) -> InputRanges:
+    """Return what `quantize` can use of the inputs of linear layers, seen while ``read`` runs.
+
+    Args:
+        model: With float32 weights.
+        read: Sends representative text through it.
+    """
+    seen: dict[str, tuple[float, float]] = {}
+
+    def watch(name: str, values: Tensor) -> None:
+        low, high = seen.get(name, (0.0, 0.0))
+        seen[name] = min(low, float(values.min())), max(high, float(values.max()))
+
+    # What the output projection reads is what the last norm gives.
+    hooks = [model.decoder_norm.register_forward_hook(lambda _, __, out: watch(_OUTPUT, out))]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            hooks.append(
+                module.register_forward_pre_hook(lambda _, inputs, n=name: watch(n, inputs[0]))
+            )
+    try:
+        read()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _rounding(low: float, high: float) -> _Rounding:
+    """Return scale and zero of inputs of a range. What is never negative gets all numbers."""
+    if low >= 0:
+        return max(high, 1e-12) / (2 * _LARGEST_INPUT + 1), 0
+    return max(high, -low, 1e-12) / _LARGEST_INPUT, _ZERO
+
+
+def quantize(
+    model: Transformer, dtype: Literal["float16", "int8"], ranges: InputRanges | None = None
+) -> None:
     """Give ``model``, which is on the CPU, smaller weights in all linear layers, in place.
 
     Tables of token vectors, norms and biases stay as they are; a tied output projection gets a
     copy of its own.
+
+    Args:
+        model: With float32 weights.
+        dtype: Of the weights.
+        ranges: From `input_ranges`; makes int8 faster.
 
     Raises:
         DeviceError: The model is elsewhere, or this build of torch lacks the products.
@@ -95,12 +217,17 @@ def quantize(model: Transformer, dtype: Literal["float16", "int8"]) -> None:
     if model.output_weight.device.type != "cpu":
         raise DeviceError(f"{dtype} weights are for the CPU.", fix=f"Leave --dtype {dtype} out.")
     _operators()
-    small = {"float16": Float16Linear, "int8": Int8Linear}[dtype]
-    for module in list(model.modules()):
+
+    def small(name: str, weight: Tensor, bias: Tensor | None) -> OutputLayer:
+        if dtype == "float16":
+            return Float16Linear(weight, bias)
+        return Int8Linear(weight, bias, (ranges or {}).get(name))
+
+    for place, module in list(model.named_modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, small(child.weight, child.bias))
-    model.output_layer = small(model.output_weight, model.output_bias)
+                setattr(module, name, small(f"{place}.{name}", child.weight, child.bias))
+    model.output_layer = small(_OUTPUT, model.output_weight, model.output_bias)
 
 
 @cache

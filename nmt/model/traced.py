@@ -37,7 +37,9 @@ def trace_readers(model: Transformer) -> Readers | None:
         for _ in range(2):
             _, state = model.step(state, torch.full((2, 3), BOS_ID), found.readers)
         return Readers(
-            _traced(model, "read_source", found.source), _traced(model, "read_token", found.token)
+            _traced(model, "read_source", found.source),
+            _traced(model, "read_token", found.token),
+            _traced(model, "logits", found.hidden),
         )
 
 
@@ -47,8 +49,9 @@ class _Examples:
     def __init__(self, readers: Readers) -> None:
         self.source: tuple[Any, ...] = ()
         self.token: tuple[Any, ...] = ()
+        self.hidden: tuple[Any, ...] = ()
         self._readers = readers
-        self.readers = Readers(self._read_source, self._read_token)
+        self.readers = Readers(self._read_source, self._read_token, self._logits)
 
     def _read_source(self, *inputs: Any) -> Any:
         self.source = inputs
@@ -57,6 +60,10 @@ class _Examples:
     def _read_token(self, *inputs: Any) -> Any:
         self.token = inputs
         return self._readers.token(*inputs)
+
+    def _logits(self, *inputs: Any) -> Any:
+        self.hidden = inputs
+        return self._readers.logits(*inputs)
 
 
 def _traced(model: Transformer, method: str, inputs: tuple[Any, ...]) -> Any:

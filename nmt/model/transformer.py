@@ -7,7 +7,7 @@ V vocabulary, D model width, K beams.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,34 +19,39 @@ from typing_extensions import override
 from nmt.config.model import ModelConfig
 from nmt.model.blocks import DecoderLayer, EncoderLayer
 from nmt.model.dropout import dropout
-from nmt.model.layers import LearnedPositions, SinusoidalPositions, make_norm
+from nmt.model.layers import LearnedPositions, OutputLayer, SinusoidalPositions, make_norm
 from nmt.model.layout import Layout
 
 
 class Readers(NamedTuple):
-    """What decoding spends its time in: `Transformer.read_source` and `Transformer.read_token`.
+    """What decoding spends its time in: `read_source`, `read_token` and `logits` of a Transformer.
 
     They hold nothing but tensor operations that depend on no values and no sizes, so that faster
     forms may stand for them.
     """
 
-    source: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-    token: Callable[
-        [Tensor, Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]],
-        tuple[Tensor, tuple[Tensor, ...]],
-    ]
+    source: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    token: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    logits: Callable[[Tensor], Tensor]
+
+
+_GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
-    """What decoding remembers between two steps. Opaque to the search."""
+    """What decoding remembers between two steps. Opaque to the search.
 
-    memory: tuple[Tensor, ...]
-    """Keys and values of the encoded source, of each layer. (2, B, H, S, E)"""
+    A step writes into the caches of the state that it begins with: from one state, take one step.
+    """
+
+    memory: Tensor
+    """Keys and values of the encoded source, of each of L layers. (L, 2, B, H, S, E)"""
     bias: Tensor
     """0, and minus infinity where the source is padding. (B, 1, 1, S)"""
-    past: tuple[Tensor, ...]
-    """Keys and values of the target so far, of each layer. (B * K, 2 * H, t, E)"""
+    past: Tensor
+    """Keys and values of the target so far, of each layer, and room for more: the first t of C
+    positions are filled. (L, 2, B * K, H, C, E)"""
     num_beams: int
     """Beams K of each sentence."""
     length: int
@@ -54,6 +59,8 @@ class DecoderState:
     coverage: Tensor | None = None
     """How much of each source token all steps so far have read together, by `nmt.model.alignment`.
     (B * K, S), float32; None unless asked for."""
+    choice: Tensor | None = None
+    """0 for tokens that may come, and minus infinity for others. (B, 1, V); None for all."""
 
 
 class Embedding(nn.Module):
@@ -69,7 +76,7 @@ class Embedding(nn.Module):
         super().__init__()
         self._scale = dim**0.5 if config.scale_embeddings else 1.0
         self._dropout, self._word_dropout = config.dropout, config.word_dropout
-        self.positions: nn.Module | None = None
+        self.positions: LearnedPositions | SinusoidalPositions | None = None
         if config.positions == "learned":
             self.positions = LearnedPositions(config.max_positions, dim)
         elif config.positions in ("sinusoidal", "sinusoidal-halves"):
@@ -78,15 +85,25 @@ class Embedding(nn.Module):
     @override
     def forward(self, ids: Tensor, positions: Tensor, longest: int, table: Tensor) -> Tensor:
         """Embed ``ids`` (N,) at ``positions`` (N,), all below ``longest``: (N, D)."""
-        values = F.embedding(ids, table)
-        if self._scale != 1:
-            values = values * self._scale
+        values = self.look_up(ids, table)
         if self.training and self._word_dropout:
             kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
             values = values * kept.to(values.dtype)
         if self.positions is not None:
             values = values + self.positions(positions, longest).to(values.dtype)
         return dropout(values, self._dropout, self.training)
+
+    def look_up(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Return the scaled vectors of ``ids`` (N,): (N, D)."""
+        values = F.embedding(ids, table)
+        return values if self._scale == 1 else values * self._scale
+
+    def places(self, longest: int, table: Tensor) -> Tensor:
+        """Return what `look_up` lacks at each position below ``longest``: (longest or more, D).
+
+        Without vectors for positions, any tensor.
+        """
+        return table if self.positions is None else self.positions.rows(longest)
 
 
 class Transformer(nn.Module):
@@ -106,7 +123,7 @@ class Transformer(nn.Module):
         self.config = config
         self.recompute = False
         """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
-        self.output_layer: nn.Module | None = None
+        self.output_layer: OutputLayer | None = None
         """Stands for the output projection when translating with weights of another form."""
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied tables are one parameter under the first name, so that nothing is stored twice.
@@ -200,10 +217,18 @@ class Transformer(nn.Module):
             return self.output_layer(hidden)
         return F.linear(hidden, self.output_weight, self.output_bias)
 
+    def narrow_output(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what gives the logits of some ``tokens`` (V',) alone: (..., D) -> (..., V')."""
+        if self.output_layer is not None:
+            return self.output_layer.narrow(tokens)
+        weight, bias = self.output_weight.index_select(0, tokens), self.output_bias
+        narrow_bias = None if bias is None else bias.index_select(0, tokens)
+        return lambda hidden: F.linear(hidden, weight, narrow_bias)
+
     @property
     def readers(self) -> Readers:
-        """Both as they are."""
-        return Readers(self.read_source, self.read_token)
+        """All as they are."""
+        return Readers(self.read_source, self.read_token, self.logits)
 
     def start(
         self,
@@ -212,6 +237,7 @@ class Transformer(nn.Module):
         readers: Readers | None = None,
         *,
         with_coverage: bool = False,
+        choice: Tensor | None = None,
     ) -> DecoderState:
         """Encode a batch of sources, with one beam a sentence.
 
@@ -220,6 +246,7 @@ class Transformer(nn.Module):
             source_lengths: Tokens of each source with EOS. (B,), int64.
             readers: Faster forms of the model's own.
             with_coverage: Whether to count from here on how much of each source token is read.
+            choice: See `DecoderState.choice`.
         """
         layout = Layout.from_lengths(source_lengths, source.shape[1])
         values = self.source_embedding(
@@ -228,24 +255,23 @@ class Transformer(nn.Module):
         bias = values.new_zeros(source.shape).masked_fill_(~layout.mask(), -torch.inf)
         bias = bias[:, None, None, :]
         readers = readers or self.readers
-        shapes = [
-            (len(source), 2 * layer.self_attention.num_heads, 0, layer.self_attention.head_dim)
-            for layer in self._decoder
-        ]
+        heads = self._decoder[0].self_attention
+        shape = len(self._decoder), 2, len(source), heads.num_heads, 0, heads.head_dim
         return DecoderState(
             memory=readers.source(
                 values, layout.positions, bias, layout.heads_to_rectangle(1, 1), layout.index
             ),
             bias=bias,
-            past=tuple(values.new_empty(shape) for shape in shapes),
+            past=values.new_empty(shape),
             num_beams=1,
             length=0,
             coverage=torch.zeros(source.shape, device=source.device) if with_coverage else None,
+            choice=choice,
         )
 
     def read_source(
         self, values: Tensor, positions: Tensor, bias: Tensor, cells: Tensor, index: Tensor
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         """Encode embedded tokens (M, D), and project them for each layer of the decoder.
 
         Other arguments as in `SelfAttention.read`; the result is `DecoderState.memory`.
@@ -254,58 +280,72 @@ class Transformer(nn.Module):
             assert isinstance(layer, EncoderLayer)
             values = layer.read(values, positions, bias, cells, index)
         values = self.encoder_norm(values)
-        return tuple(layer.cross_attention.remember(values, bias, cells) for layer in self._decoder)
+        return torch.stack(
+            [layer.cross_attention.remember(values, bias, cells) for layer in self._decoder]
+        )
 
     def step(
         self, state: DecoderState, tokens: Tensor, readers: Readers | None = None
     ) -> tuple[Tensor, DecoderState]:
         """Read the next token of each beam (B, K): logits (B, K, V) and the state after it.
 
-        Where the state has a coverage, the model's own reader is used: others do not tell it.
+        Where the state has a coverage, the model's own reader of tokens is used: others do not tell
+        it.
         """
-        ids = tokens.flatten()
-        positions = torch.full_like(ids, state.length)
-        values = self.target_embedding(ids, positions, state.length + 1, self.target_table)
-        inputs = (values, positions, state.bias, state.memory, state.past)
+        readers = readers or self.readers
+        past, longer = state.past, state.length + 1
+        if longer > past.shape[4]:
+            past = F.pad(past, (0, 0, 0, _GROWTH))
+        position = torch.tensor([state.length], device=tokens.device)
+        table = self.target_embedding.places(longer, self.target_table)
+        filled = past.narrow(4, 0, longer)
+        inputs = (tokens.flatten(), position, table, state.bias, state.memory, filled)
         coverage = state.coverage
         if coverage is None:
-            logits, past = (readers or self.readers).token(*inputs)
+            hidden = readers.token(*inputs)
         else:
             seen: list[Tensor] = []
-            logits, past = self.read_token(*inputs, seen)
+            hidden = self.read_token(*inputs, seen)
             coverage = coverage + torch.stack(seen).mean(0)
-        after = replace(state, past=past, length=state.length + 1, coverage=coverage)
-        return logits.view(*tokens.shape, -1), after
+        after = DecoderState(
+            state.memory, state.bias, past, state.num_beams, longer, coverage, state.choice
+        )
+        logits = readers.logits(hidden).view(*tokens.shape, -1)
+        return logits if state.choice is None else logits.add_(state.choice), after
 
     def read_token(
         self,
-        values: Tensor,
-        positions: Tensor,
+        ids: Tensor,
+        position: Tensor,
+        table: Tensor,
         bias: Tensor,
-        memory: tuple[Tensor, ...],
-        past: tuple[Tensor, ...],
+        memory: Tensor,
+        past: Tensor,
         seen: list[Tensor] | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Send an embedded token of each beam through the decoder. Other shapes: `DecoderState`.
+    ) -> Tensor:
+        """Send a token of each beam through the decoder. Other shapes: `DecoderState`.
 
         Args:
-            values: Embedded tokens. (B * K, D).
-            positions: Where they stand. (B * K,), int64.
+            ids: Tokens. (B * K,), int64.
+            position: Where they stand. (1,), int64.
+            table: From `Embedding.places`.
             bias: Of the source.
             memory: Keys and values of the source.
-            past: Keys and values of the target so far.
+            past: Keys and values of the target so far, and room for these tokens, which are filled
+                in. (L, 2, B * K, H, t + 1, E).
             seen: Where the `aligning_layers` append what they read of the source. (B * K, S) each.
 
         Returns:
-            Logits (B * K, V), and keys and values with these tokens.
+            Hidden states. (B * K, D).
         """
-        longer = []
+        values = self.target_embedding.look_up(ids, self.target_table)
+        if self.target_embedding.positions is not None:
+            values = values + table.index_select(0, position).to(values.dtype)
         telling = [] if seen is None else self.aligning_layers
-        for layer, own, source in zip(self._decoder, past, memory, strict=True):
+        for number, layer in enumerate(self._decoder):
             tell = seen if layer in telling else None
-            values, cache = layer.step(values, own, source, bias, positions, tell)
-            longer.append(cache)
-        return self.logits(self.decoder_norm(values)), tuple(longer)
+            values = layer.step(values, past[number], memory[number], bias, position, tell)
+        return self.decoder_norm(values)
 
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep some sentences, and in each some beams.
@@ -315,14 +355,15 @@ class Transformer(nn.Module):
             sentences: Which of the B sentences stay, ascending. (B',), int64.
             beams: Which of their K beams go on; one may go on more than once. (B', K'), int64.
         """
-        memory, bias = state.memory, state.bias
-        if len(sentences) < memory[0].shape[1]:
-            memory = tuple(pairs.index_select(1, sentences) for pairs in memory)
+        memory, bias, choice = state.memory, state.bias, state.choice
+        if len(sentences) < len(bias):
+            memory = memory.index_select(2, sentences)
             bias = bias.index_select(0, sentences)
+            choice = None if choice is None else choice.index_select(0, sentences)
         rows = (sentences.unsqueeze(1) * state.num_beams + beams).flatten()
-        past = tuple(own.index_select(0, rows) for own in state.past)
+        past = state.past.index_select(2, rows)
         coverage = None if state.coverage is None else state.coverage.index_select(0, rows)
-        return DecoderState(memory, bias, past, beams.shape[1], state.length, coverage)
+        return DecoderState(memory, bias, past, beams.shape[1], state.length, coverage, choice)
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:

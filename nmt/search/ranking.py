@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
-_FEW = 1 << 14  # values that one plain search is quicker for
+_FEW = 1 << 12  # values that one plain search is quicker for
 
 
 @cache

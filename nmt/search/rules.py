@@ -23,8 +23,8 @@ Edit = Callable[[Tensor, Tensor, Tensor], None]
 """Changes log probabilities (B, K, V), on any device, given the ids so far (B, K, t) and which of
 all sentences (B,) they belong to; both int64 on the CPU."""
 
-_NEVER = slice(3)
-assert {PAD_ID, UNK_ID, BOS_ID} == {0, 1, 2}
+_NUM_NEVER = 3
+assert {PAD_ID, UNK_ID, BOS_ID} == {*range(_NUM_NEVER)}
 _ANY = -1
 _NOTHING = -2
 
@@ -74,7 +74,7 @@ class Rules:
         forced = None
         if self._prefix is not None:
             forced = self._prefix.find(log_probs, alive, history)
-        log_probs[..., _NEVER] = -torch.inf
+        log_probs.narrow(-1, 0, _NUM_NEVER).fill_(-torch.inf)
         length = history.shape[-1] + 1
         if length not in self._free_lengths:
             limit_length(log_probs, length, self._shortest[alive], self.longest[alive])

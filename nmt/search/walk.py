@@ -76,7 +76,7 @@ def walk(
         log_probs = log_probs.expand(-1, numbers.shape[1], -1)
         best, ids = pick(log_probs, history.shape[2] + 1, alive, numbers)
         totals = totals + best
-        ends = is_open & ((ids == EOS_ID) | ~best.isfinite())
+        ends = is_open & ((ids == EOS_ID) | ~(best > -torch.inf))
         some_end = bool(ends.any())
         if some_end:
             found.add(alive, numbers, history, totals, ends)

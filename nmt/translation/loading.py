@@ -19,6 +19,8 @@ from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 from nmt.translation.engine import Dtype, LoadedEngine, is_ctranslate2
 from nmt.translation.ensemble import Ensemble
 from nmt.translation.ensemble_stepper import Mixture
+from nmt.translation.ranges import load_ranges
+from nmt.translation.shortlist import Shortlist
 from nmt.translation.torch_engine import TorchEngine
 
 
@@ -28,6 +30,8 @@ class LoadedModels:
 
     models: tuple[Transformer, ...]
     """Those that count: a weight of 0 leaves a model out."""
+    folders: tuple[Path, ...]
+    """Where each came from."""
     mixture: Mixture
     """How their probabilities become one."""
     config: RunConfig
@@ -50,20 +54,23 @@ def load_torch_engine(
     loaded = load_models(
         folder, device=device, checkpoint=checkpoint, threads=threads, note=note, ensemble=ensemble
     )
-    for model in loaded.models:
-        _change_dtype(model, dtype)
-    engine = TorchEngine(*loaded.models, mixture=loaded.mixture, is_final=True)
-    return LoadedEngine(engine, loaded.config, loaded.tokenizers)
+    for model, own_folder in zip(loaded.models, loaded.folders, strict=True):
+        _change_dtype(model, dtype, own_folder)
+    tokenizers = loaded.tokenizers
+    sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+    shortlist = Shortlist.load(folder, sizes)
+    engine = TorchEngine(*loaded.models, mixture=loaded.mixture, is_final=True, shortlist=shortlist)
+    return LoadedEngine(engine, loaded.config, tokenizers)
 
 
-def _change_dtype(model: Transformer, dtype: Dtype) -> None:
-    """Give ``model`` smaller weights. A CPU computes in float32 with them, but for bf16."""
+def _change_dtype(model: Transformer, dtype: Dtype, folder: Path) -> None:
+    """Give the model of ``folder`` smaller weights; with bf16 alone a CPU computes in 16 bits."""
     if dtype == "bf16":
         model.to(torch.bfloat16)
     elif dtype == "float16" and model.output_weight.device.type == "cuda":
         model.to(torch.float16)
     elif dtype != "float32":
-        quantize(model, dtype)
+        quantize(model, dtype, load_ranges(folder))
 
 
 def load_models(
@@ -103,6 +110,7 @@ def load_models(
     filters = config.filters.model_copy(update={"max_length": longest})
     return LoadedModels(
         models=tuple(bundles[i].model.to(place) for i in counted),
+        folders=tuple(folders[i] for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         config=config.model_copy(update={"filters": filters}),
         tokenizers=bundles[0].tokenizers,

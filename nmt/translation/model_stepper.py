@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nmt.model.transformer import DecoderState, Readers, Transformer
 from nmt.text.special import EOS_ID
+from nmt.translation.shortlist import BatchVocabulary
 
 
 class ModelStepper:
@@ -16,17 +17,31 @@ class ModelStepper:
         model: On its device.
         readers: Faster forms of its own, if there are any.
         with_coverage: Whether a search will ask for the coverage of the source.
+        vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
+            then places in it.
     """
 
     def __init__(
-        self, model: Transformer, readers: Readers | None = None, *, with_coverage: bool = False
+        self,
+        model: Transformer,
+        readers: Readers | None = None,
+        *,
+        with_coverage: bool = False,
+        vocabulary: BatchVocabulary | None = None,
     ) -> None:
-        self._model, self._readers, self._with_coverage = model, readers, with_coverage
+        self._model, self._with_coverage, self._vocabulary = model, with_coverage, vocabulary
+        self._readers = readers or model.readers
+        if vocabulary is not None:
+            self._readers = self._readers._replace(logits=model.narrow_output(vocabulary.tokens))
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Encode the source."""
         return self._model.start(
-            source, source_lengths, self._readers, with_coverage=self._with_coverage
+            source,
+            source_lengths,
+            self._readers,
+            with_coverage=self._with_coverage,
+            choice=None if self._vocabulary is None else self._vocabulary.choice,
         )
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
@@ -34,6 +49,8 @@ class ModelStepper:
 
         A learned table of positions ends: there nothing but EOS may come.
         """
+        if self._vocabulary is not None:
+            tokens = self._vocabulary.tokens.take(tokens)
         logits, state = self._model.step(state, tokens, self._readers)
         log_probs = logits.float().log_softmax(dim=-1)
         config = self._model.config

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
 from nmt.model.alignment import source_attention
 from nmt.model.traced import trace_readers
 from nmt.model.transformer import Transformer
@@ -23,6 +24,8 @@ from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import Engine, Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
+from nmt.translation.shortlist import NAME as SHORTLIST
+from nmt.translation.shortlist import BatchVocabulary, Shortlist
 from nmt.translation.teacher_forcing import forced_log_probs
 
 
@@ -34,12 +37,20 @@ class TorchEngine(Engine):
             predictions are averaged.
         mixture: How; left out for one model.
         is_final: Whether no model trains any more: their steps are then prepared to run faster.
+        shortlist: For ``decoding.shortlist``; without one it is refused, or while the model trains
+            all tokens are scored.
     """
 
     def __init__(
-        self, *models: Transformer, mixture: Mixture | None = None, is_final: bool = False
+        self,
+        *models: Transformer,
+        mixture: Mixture | None = None,
+        is_final: bool = False,
+        shortlist: Shortlist | None = None,
     ) -> None:
         self._models, self._mixture = models, mixture or Mixture()
+        self._shortlist = None if shortlist is None else shortlist.to(self._device)
+        self._is_final = is_final
         if is_final:
             for model in models:
                 model.eval()
@@ -52,6 +63,7 @@ class TorchEngine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
+        self._check(options)
         with self._at_work():
             return self._search(Task(sources, constraints), options)
 
@@ -65,6 +77,7 @@ class TorchEngine(Engine):
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
+        self._check(options)
         count = min(self.num_workers, len(tasks))
         with self._at_work():
             if count < 2:
@@ -83,6 +96,14 @@ class TorchEngine(Engine):
                     pool.shutdown(wait=True, cancel_futures=True)
                     # What a worker sets, threads that start later begin with.
                     torch.set_num_threads(torch.get_num_threads())
+
+    def _check(self, options: DecodingConfig) -> None:
+        if options.shortlist and self._shortlist is None and self._is_final:
+            raise ConfigError(
+                f"decoding.shortlist is on, but the folder of the model has no {SHORTLIST}.",
+                fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
+                "--no-shortlist.",
+            )
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -105,8 +126,15 @@ class TorchEngine(Engine):
         lengths = torch.tensor([len(row) for row in rows])
         source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
         source, lengths = source.to(self._device), lengths.to(self._device)
-        stepper = self._stepper(with_coverage=options.coverage_penalty > 0)
-        return search(stepper, source, lengths, options, task.constraints)
+        with_coverage = options.coverage_penalty > 0
+        if not options.shortlist or self._shortlist is None:
+            stepper = self._stepper(with_coverage=with_coverage)
+            return search(stepper, source, lengths, options, task.constraints)
+        vocabulary = self._shortlist.pick(source, task.constraints)
+        stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
+        constraints = task.constraints and [vocabulary.inside(one) for one in task.constraints]
+        found = search(stepper, source, lengths, options, constraints)
+        return [[vocabulary.outside(hypothesis) for hypothesis in each] for each in found]
 
     @override
     def attention(
@@ -138,9 +166,11 @@ class TorchEngine(Engine):
             pairs = list(zip(sources, targets, strict=True))
             return forced_log_probs(self._models, self._mixture, pairs)
 
-    def _stepper(self, *, with_coverage: bool) -> Stepper[Any]:
+    def _stepper(
+        self, *, with_coverage: bool, vocabulary: BatchVocabulary | None = None
+    ) -> Stepper[Any]:
         steppers = [
-            ModelStepper(model, readers, with_coverage=with_coverage)
+            ModelStepper(model, readers, with_coverage=with_coverage, vocabulary=vocabulary)
             for model, readers in zip(self._models, self._readers, strict=True)
         ]
         return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)

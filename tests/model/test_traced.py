@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config.model import ModelConfig
 from nmt.model.factory import build_model
-from nmt.model.quantized import quantize
+from nmt.model.quantized import input_ranges, quantize
 from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
 
@@ -60,13 +60,15 @@ def decode(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int8, ranges", "bf16"])
 def test_recorded_steps_give_the_same_bits(
-    variant: str, dtype: Literal["float32", "float16", "int8", "bf16"]
+    variant: str, dtype: Literal["float32", "float16", "int8", "int8, ranges", "bf16"]
 ) -> None:
     model = small_model(**VARIANTS[variant])
     if dtype == "bf16":
         model.to(torch.bfloat16)
+    elif dtype == "int8, ranges":
+        quantize(model, "int8", input_ranges(model, lambda: decode(model, None, [7, 4], 2, 5)))
     elif dtype != "float32":
         quantize(model, dtype)
     readers = trace_readers(model)

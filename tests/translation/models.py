@@ -88,4 +88,6 @@ def loaded(
     config: RunConfig | None = None,
 ) -> LoadedModels:
     """Models as if they came from folders."""
-    return LoadedModels(models, mixture or Mixture(), config or run_config(), tokenizers)
+    return LoadedModels(
+        models, (Path(),) * len(models), mixture or Mixture(), config or run_config(), tokenizers
+    )

@@ -1,0 +1,38 @@
+"""The training data -> which target tokens a sentence may need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nmt.checkpoint.files import replace_bytes
+from nmt.data.lexicon import likely_translations
+from nmt.data.prepared import PreparedData
+from nmt.errors import CheckpointError
+from nmt.translation.shortlist import NAME, shortlist_bytes
+
+_CANDIDATES = 50
+_COMMON = 200
+
+
+def make_shortlist(run_dir: Path, data: PreparedData) -> None:
+    """Write ``shortlist.safetensors``: the same bytes for the same data, however the training went.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    manifest = data.manifest
+    sizes = manifest.source_vocab_size, manifest.target_vocab_size
+    counts = data.train.token_counts("target", manifest.target_vocab_size)
+    common = np.argsort(-counts, kind="stable")[:_COMMON]
+    candidates = likely_translations(data.train, sizes, _CANDIDATES)
+    content = shortlist_bytes(torch.from_numpy(common.copy()), torch.from_numpy(candidates))
+    try:
+        replace_bytes(run_dir / NAME, content)
+    except OSError as error:
+        raise CheckpointError(
+            f"{run_dir / NAME} was not written: {error.strerror or error}.",
+            fix="Free disk space, or let the folder be written; then start the same command again.",
+        ) from error

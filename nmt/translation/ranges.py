@@ -1,0 +1,30 @@
+"""The file of what numbers a model's layers read. See `nmt.model.quantized.input_ranges`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nmt.errors import CheckpointError
+from nmt.model.quantized import InputRanges
+
+NAME = "ranges.json"
+
+
+def load_ranges(folder: Path) -> InputRanges | None:
+    """Read the file of a run or model folder; None if there is none.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: (float(low), float(high)) for name, (low, high) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error}.",
+            fix="Remove it, and start the training again: a finished run only writes it anew.",
+        ) from error
