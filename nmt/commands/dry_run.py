@@ -23,7 +23,7 @@ from nmt.engine.peak import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.factory import count_parameters
 from nmt.training.optimizer import Optimizer
-from nmt.training.trainer import measure_update_seconds
+from nmt.training.timing import measure_update_seconds
 
 __all__ = ["DryRunReport", "dry_run", "held_bytes"]
 

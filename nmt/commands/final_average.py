@@ -15,7 +15,7 @@ from nmt.config.run import RunConfig
 from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.training.optimizer import Optimizer
-from nmt.training.trainer import TrainingSummary
+from nmt.training.progress import TrainingSummary
 from nmt.training.validation import Validator
 
 

@@ -29,11 +29,13 @@ from nmt.engine.distributed import PEER_LOST, Processes, join
 from nmt.errors import ConfigError
 from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
+from nmt.training.progress import TrainingSummary
 from nmt.training.report import AllReporters, NoteReport, Reporter, make_reporter
 from nmt.training.schedule import build_schedule
 from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
 from nmt.training.tensorboard import TensorBoard
-from nmt.training.trainer import Surroundings, Trainer, TrainingSummary, measure_update_seconds
+from nmt.training.timing import measure_update_seconds
+from nmt.training.trainer import Surroundings, Trainer
 from nmt.training.validation import Validator
 
 _SECONDS_TO_TELL = 5

@@ -10,26 +10,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from nmt.checkpoint.files import checkpoint_name
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch, IntArray
 from nmt.data.loader import Loader, Position
 from nmt.engine.seeding import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
 from nmt.training.optimizer import Optimizer
-from nmt.training.report import (
-    NoteReport,
-    Reporter,
-    SavedReport,
-    UpdateReport,
-    ValidationReport,
-)
-from nmt.training.signals import Interrupted
+from nmt.training.progress import Progress, TrainingSummary
+from nmt.training.report import NoteReport, Reporter, SavedReport
+from nmt.training.signals import Interrupted, StopSignal
 from nmt.training.stopping import History
 from nmt.training.update import Updater, UpdateStats, read_together
 from nmt.training.validation import Validator
@@ -53,94 +47,6 @@ class Saver(Protocol):
         ...
 
 
-class StopRequest(Protocol):
-    """Tells the loop that this process was asked to stop."""
-
-    @property
-    def requested(self) -> bool:
-        """Whether it wishes to finish the current update, save and leave."""
-        ...
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where training stands. Written into every checkpoint."""
-
-    step: int = 0
-    """Optimizer updates made."""
-    position: Position = field(default_factory=Position)
-    """The batch to be read next."""
-    total_steps: int | None = None
-    """Updates in all; None when only patience ends training."""
-    timed: tuple[float, int] | None = None
-    """A time budget in minutes, and the updates it was measured to hold."""
-    history: History = field(default_factory=History)
-    """Validation scores so far."""
-    nats: float = 0.0
-    """Objective summed since the last report."""
-    source_tokens: int = 0
-    target_tokens: int = 0
-    padded_tokens: int = 0
-    """Tokens since the last report."""
-    skipped: int = 0
-    """Updates left out in all, because loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    """Of these, the ones since the last good update."""
-
-    def add(self, stats: UpdateStats) -> None:
-        """Count one update, which the device may not have made yet."""
-        self.step += 1
-        self.source_tokens += stats.source_tokens
-        self.target_tokens += stats.target_tokens
-        self.padded_tokens += stats.padded_tokens
-
-    def add_outcome(self, stats: UpdateStats) -> None:
-        """Count what the device worked out in one update."""
-        self.nats += stats.nats
-        self.skipped += stats.skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
-
-    def clear_sums(self) -> None:
-        """Begin a new interval between reports."""
-        self.nats = 0.0
-        self.source_tokens = self.target_tokens = self.padded_tokens = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for state.json."""
-        tokens = ("source_tokens", "target_tokens", "padded_tokens")
-        names = ("step", "total_steps", "timed", "nats", *tokens, "skipped", "skipped_in_a_row")
-        values = {name: getattr(self, name) for name in names}
-        return values | {"position": asdict(self.position), "history": self.history.as_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
-        """Take `as_dict` back."""
-        plain = dict(values)
-        timed = plain.pop("timed", None)
-        return cls(
-            position=Position(**plain.pop("position")),
-            history=History.from_dict(plain.pop("history")),
-            timed=(float(timed[0]), int(timed[1])) if timed else None,
-            **plain,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSummary:
-    """How training ended."""
-
-    step: int
-    """Updates made."""
-    reason: str
-    """Why it ended: ``budget``, ``patience`` or ``signal``."""
-    best: str | None
-    """The best weights: the name of a checkpoint, or ``average``."""
-    best_score: float | None
-    """Its score (BLEU, chrF, or minus the loss)."""
-    training_seconds: float
-    """Time spent in updates by this process, without validation and saving."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What the loop calls on, besides the update itself."""
@@ -151,7 +57,7 @@ class Surroundings:
     """Writes checkpoints."""
     reporter: Reporter
     """Is told what happens."""
-    stop: StopRequest
+    stop: StopSignal
     """Asked in every update."""
 
 
@@ -193,7 +99,8 @@ class Trainer:
         self._validator, self._saver = surroundings.validator, surroundings.saver
         self._reporter, self._stop = surroundings.reporter, surroundings.stop
         self._processes = updater.processes
-        self._device = updater.model.output_weight.device
+        weight = updater.model.output_weight
+        self._device, self._vocab_size = weight.device, len(weight)
         self._seconds = 0.0
         self._interval_seconds = 0.0
         self._saved_step = 0
@@ -232,14 +139,7 @@ class Trainer:
                     reason = "signal"
                 reason = reason or self._finished()
         self._save_end()
-        best = self.progress.history.best
-        return TrainingSummary(
-            step=self.progress.step,
-            reason=reason,
-            best=checkpoint_name(best.step) if best else None,
-            best_score=best.score if best else None,
-            training_seconds=self._seconds + self._interval_seconds,
-        )
+        return self.progress.summary(reason, self._seconds + self._interval_seconds)
 
     @property
     def _is_stopping(self) -> bool:
@@ -345,22 +245,11 @@ class Trainer:
 
     def _report(self, update: _Update) -> None:
         self._read()
-        sums, seconds = self.progress, max(self._interval_seconds, 1e-9)
+        seconds = max(self._interval_seconds, 1e-9)
         self._reporter.report(
-            UpdateReport(
-                step=sums.step,
-                epoch=sums.position.epoch,
-                loss=sums.nats / max(sums.target_tokens, 1),
-                learning_rate=update.learning_rate,
-                gradient_norm=update.stats.gradient_norm,
-                target_tokens_per_second=sums.target_tokens / seconds,
-                source_tokens_per_second=sums.source_tokens / seconds,
-                padding_waste=1
-                - (sums.source_tokens + sums.target_tokens) / max(sums.padded_tokens, 1),
-                seconds=seconds,
-            )
+            self.progress.report(update.learning_rate, update.stats.gradient_norm, seconds)
         )
-        sums.clear_sums()
+        self.progress.clear_sums()
         self._seconds += self._interval_seconds
         self._interval_seconds = 0.0
 
@@ -368,28 +257,16 @@ class Trainer:
         self._read()
         begin = time.perf_counter()
         scores = self._validator()
+        step, epoch = self.progress.step, self.progress.position.epoch
         score = scores.value(self._config.validation.metric)
-        self.progress.history = self.progress.history.add(self.progress.step, score)
-        self._reporter.report(
-            ValidationReport(
-                step=self.progress.step,
-                epoch=self.progress.position.epoch,
-                loss=scores.nats_per_token,
-                perplexity=scores.perplexity,
-                bleu=scores.bleu,
-                chrf=scores.chrf,
-                seconds=time.perf_counter() - begin,
-                samples=scores.samples,
-            )
-        )
+        self.progress.history = self.progress.history.add(step, score)
+        self._reporter.report(scores.report(step, epoch, time.perf_counter() - begin))
         # Some models are worse than guessing before they have learned anything.
-        has_begun = self.progress.step > self._config.schedule.warmup_steps
-        worst = math.log(2 * len(self._updater.model.output_weight))
-        if has_begun and not scores.nats_per_token <= worst:
+        has_begun, vocab_size = step > self._config.schedule.warmup_steps, self._vocab_size
+        if has_begun and not scores.nats_per_token <= math.log(2 * vocab_size):
             raise self._diverged(
-                f"Validation perplexity is {scores.perplexity:,.0f} at "
-                f"step {self.progress.step:,}, worse than twice a guess among all "
-                f"{len(self._updater.model.output_weight):,} subwords.",
+                f"Validation perplexity is {scores.perplexity:,.0f} at step {step:,}, worse than "
+                f"twice a guess among all {vocab_size:,} subwords.",
                 "Lower training.schedule.peak_lr or raise its warmup_steps.",
             )
 
@@ -414,36 +291,3 @@ class Trainer:
             self._saved_step = self.progress.step
             seconds = time.perf_counter() - begin
             self._reporter.report(SavedReport(self.progress.step, where, seconds))
-
-
-def measure_update_seconds(
-    updater: Updater,
-    optimizer: Optimizer,
-    loader: Loader,
-    *,
-    num_updates: int = 16,
-    check: Callable[[], object] = lambda: None,
-) -> float:
-    """Return the median seconds of an update, and leave no trace.
-
-    Makes some updates with a learning rate of zero, then puts weights, optimizer and random
-    generators back as they were. ``check`` is called between them; it may raise to interrupt.
-    """
-    device, processes = updater.model.output_weight.device, updater.processes
-    weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
-    moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    generators, counters = random_state(device, processes), updater.loss_scale.counters()
-    pace, seconds = updater.pace, []
-    with pace.stream(loader.updates(Position())) as updates:
-        for _ in range(num_updates):
-            check()
-            begin = time.perf_counter()
-            batches, _after = next(updates)
-            updater(batches, 0.0)
-            pace.wait()
-            seconds.append(time.perf_counter() - begin)
-    optimizer.load(weights, moments)
-    restore_random_state(generators, device, processes)
-    updater.loss_scale.load_counters(counters)
-    median = sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]
-    return processes.share(median)

@@ -14,6 +14,7 @@ from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
 from nmt.data.store import ParallelStore
 from nmt.engine.distributed import Processes
+from nmt.training.report import ValidationReport
 from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
 
@@ -40,6 +41,19 @@ class Scores:
         """Return the score by ``metric``, higher is better; by the loss if there is no text."""
         value = {"bleu": self.bleu, "chrf": self.chrf, "loss": None}[metric]
         return -self.nats_per_token if value is None else value
+
+    def report(self, step: int, epoch: int, seconds: float) -> ValidationReport:
+        """Tell of the validation at ``step``, which took ``seconds``."""
+        return ValidationReport(
+            step=step,
+            epoch=epoch,
+            loss=self.nats_per_token,
+            perplexity=self.perplexity,
+            bleu=self.bleu,
+            chrf=self.chrf,
+            seconds=seconds,
+            samples=self.samples,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from nmt.data.loader import Loader, Position
 from nmt.engine.precision import Precision
 from nmt.engine.seeding import random_state
 from nmt.training.optimizer import Optimizer, build_optimizer
+from nmt.training.progress import Progress
 from nmt.training.signals import Interrupted
-from nmt.training.trainer import Progress, measure_update_seconds
+from nmt.training.timing import measure_update_seconds
 from nmt.training.update import Updater, UpdateStats
 from tests.training.test_update import batch_of, small_model
 
