@@ -3,6 +3,9 @@
 With large batches (throughput) every engine may work on as many at once as there are threads. With
 batches of one as they come (a stream) threads help only if they share the steps of one search, so
 there each engine is tried with one thread and with all.
+
+Short lists (``--shortlist``) are ours; CTranslate2 is also tried with a vocabulary map made of the
+same candidates, as a family of its own. It scores for each sentence what any of its batch may need.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nmt.checkpoint.bundle import ModelBundle
@@ -30,14 +33,16 @@ from nmt.errors import NmtError
 from nmt.model.layers import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.search.lengths import limits_of
-from nmt.translation.ctranslate2_engine import load_ctranslate2_engine
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.translation import shortlist
+from nmt.translation.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
 from nmt.translation.engine import Dtype, Engine, Task
 from nmt.translation.loading import load_torch_engine
 
 Ids = Sequence[Sequence[int]]
 Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]
 """Batches -> seconds, and the output of each sentence in the order of the batches."""
-Family = Literal["nmt", "CTranslate2", "Hugging Face"]
+Family = Literal["nmt", "CTranslate2", "CTranslate2 with the list", "Hugging Face"]
 
 CTRANSLATE2_KINDS: tuple[Quantization, ...] = (
     "float32", "bfloat16", "int16", "int8", "int8_bfloat16",
@@ -79,9 +84,21 @@ def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
         except NmtError as error:
             print(f"note: nmt {dtype} is left out: {error.problem}")
             continue
-        yield Contender("nmt", dtype, threads, False, _all_at_once(engine, threads))
-        for count in sorted({1, threads}):
-            yield Contender("nmt", dtype, count, True, _one_by_one(engine, count))
+        runs = {dtype: _as_is}
+        if (model / shortlist.NAME).is_file():
+            runs[f"{dtype}, short list"] = _with_short_list
+        for kind, change in runs.items():
+            yield Contender("nmt", kind, threads, False, change(_all_at_once(engine, threads)))
+            for count in sorted({1, threads}):
+                yield Contender("nmt", kind, count, True, change(_one_by_one(engine, count)))
+
+
+def _as_is(run: Run) -> Run:
+    return run
+
+
+def _with_short_list(run: Run) -> Run:
+    return lambda batches, options: run(batches, options.model_copy(update={"shortlist": True}))
 
 
 def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[Contender]:
@@ -92,15 +109,49 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
             continue
         folder = place / f"ctranslate2-{kind}"
         export(model, folder, "ctranslate2", quantization=kind)
-        engine = load_ctranslate2_engine(folder, device="cpu", threads=threads).engine
-        yield Contender("CTranslate2", kind, threads, False, _all_at_once(engine, threads))
-        for count in sorted({1, threads}):
-            alone: Any = load_ctranslate2_engine(folder, device="cpu", threads=1).engine
-            if count > 1:  # the engine itself has threads for whole batches only
-                alone._model = package.Translator(
-                    str(folder), device="cpu", inter_threads=1, intra_threads=count
-                )
-            yield Contender("CTranslate2", kind, count, True, _one_by_one(alone, count))
+        families: list[Family] = ["CTranslate2"]
+        if _write_map(model, folder):
+            families.append("CTranslate2 with the list")
+        for family in families:
+            has_map = family != "CTranslate2"
+            engine: Any = load_ctranslate2_engine(folder, device="cpu", threads=threads).engine
+            engine._model = _Mapped(engine._model) if has_map else engine._model
+            yield Contender(family, kind, threads, False, _all_at_once(engine, threads))
+            for count in sorted({1, threads}):
+                alone: Any = load_ctranslate2_engine(folder, device="cpu", threads=1).engine
+                if count > 1:  # the engine itself has threads for whole batches only
+                    alone._model = package.Translator(
+                        str(folder), device="cpu", inter_threads=1, intra_threads=count
+                    )
+                alone._model = _Mapped(alone._model) if has_map else alone._model
+                yield Contender(family, kind, count, True, _one_by_one(alone, count))
+
+
+class _Mapped:
+    """A translator that always uses its vocabulary map."""
+
+    def __init__(self, translator: Any) -> None:
+        self._translator = translator
+        self.device = translator.device
+
+    def translate_batch(self, *args: Any, **options: Any) -> Any:
+        return self._translator.translate_batch(*args, use_vmap=True, **options)
+
+
+def _write_map(model: Path, folder: Path) -> bool:
+    """Give an exported model our short lists, if there are any: token, tab, its candidates."""
+    if not (model / shortlist.NAME).is_file():
+        return False
+    parts, exported = load_file(model / shortlist.NAME), CTranslate2Engine(folder, threads=1)
+    sources, targets = exported._source_tokens, exported._target_tokens
+    always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *parts["common"].tolist()})
+    lines = ["\t" + " ".join(targets[token] for token in always)]
+    for source, candidates in zip(sources, parts["candidates"].tolist(), strict=True):
+        pieces = [targets[token] for token in candidates if token >= 0]
+        if pieces:
+            lines.append(f"{source}\t{' '.join(pieces)}")
+    (folder / "vmap.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return True
 
 
 def _all_at_once(engine: Engine, threads: int) -> Run:

@@ -38,6 +38,7 @@ from nmt.model.factory import build_model, fused_rows
 from nmt.model.layers import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.search.lengths import limits_of
+from nmt.translation.ranges import NAME as RANGES
 
 _DOUBLED = (
     "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads", "num_kv_heads",
@@ -143,6 +144,7 @@ def write_widened(source: Path, output: Path) -> ModelConfig:
         text = dump_config(config)
         (folder / "config.yaml").write_text(text, encoding="utf-8", newline="\n")
         save_file(wide.state_dict(), folder / MODEL)
+        (folder / RANGES).unlink(missing_ok=True)  # of other layers
 
     write_model_folder(output, source, bundle.step, write)
     return wide.config

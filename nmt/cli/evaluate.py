@@ -22,6 +22,7 @@ from nmt.cli.options import (
     NoGuard,
     Quiet,
     Set,
+    Shortlist,
     Threads,
     Verbose,
     given,
@@ -127,6 +128,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the resampling.")] = 12345,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
+    shortlist: Shortlist = None,
     batch_tokens: BatchTokens = None,
     checkpoint: Checkpoint = "best",
     device: DeviceOption = Device.auto,
@@ -171,11 +173,14 @@ def evaluate(
         dtype=dtype.value,
         threads=threads,
         ensemble=make_ensemble(with_, weights, ensemble_mean),
-        mbr=make_mbr(mbr, mbr_candidates, mbr_from),
+        mbr=make_mbr(mbr, mbr_candidates, mbr_from, beam_size),
         guard=not no_guard,
         overrides=tuple(set_),
         decoding=given(
-            beam_size=beam_size, length_penalty=length_penalty, batch_tokens=batch_tokens
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            shortlist=shortlist,
+            batch_tokens=batch_tokens,
         ),
     )
     evaluation = run_evaluation(options, say=make_note(quiet))

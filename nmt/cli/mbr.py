@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nmt.errors import ConfigError
+
 if TYPE_CHECKING:
     from nmt.translation.mbr import MbrChoice
 
@@ -44,11 +46,24 @@ MbrFrom = Annotated[
 
 
 def make_mbr(
-    utility: UtilityKind | None, candidates: int, source: CandidateSource
+    utility: UtilityKind | None,
+    candidates: int,
+    source: CandidateSource,
+    beam_size: int | None,
 ) -> MbrChoice | None:
-    """Return what the flags say; None without ``--mbr``."""
+    """Return what the flags say; None without ``--mbr``.
+
+    Raises:
+        ConfigError: A beam size was given too.
+    """
     if utility is None:
         return None
+    if beam_size is not None:
+        raise ConfigError(
+            f"--beam-size {beam_size} does not go with --mbr, which compares {candidates} "
+            "translations, however they are found.",
+            fix="Leave --beam-size out, and set --mbr-candidates.",
+        )
     from nmt.translation.mbr import MbrChoice
 
     return MbrChoice(utility.value, candidates, source.value)

@@ -65,6 +65,15 @@ LengthPenalty = Annotated[
         show_default="the model's",
     ),
 ]
+Shortlist = Annotated[
+    bool | None,
+    typer.Option(
+        "--shortlist/--no-shortlist",
+        help="Score only the few hundred tokens that the words of a line became in the training "
+        "data: faster, mostly with a large vocabulary, and hardly ever another translation.",
+        show_default="the model's",
+    ),
+]
 BatchTokens = Annotated[
     int | None,
     typer.Option(

@@ -54,7 +54,9 @@ def score(
     length_penalty: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Exponent of the length normalisation.", show_default="the model's"
+            min=0,
+            help="Exponent of the length normalisation; no other penalty of a search counts here.",
+            show_default="the model's",
         ),
     ] = None,
     batch_tokens: Annotated[

@@ -25,6 +25,7 @@ from nmt.cli.options import (
     OutputFile,
     Quiet,
     Set,
+    Shortlist,
     Threads,
     Verbose,
     decoding_changes,
@@ -122,6 +123,7 @@ def translate(
             min=0, help="Of --sample: another seed, other samples.", show_default="the model's"
         ),
     ] = None,
+    shortlist: Shortlist = None,
     batch_tokens: BatchTokens = None,
     checkpoint: Checkpoint = "best",
     device: DeviceOption = Device.auto,
@@ -181,9 +183,10 @@ def translate(
         top_p=top_p,
         top_k=top_k,
         seed=seed,
+        shortlist=shortlist,
         batch_tokens=batch_tokens,
     )
-    if choice := make_mbr(mbr, mbr_candidates, mbr_from):
+    if choice := make_mbr(mbr, mbr_candidates, mbr_from, beam_size):
         translator = _with_mbr(translator, choice, model)
     translator = translator.with_options(**changes)
     _check_beam(translator.options, beam_size)

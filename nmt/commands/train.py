@@ -20,6 +20,8 @@ from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.final_average import average_at_end
+from nmt.commands.make_shortlist import make_shortlist
+from nmt.commands.measure_ranges import measure_ranges
 from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
@@ -159,17 +161,22 @@ class _Run:
             trainer.progress.total_steps, trainer.progress.timed = total_steps, timed
             for text in [*warnings, self._greeting(start, total_steps)]:
                 reporter.report(NoteReport(start, text))
-            summary = trainer.run()
-            if is_first and summary.reason != "signal":
+            trained = trainer.run()
+            is_whole = is_first and trained.reason != "signal"
+            if is_whole:
                 calibrate_guard(run_dir, self.data)
-            return average_at_end(
+                make_shortlist(run_dir, self.data)
+            summary = average_at_end(
                 self.config,
-                summary,
+                trained,
                 optimizer=self.optimizer,
                 validator=validator,
                 processes=self.processes,
-                note=lambda text: reporter.report(NoteReport(summary.step, text)),
+                note=lambda text: reporter.report(NoteReport(trained.step, text)),
             )
+            if is_whole:
+                measure_ranges(run_dir, self.data)
+            return summary
         finally:
             reporter.close()
 

@@ -65,8 +65,9 @@ class DecodingConfig(Section):
     above 1 they get less likely."""
     shortlist: bool = False
     """Score only the few hundred tokens that the words of a sentence are likely to become (Jean et
-    al. 2015), by what met in the training data: faster, and hardly ever another translation.
-    Probabilities are among these tokens. Validations during the training score all."""
+    al. 2015), by what met in the training data: faster, most of all with a large vocabulary and a
+    wide beam. Some translations are other ones, about as good. Probabilities are among these
+    tokens. Validations during the training score all."""
     max_length_factor: float = Field(default=2.0, ge=0)
     """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import attend, mean_weights
+from nmt.model.attention import attend, mean_weights, read_past, read_source
 from nmt.model.dropout import dropout
 from nmt.model.layers import FeedForward, linear, make_norm, rotate
 from nmt.model.layout import Layout
@@ -119,9 +119,7 @@ class SelfAttention(nn.Module):
         """
         heads = self._heads(values, position).unflatten(1, (3, self.num_heads))
         past.select(3, -1).copy_(heads[:, 1:].transpose(0, 1))
-        key, value = past.unbind(0)
-        mixed = F.scaled_dot_product_attention(heads[:, 0].unsqueeze(2), key, value)
-        return self.output(mixed.flatten(1))
+        return self.output(read_past(heads[:, 0], past))
 
 
 class CrossAttention(nn.Module):
@@ -190,13 +188,11 @@ class CrossAttention(nn.Module):
             bias: 0, and minus infinity at padding. (B, 1, 1, S).
             seen: Where to append how much of each source token is read. (R, S), float32.
         """
-        key, value = memory.unbind(0)
-        query = self.project_queries(values)
-        query = query.view(key.shape[0], -1, self.num_heads, self.head_dim).transpose(1, 2)
+        query = self.project_queries(values).view(-1, self.num_heads, self.head_dim)
         if seen is not None:
-            seen.append(mean_weights(query, key, bias).flatten(0, 1))
-        mixed = F.scaled_dot_product_attention(query, key, value, bias)
-        return self.output(mixed.transpose(1, 2).reshape(values.shape))  # from (B, H, K, E)
+            asking = query.unflatten(0, (memory.shape[1], -1)).transpose(1, 2)
+            seen.append(mean_weights(asking, memory[0], bias).flatten(0, 1))
+        return self.output(read_source(query, memory, bias))
 
 
 class Residual(nn.Module):

@@ -140,3 +140,13 @@ def test_candidates_beyond_the_widest_beam_are_refused(runs: dict[str, Path]) ->
     result = call("translate", runs["a"], *flags)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "beam_size is 1000" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--mbr-from", "beam")])
+def test_the_number_of_candidates_is_not_said_as_a_beam(
+    runs: dict[str, Path], flags: tuple[str, ...]
+) -> None:
+    result = call("translate", runs["a"], "--mbr", "chrf", "--beam-size", 7, *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--beam-size 7 does not go with --mbr" in result.stderr
+    assert "--mbr-candidates" in result.stderr
