@@ -296,7 +296,7 @@ class Transformer(nn.Module):
         past, longer = state.past, state.length + 1
         if longer > past.shape[4]:
             past = F.pad(past, (0, 0, 0, _GROWTH))
-        position = torch.tensor([state.length], device=tokens.device)
+        position = tokens.new_full((1,), state.length)
         table = self.target_embedding.places(longer, self.target_table)
         filled = past.narrow(4, 0, longer)
         inputs = (tokens.flatten(), position, table, state.bias, state.memory, filled)

@@ -24,6 +24,8 @@ from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.translation.guard import GuardThresholds
+from nmt.translation.shortlist import NAME as SHORTLIST
+from nmt.translation.shortlist import shortlist_bytes
 from tests.translation.conftest import sentences
 
 LINES = sentences(9, seed=4, longest=8)
@@ -285,6 +287,45 @@ def test_a_damaged_guard_is_named_and_not_read_in_vain(own_run: Path) -> None:
     (own_run / "guard.json").write_text("{")
     refused(translate(own_run, text="Hund\n"), 4, "guard.json", "fix:")
     assert len(translated(own_run, "--no-guard", text="Hund\n")) == 1
+
+
+def write_shortlist(run: Path, *common: int) -> None:
+    """Let every line use these tokens, and no others."""
+    size = SentencePieceTokenizer.load(run / "tokenizer" / "joint.model").vocab_size
+    content = shortlist_bytes(torch.tensor(common), torch.full((size, 1), -1, dtype=torch.int32))
+    (run / SHORTLIST).write_bytes(content)
+
+
+def test_a_shortlist_is_used_when_it_is_asked_for(own_run: Path) -> None:
+    text = "\n".join(LINES)
+    plain = translated(own_run, text=text)
+    write_shortlist(own_run, 300)
+    piece = SentencePieceTokenizer.load(own_run / "tokenizer" / "joint.model").decode([300, 300])
+
+    assert translated(own_run, text=text) == plain
+    for flags in (["--shortlist"], ["--set", "decoding.shortlist=true"]):
+        found = translated(own_run, "--no-guard", *flags, text=text)
+        assert found != plain
+        assert {character for line in found for character in line} <= {*piece, " "}
+    flags = ["--set", "decoding.shortlist=true", "--no-shortlist"]
+    assert translated(own_run, *flags, text=text) == plain
+
+
+def test_a_shortlist_that_is_not_there_is_refused_with_the_way_to_get_it(own_run: Path) -> None:
+    words = ("has no shortlist.safetensors.", "fix: Start `nmt train CONFIG` again")
+    refused(translate(own_run, "--shortlist", text="Hund\n"), 2, *words, "--no-shortlist")
+
+
+def test_a_damaged_shortlist_is_named(own_run: Path) -> None:
+    (own_run / SHORTLIST).write_bytes(b"{")
+    refused(translate(own_run, "--shortlist", text="Hund\n"), 4, SHORTLIST, "is damaged", "fix:")
+
+
+def test_damaged_ranges_are_named_where_they_are_needed(own_run: Path) -> None:
+    (own_run / "ranges.json").write_text("{")
+    flags = ("--dtype", "int8")
+    refused(translate(own_run, *flags, text="Hund\n"), 4, "ranges.json is damaged", "fix:")
+    assert len(translated(own_run, text="Hund\n")) == 1
 
 
 def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:

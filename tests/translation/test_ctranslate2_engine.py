@@ -149,6 +149,7 @@ def test_outputs_end_where_a_learned_table_ends(tmp_path: Path) -> None:
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
         ({"coverage_penalty": 0.2}, "coverage_penalty 0.2"),
         ({"diverse_beam_groups": 3, "seed": 4}, "diverse_beam_groups 3"),
+        ({"shortlist": True}, "shortlist True"),
     ],
 )
 def test_an_option_that_it_cannot_follow_is_named(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from nmt.checkpoint.bundle import load_model
 from nmt.errors import ConfigError
+from nmt.model.quantized import input_ranges
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.engine import CTRANSLATE2_MODEL, Dtype
+from nmt.translation.ensemble import Ensemble
+from nmt.translation.ranges import NAME as RANGES
+from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
@@ -22,12 +29,27 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_run(place / "run", model, tokenizer, run_config())
 
 
+@pytest.fixture(scope="module")
+def folder_with_ranges(folder: Path) -> Path:
+    """The same with ``ranges.json``."""
+    copy = shutil.copytree(folder, folder.with_name("with ranges"))
+    bundle = load_model(copy)
+    ids = bundle.tokenizers.source.encode_batch(sentences(5, seed=1))
+    engine = TorchEngine(bundle.model)
+    ranges = input_ranges(bundle.model, lambda: engine.token_log_probs(ids, ids))
+    (copy / RANGES).write_text(json.dumps(ranges))
+    return copy
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_with_8_bits_a_line_does_not_depend_on_its_batch(folder: Path, beam_size: int) -> None:
+@pytest.mark.parametrize("with_ranges", [False, True])
+def test_with_8_bits_a_line_does_not_depend_on_its_batch(
+    folder: Path, folder_with_ranges: Path, with_ranges: bool, beam_size: int
+) -> None:
     """And it differs from float32, else nothing was measured."""
-    lines = sentences(20)
+    place, lines = folder_with_ranges if with_ranges else folder, sentences(20)
     plain, small = (
-        Translator.load(folder, device="cpu", dtype=dtype, guard=False).with_options(
+        Translator.load(place, device="cpu", dtype=dtype, guard=False).with_options(
             beam_size=beam_size
         )
         for dtype in ("float32", "int8")
@@ -38,6 +60,24 @@ def test_with_8_bits_a_line_does_not_depend_on_its_batch(folder: Path, beam_size
     assert [result.text for result in together] == [result.text for result in alone]
     assert [r.score for r in together] == pytest.approx([r.score for r in alone], abs=1e-5)
     assert [r.score for r in together] != [r.score for r in plain.translate(lines)]
+
+
+def test_with_8_bits_every_model_of_several_has_its_own_ranges(
+    folder: Path, folder_with_ranges: Path, tmp_path: Path
+) -> None:
+    lines, scores = sentences(4), []
+    narrow = shutil.copytree(folder_with_ranges, tmp_path / "narrow")
+    ranges = json.loads((narrow / RANGES).read_text())
+    (narrow / RANGES).write_text(json.dumps({name: [-0.01, 0.01] for name in ranges}))
+    for second in (folder, folder_with_ranges, narrow):
+        translator = Translator.load(
+            folder, device="cpu", dtype="int8", ensemble=Ensemble((second,)), guard=False
+        )
+        scores.append([result.score for result in translator.translate(lines)])
+
+    assert scores[0] != scores[1] != scores[2] != scores[0]
+    alone = Translator.load(folder, device="cpu", dtype="int8", guard=False).translate(lines)
+    assert scores[0] == pytest.approx([result.score for result in alone], abs=1e-5)
 
 
 def test_with_16_bits_most_lines_score_nearly_the_same(folder: Path) -> None:

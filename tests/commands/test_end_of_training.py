@@ -1,0 +1,235 @@
+"""A training leaves in its folder what makes translating with it faster."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import AVERAGE, checkpoint_dir
+from nmt.commands import measure_ranges as ranges_module
+from nmt.commands.average import average
+from nmt.commands.export import export
+from nmt.commands.make_shortlist import make_shortlist
+from nmt.commands.measure_ranges import measure_ranges
+from nmt.commands.train import train
+from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedData
+from nmt.errors import CheckpointError
+from nmt.training.signals import StoppedBySignal
+from nmt.training.update import Updater
+from nmt.translation.ranges import NAME as RANGES
+from nmt.translation.ranges import load_ranges
+from nmt.translation.shortlist import NAME as SHORTLIST
+from nmt.translation.translator import Translator
+from tests.training.test_resume import CONFIG, write_corpus
+
+BOTH = (SHORTLIST, RANGES)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and a finished run."""
+    folder = tmp_path_factory.mktemp("training")
+    write_corpus(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(make_config(), quiet=True)
+    return folder
+
+
+@pytest.fixture
+def config(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """Of that run, in a copy of its own."""
+    folder = shutil.copytree(place, tmp_path / "copy")
+    monkeypatch.chdir(folder)
+    return make_config()
+
+
+def make_config(run_dir: str = "run", **training: object) -> RunConfig:
+    values: dict[str, Any] = copy.deepcopy(CONFIG)
+    values["run_dir"] = run_dir
+    values["training"] |= {"max_steps": 10, "validate_every": 5, **training}
+    return RunConfig.model_validate(values)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in BOTH}
+
+
+def load(folder: Path, **options: Any) -> Translator:
+    return Translator.load(folder, device="cpu", threads=1, guard=False, **options)
+
+
+def test_the_shortlist_is_of_the_training_data(config: RunConfig) -> None:
+    parts = load_file(config.run_dir / SHORTLIST)
+    data = PreparedData.open(config.prepared_dir)
+    sizes = data.manifest.source_vocab_size, data.manifest.target_vocab_size
+    counts = data.train.token_counts("target", sizes[1])
+
+    assert parts["candidates"].dtype == torch.int32
+    assert parts["candidates"].shape == (sizes[0], 50)
+    assert -1 <= int(parts["candidates"].min()) <= int(parts["candidates"].max()) < sizes[1]
+    # The vocabulary has fewer than 200 tokens, so all are common; the most frequent come first.
+    assert sorted(parts["common"].tolist()) == list(range(sizes[1]))
+    assert counts[parts["common"]].tolist() == sorted(counts.tolist(), reverse=True)
+
+
+def test_the_ranges_are_of_every_linear_layer_of_the_best_weights(config: RunConfig) -> None:
+    model = load_model(config.run_dir).model
+    ranges = load_ranges(config.run_dir)
+
+    assert ranges is not None
+    linear = [name for name, x in model.named_modules() if isinstance(x, torch.nn.Linear)]
+    assert sorted(ranges) == sorted([*linear, "output_layer"])
+    assert list(ranges) == sorted(ranges)
+    assert all(low <= 0 < high for low, high in ranges.values())
+
+
+def test_what_was_written_is_used(config: RunConfig) -> None:
+    """Few tokens are scored at the end of training, too; with int8 the ranges are."""
+    lines = Path("train.de").read_text().splitlines()[:20]
+    plain = load(config.run_dir).translate(lines)
+    # The shortlist holds the whole vocabulary, so nothing changes but rounding.
+    short = load(config.run_dir).with_options(shortlist=True).translate(lines)
+    assert [x.text for x in short] == [x.text for x in plain]
+
+    fixed = load(config.run_dir, dtype="int8").translate(lines)
+    (config.run_dir / RANGES).unlink()
+    by_row = load(config.run_dir, dtype="int8").translate(lines)
+    assert [x.score for x in fixed] != [x.score for x in by_row]
+    assert [x.score for x in fixed] == pytest.approx([x.score for x in by_row], rel=0.2)
+
+
+def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(config: RunConfig) -> None:
+    before = contents(config.run_dir)
+    checkpoint = checkpoint_dir(config.run_dir, 10)
+    manifest = (checkpoint / "manifest.json").read_bytes()
+    for name in BOTH:
+        (config.run_dir / name).unlink()
+    train(config, quiet=True)  # nothing is left to train
+
+    assert contents(config.run_dir) == before
+    assert (checkpoint / "manifest.json").read_bytes() == manifest
+    (config.run_dir / SHORTLIST).write_bytes(b"damaged")
+    (config.run_dir / RANGES).write_text("damaged")
+    train(config, quiet=True)
+    assert contents(config.run_dir) == before
+
+
+def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = contents(config.run_dir)
+    other = make_config("other")
+    call, updates = Updater.__call__, 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(Updater, "__call__", counted)
+    with pytest.raises(StoppedBySignal):
+        train(other, quiet=True)
+    assert not any((other.run_dir / name).exists() for name in BOTH)
+    train(other, quiet=True)
+    assert contents(other.run_dir) == expected
+
+
+def test_model_folders_have_them_and_their_manifests_too(config: RunConfig) -> None:
+    average(config.run_dir, Path("mean"), last=2)
+    export(config.run_dir, Path("slim"), "safetensors")
+    export(Path("mean"), Path("slim mean"), "safetensors")
+    for folder in ("mean", "slim", "slim mean"):
+        assert contents(Path(folder)) == contents(config.run_dir)
+        files = json.loads((Path(folder) / "manifest.json").read_text())["files"]
+        assert {*BOTH} <= {*files}
+        translator = load(Path(folder), dtype="int8").with_options(shortlist=True)
+        assert translator.translate(["abc"])[0].text
+
+
+def test_a_folder_of_an_older_run_lacks_them_and_works(config: RunConfig) -> None:
+    for name in BOTH:
+        (config.run_dir / name).unlink()
+    export(config.run_dir, Path("slim"), "safetensors")
+
+    assert not any((Path("slim") / name).exists() for name in BOTH)
+    assert load(Path("slim"), dtype="int8").translate(["abc"])[0].text
+
+
+def test_with_a_mean_at_the_end_the_ranges_are_of_what_is_best(config: RunConfig) -> None:
+    mean = make_config("mean", save_every=5, keep_last=2, average_last=2)
+    best = train(mean, quiet=True).best
+    before = contents(mean.run_dir)
+    train(mean, quiet=True)
+    assert contents(mean.run_dir) == before
+    assert (mean.run_dir / AVERAGE / SHORTLIST).read_bytes() == before[SHORTLIST]
+
+    is_mean = before[RANGES] != contents(config.run_dir)[RANGES]
+    assert is_mean == (best == AVERAGE)
+
+
+def test_the_first_lines_with_text_are_enough(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = PreparedData.open(config.prepared_dir)
+    path, texts = config.run_dir / RANGES, data.folder / "valid"
+    before = path.read_bytes()
+    sides = texts / "source.txt", texts / "target.txt"
+    lines = [side.read_text() for side in sides]
+    for side, text, blank in zip(sides, lines, ("\nabc\n", "cba\n\n"), strict=True):
+        side.write_text(blank + text)
+    measure_ranges(config.run_dir, data)
+    assert path.read_bytes() == before
+    for side in sides:
+        side.write_text("\n")
+    measure_ranges(config.run_dir, data)
+    assert path.read_bytes() == before
+
+    for side, text in zip(sides, lines, strict=True):
+        side.write_text(text)
+    monkeypatch.setattr(ranges_module, "_MOST_LINES", 1)
+    measure_ranges(config.run_dir, data)
+    first = load_ranges(config.run_dir)
+    assert first is not None
+    for name, (low, high) in json.loads(before).items():
+        assert low <= first[name][0] <= 0 < first[name][1] <= high
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = PreparedData.open(config.prepared_dir)
+    with pytest.raises(CheckpointError, match=rf"{SHORTLIST} was not written"):
+        make_shortlist(Path("missing"), data)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ranges_module, "replace_text", full)
+    with pytest.raises(CheckpointError, match=rf"{RANGES} was not written: No space left"):
+        measure_ranges(config.run_dir, data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", '{"a": 1}', '{"a": [1]}', '{"a": [1, 2, 3]}', '{"a": ["x", 2]}',
+     '{"a": null}', "\udcff"],
+)  # fmt: skip
+def test_damaged_ranges_are_named(tmp_path: Path, text: str) -> None:
+    assert load_ranges(tmp_path) is None
+    (tmp_path / RANGES).write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    with pytest.raises(CheckpointError, match=rf"{RANGES} is damaged.*\n.*fix: Remove it, and"):
+        load_ranges(tmp_path)
