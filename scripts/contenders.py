@@ -132,10 +132,12 @@ class _Mapped:
 
     def __init__(self, translator: Any) -> None:
         self._translator = translator
-        self.device = translator.device
 
     def translate_batch(self, *args: Any, **options: Any) -> Any:
         return self._translator.translate_batch(*args, use_vmap=True, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._translator, name)
 
 
 def _write_map(model: Path, folder: Path) -> bool:

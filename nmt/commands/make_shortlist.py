@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,25 @@ from nmt.checkpoint.files import replace_bytes
 from nmt.data.lexicon import likely_translations
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
-from nmt.translation.shortlist import NAME, shortlist_bytes
+from nmt.translation.shortlist import NAME, Shortlist, shortlist_bytes
 
 _CANDIDATES = 50
 _COMMON = 200
 
 
 def make_shortlist(run_dir: Path, data: PreparedData) -> None:
-    """Write ``shortlist.safetensors``: the same bytes for the same data, however the training went.
+    """Write ``shortlist.safetensors`` if there is no whole one: a run has one set of data.
+
+    The bytes are the same for the same data, however the training went.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
     manifest = data.manifest
     sizes = manifest.source_vocab_size, manifest.target_vocab_size
+    with suppress(CheckpointError):
+        if Shortlist.load(run_dir, sizes) is not None:
+            return
     counts = data.train.token_counts("target", manifest.target_vocab_size)
     common = np.argsort(-counts, kind="stable")[:_COMMON]
     candidates = likely_translations(data.train, sizes, _CANDIDATES)

@@ -17,6 +17,11 @@ from nmt.translation.torch_engine import TorchEngine
 _MOST_LINES = 200
 
 
+def forget_ranges(run_dir: Path) -> None:
+    """Remove ``ranges.json``, before other weights are copied together with it."""
+    (run_dir / NAME).unlink(missing_ok=True)
+
+
 def measure_ranges(run_dir: Path, data: PreparedData) -> None:
     """Write ``ranges.json``: the same bytes for the same weights and data.
 

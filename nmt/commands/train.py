@@ -21,7 +21,7 @@ from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.final_average import average_at_end
 from nmt.commands.make_shortlist import make_shortlist
-from nmt.commands.measure_ranges import measure_ranges
+from nmt.commands.measure_ranges import forget_ranges, measure_ranges
 from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
@@ -166,6 +166,7 @@ class _Run:
             if is_whole:
                 calibrate_guard(run_dir, self.data)
                 make_shortlist(run_dir, self.data)
+                forget_ranges(run_dir)
             summary = average_at_end(
                 self.config,
                 trained,

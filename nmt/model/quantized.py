@@ -26,11 +26,13 @@ from nmt.model.layers import OutputLayer
 from nmt.model.transformer import Transformer
 
 _PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
-_LARGEST_WEIGHT = 127
-# Inputs take 7 of the 8 bits: sums of two products must not overflow 16 bits, in which processors
-# without special instructions (VNNI) add them.
-_LARGEST_INPUT, _ZERO = 63, 64
-_OF_ROWS = 1 / _LARGEST_INPUT, _ZERO  # of rows that were divided by their largest value
+# Inputs or weights take 7 of the 8 bits: sums of two products must not overflow 16 bits, in which
+# processors without special instructions (VNNI) add them. Where a row has a scale of its own it
+# holds all its inputs, and weights can have 8 bits. Where a scale is fixed, inputs may be beyond
+# its range, and are cut where their 8 bits end.
+_LARGEST_WEIGHT, _LARGEST_INPUT = 127, 63
+_LARGEST_WEIGHT_IF_FIXED, _LARGEST_INPUT_IF_FIXED = 63, 127
+_OF_ROWS = 1 / _LARGEST_INPUT, 64  # scale and zero of rows that were divided by their largest value
 _OUTPUT = "output_layer"
 
 _Rounding = tuple[float, int]
@@ -88,7 +90,8 @@ class Int8Linear(OutputLayer):
     ) -> None:
         super().__init__()
         operators = _operators()
-        scales = weight.detach().abs().amax(dim=1).clamp(min=1e-12) / _LARGEST_WEIGHT
+        largest = _LARGEST_WEIGHT if input_range is None else _LARGEST_WEIGHT_IF_FIXED
+        scales = weight.detach().abs().amax(dim=1).clamp(min=1e-12) / largest
         self._rounding = None if input_range is None else _rounding(*input_range)
         self._bias = None if bias is None else bias.detach().clone()
         with warnings.catch_warnings():
@@ -194,8 +197,8 @@ def input_ranges(model: Transformer, read: Callable[[], object]) -> InputRanges:
 def _rounding(low: float, high: float) -> _Rounding:
     """Return scale and zero of inputs of a range. What is never negative gets all numbers."""
     if low >= 0:
-        return max(high, 1e-12) / (2 * _LARGEST_INPUT + 1), 0
-    return max(high, -low, 1e-12) / _LARGEST_INPUT, _ZERO
+        return max(high, 1e-12) / (2 * _LARGEST_INPUT_IF_FIXED + 1), 0
+    return max(high, -low, 1e-12) / _LARGEST_INPUT_IF_FIXED, _LARGEST_INPUT_IF_FIXED + 1
 
 
 def quantize(

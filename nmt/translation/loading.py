@@ -70,7 +70,7 @@ def _change_dtype(model: Transformer, dtype: Dtype, folder: Path) -> None:
     elif dtype == "float16" and model.output_weight.device.type == "cuda":
         model.to(torch.float16)
     elif dtype != "float32":
-        quantize(model, dtype, load_ranges(folder))
+        quantize(model, dtype, load_ranges(folder) if dtype == "int8" else None)
 
 
 def load_models(

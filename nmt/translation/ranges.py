@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from nmt.errors import CheckpointError
@@ -22,7 +23,10 @@ def load_ranges(folder: Path) -> InputRanges | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: (float(low), float(high)) for name, (low, high) in found.items()}
+        ranges = {name: (float(low), float(high)) for name, (low, high) in found.items()}
+        if not all(math.isfinite(limit) for limits in ranges.values() for limit in limits):
+            raise ValueError("a range is not finite")
+        return ranges
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}.",

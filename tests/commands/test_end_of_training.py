@@ -175,6 +175,7 @@ def test_with_a_mean_at_the_end_the_ranges_are_of_what_is_best(config: RunConfig
     train(mean, quiet=True)
     assert contents(mean.run_dir) == before
     assert (mean.run_dir / AVERAGE / SHORTLIST).read_bytes() == before[SHORTLIST]
+    assert not (mean.run_dir / AVERAGE / RANGES).exists()  # they would be of other weights
 
     is_mean = before[RANGES] != contents(config.run_dir)[RANGES]
     assert is_mean == (best == AVERAGE)
