@@ -37,7 +37,7 @@ from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.translation import shortlist
 from nmt.translation.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
 from nmt.translation.engine import Dtype, Engine, Task
-from nmt.translation.loading import load_torch_engine
+from nmt.translation.torch_loading import load_torch_engine
 
 Ids = Sequence[Sequence[int]]
 Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]

@@ -28,7 +28,7 @@ def load_engine(
         from nmt.translation.ctranslate2_engine import load_ctranslate2_engine  # noqa: PLC0415
 
         return load_ctranslate2_engine(folder, device=device, threads=threads, ensemble=ensemble)
-    from nmt.translation.loading import load_torch_engine  # noqa: PLC0415 - loads torch
+    from nmt.translation.torch_loading import load_torch_engine  # noqa: PLC0415 - loads torch
 
     return load_torch_engine(
         folder,

@@ -18,7 +18,7 @@ from nmt.text.sentencepiece import train_sentencepiece
 from nmt.text.special import EOS_ID
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.ensemble_stepper import Mixture
-from nmt.translation.loading import LoadedModels
+from nmt.translation.torch_loading import LoadedModels
 from tests.translation.conftest import OPTIONS, sentences
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -18,9 +18,9 @@ from nmt.text.special import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from nmt.translation.ensemble import Ensemble, parse_weights
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
-from nmt.translation.loading import load_models
 from nmt.translation.result import TranslationResult
 from nmt.translation.torch_engine import TorchEngine
+from nmt.translation.torch_loading import load_models
 from nmt.translation.translator import Translator
 from tests.search.toys import TableStepper, ids_of, random_table, sources
 from tests.translation.conftest import OPTIONS, sentences
