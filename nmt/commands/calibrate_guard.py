@@ -9,6 +9,7 @@ from nmt.checkpoint.files import replace_text
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.text.tokenizer import load_tokenizers
+from nmt.translation.coverage import SourceCoverage
 from nmt.translation.guard import NAME, GuardedLine, calibrate
 
 _MOST_LINES = 5000  # half a second
@@ -17,7 +18,8 @@ _MOST_LINES = 5000  # half a second
 def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
     """Write ``guard.json``: the same bytes for the same data, however the training went.
 
-    Does nothing if the validation set has no text.
+    With the short lists of the run, how much of a source is covered is measured, too. Does nothing
+    if the validation set has no text.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -29,7 +31,11 @@ def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
     tokenizers = load_tokenizers(data.tokenizer_dir)
     sources, targets = (list(side) for side in zip(*chosen, strict=True))
     ids = tokenizers.source.encode_batch(sources), tokenizers.target.encode_batch(targets)
-    limits = calibrate(map(GuardedLine, sources, targets, *ids))
+    coverage = SourceCoverage.load(run_dir)
+    covered = [
+        1.0 if coverage is None else coverage.share(*pair) for pair in zip(*ids, strict=True)
+    ]
+    limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
     try:
         replace_text(run_dir / NAME, limits.text())
     except OSError as error:

@@ -164,8 +164,8 @@ class _Run:
             trained = trainer.run()
             is_whole = is_first and trained.reason != "signal"
             if is_whole:
-                calibrate_guard(run_dir, self.data)
                 make_shortlist(run_dir, self.data)
+                calibrate_guard(run_dir, self.data)
                 forget_ranges(run_dir)
             summary = average_at_end(
                 self.config,

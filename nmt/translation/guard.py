@@ -1,10 +1,8 @@
 """Signs that a translation is none: pure functions of one line and its output.
 
-A model that has lost its place repeats itself, stops early or goes on for ever. Each sign is a
-number, and its limit comes from what is normal in the validation set. A line takes about 0.1 ms.
-
-What these signs cannot see is fluent output that has nothing to do with the source. Which source
-words a translation covers would tell, but no engine gives its attention: that sign is left out.
+A model that has lost its place repeats itself, stops early or goes on for ever; or it says
+something fluent that has nothing to do with the source. Each sign is a number, and its limit comes
+from what is normal in the validation set. A line takes about 0.1 ms.
 
 Source: n-grams repeated beyond the source's as in Raunak et al. (2021), "oscillatory
 hallucinations"; the compression ratio as in Radford et al. (2022), section 4.5, who decode again on
@@ -26,7 +24,7 @@ from nmt.errors import CheckpointError
 NAME = "guard.json"
 """File of a run or model folder that holds the limits."""
 
-Alarm: TypeAlias = Literal["loop", "repetition", "short", "long", "compression"]
+Alarm: TypeAlias = Literal["loop", "repetition", "short", "long", "compression", "coverage"]
 
 _NGRAM = 3
 _LEAST_NGRAMS = 20  # a shorter output counts as one of so many
@@ -40,6 +38,7 @@ _REPETITION_MARGIN, _MOST_REPETITION = 0.15, 0.5
 _LENGTH_MARGIN = 0.25  # of the distance between both tails
 _MOST_LENGTH_FACTOR = 4.0  # beyond the median
 _COMPRESSION_MARGIN = 0.8
+_COVERAGE_MARGIN = 0.8
 _SLOWEST_COMPRESSION = -0.2  # exponent; short lines alone would promise too little of long ones
 _LARGEST_SHARE = 0.9  # that may be asked for
 _LARGEST_LIMIT = 1000  # in a file that can be believed
@@ -53,6 +52,8 @@ class GuardedLine:
     output: str
     source_tokens: Sequence[Hashable]
     output_tokens: Sequence[Hashable]
+    covered: float = 1.0
+    """Part of the source that the output speaks of; see `nmt.translation.coverage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class GuardThresholds:
     """zlib must leave at least ``scale * bytes ** exponent`` of each byte of output."""
     compression_exponent: float = -0.2
     """See ``compression_scale``: longer texts compress better."""
+    coverage: float = 0.0
+    """Least part of the source that an output speaks of."""
 
     @property
     def longest(self) -> tuple[float, int]:
@@ -95,7 +98,8 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     path = folder / NAME
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if set(values) != {field.name for field in fields(GuardThresholds)}:
+        names = {field.name for field in fields(GuardThresholds)}
+        if set(values) not in (names, names - {"coverage"}):  # which is younger than the others
             raise ValueError("its keys are others")
         exponent = values["compression_exponent"]
         others = [value for name, value in values.items() if name != "compression_exponent"]
@@ -230,6 +234,7 @@ def alarms(line: GuardedLine, limits: GuardThresholds) -> tuple[Alarm, ...]:
         "short": characters < limits.characters_low or subwords < limits.subwords_low,
         "long": characters > limits.characters_high or subwords > limits.subwords_high,
         "compression": compressed_share(line.output) < _least_share(line, limits),
+        "coverage": line.covered < limits.coverage,
     }
     return tuple(name for name, is_on in found.items() if is_on)
 
@@ -265,6 +270,7 @@ def calibrate(lines: Iterable[GuardedLine]) -> GuardThresholds:
         subwords_high=_rounded(subwords[1]),
         compression_scale=_rounded(scale),
         compression_exponent=_rounded(exponent),
+        coverage=_rounded(_COVERAGE_MARGIN * _quantile([line.covered for line in chosen], _TAIL)),
     )
 
 

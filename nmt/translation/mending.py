@@ -10,6 +10,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.coverage import SourceCoverage
 from nmt.translation.guard import Alarm, GuardedLine, GuardThresholds, alarms
 
 _BEAM_SIZE = 5
@@ -35,10 +36,16 @@ class Guard:
     Args:
         limits: What is normal.
         tokenizers: Of both languages.
+        coverage: What tells how much of a source is covered; that sign is off when None.
     """
 
-    def __init__(self, limits: GuardThresholds, tokenizers: Tokenizers) -> None:
-        self.limits, self._tokenizers = limits, tokenizers
+    def __init__(
+        self,
+        limits: GuardThresholds,
+        tokenizers: Tokenizers,
+        coverage: SourceCoverage | None = None,
+    ) -> None:
+        self.limits, self._tokenizers, self._coverage = limits, tokenizers, coverage
 
     def stricter(self, options: DecodingConfig) -> dict[str, Any]:
         """Return the changes of ``options`` for a second search; none loosens anything."""
@@ -59,7 +66,8 @@ class Guard:
         """Return the alarms of the best output of a sentence."""
         ids = outputs[0].ids
         texts = self._tokenizers.source.decode(source), self._tokenizers.target.decode(ids)
-        return alarms(GuardedLine(*texts, source, ids), self.limits)
+        covered = 1.0 if self._coverage is None else self._coverage.share(source, ids)
+        return alarms(GuardedLine(*texts, source, ids, covered), self.limits)
 
     def mend(
         self,

@@ -13,11 +13,12 @@ from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.batching import batch_by_length, most_rows
+from nmt.translation.coverage import SourceCoverage
 from nmt.translation.details import Details, Outputs, add_details
 from nmt.translation.engine import Dtype, Engine
 from nmt.translation.engine_loading import load_engine
 from nmt.translation.ensemble import Ensemble
-from nmt.translation.guard import GuardThresholds, read_thresholds
+from nmt.translation.guard import read_thresholds
 from nmt.translation.mending import Guard, Verdict
 from nmt.translation.options import change_options
 from nmt.translation.result import Alternative, TranslationResult, join_segments, joiner_for
@@ -49,7 +50,7 @@ class Translator:
         joiner: What joins the parts.
         note: Told about lines that had to be cut.
         check: Called between batches; may raise to interrupt.
-        guard: What is normal: other outputs are searched anew. All are taken as they are when None.
+        guard: Has outputs that look broken searched anew. All are taken as they are when None.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class Translator:
         joiner: str = " ",
         note: Callable[[str], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
-        guard: GuardThresholds | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.options = options
         self._engine, self._tokenizers = engine, tokenizers
         self._max_length, self._joiner, self._note = max_length, joiner, note
         self._check = check
-        self._guard = None if guard is None else Guard(guard, tokenizers)
+        self._guard = guard
         self._mbr: Mbr | None = None
 
     @classmethod
@@ -115,7 +116,10 @@ class Translator:
             ensemble=ensemble,
             dtype=dtype,
         )
-        config = loaded.config
+        config, guardian = loaded.config, None
+        if guard:
+            coverage = SourceCoverage.load(folder)
+            guardian = Guard(read_thresholds(folder), loaded.tokenizers, coverage)
         return cls(
             loaded.engine,
             loaded.tokenizers,
@@ -123,7 +127,7 @@ class Translator:
             max_length=config.filters.max_length,
             joiner=joiner_for(config.target_language),
             note=note,
-            guard=read_thresholds(folder) if guard else None,
+            guard=guardian,
         )
 
     def with_options(self, **changes: Any) -> Translator:

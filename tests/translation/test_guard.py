@@ -20,6 +20,7 @@ from nmt.model.transformer import Transformer
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.coverage import SourceCoverage
 from nmt.translation.engine import Engine
 from nmt.translation.guard import (
     NAME,
@@ -56,7 +57,8 @@ TOKENS = st.lists(st.sampled_from("abcde"), max_size=30)
 
 def line(source: str, output: str) -> GuardedLine:
     """Subwords are up to four letters of a word."""
-    return GuardedLine(source, output, *(re.findall(r"\w{1,4}|\S", x) for x in (source, output)))
+    tokens = [re.findall(r"\w{1,4}|\S", text) for text in (source, output)]
+    return GuardedLine(source, output, tokens[0], tokens[1])
 
 
 def clean_lines(seed: int, count: int) -> list[GuardedLine]:
@@ -178,6 +180,18 @@ def test_a_few_bad_references_do_not_matter_and_many_move_no_limit_far() -> None
     assert "loop" in alarms(line("Der Hund schläft.", "dog " * 12), many)
 
 
+def test_how_much_of_a_source_is_covered_has_a_limit_of_its_own() -> None:
+    lines = [replace(each, covered=1 - i / 400) for i, each in enumerate(clean_lines(1, 200))]
+    limits = calibrate(lines)
+
+    assert limits.coverage == pytest.approx(0.8 * lines[-2].covered, abs=1e-4)  # 1 in 200
+    limits = replace(GuardThresholds(), coverage=limits.coverage)
+    fluent = line("Der Hund schläft im Garten.", "Two men are talking.")
+    assert alarms(replace(fluent, covered=0.39), limits) == ("coverage",)
+    assert alarms(replace(fluent, covered=0.41), limits) == ()
+    assert alarms(replace(fluent, covered=0.0), GuardThresholds()) == ()
+
+
 def test_few_lines_say_nothing() -> None:
     assert calibrate(clean_lines(1, 99)) == GuardThresholds()
     assert calibrate([line(" ", "a"), line("a", "")] * 500) == GuardThresholds()
@@ -190,6 +204,15 @@ def test_limits_come_back_from_their_file(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(limits.text())
 
     assert read_thresholds(tmp_path) == limits
+
+
+def test_limits_of_an_earlier_release_have_no_coverage(tmp_path: Path) -> None:
+    old = asdict(STRICT)
+    del old["coverage"]
+    (tmp_path / NAME).write_text(json.dumps(old))
+
+    assert read_thresholds(tmp_path) == STRICT
+    assert STRICT.coverage == 0
 
 
 @pytest.mark.parametrize(
@@ -244,7 +267,7 @@ class Stutterer(Engine):
 
 
 def stutterer(tokenizers: Tokenizers, engine: Engine, *, is_guarded: bool = True) -> Translator:
-    guard = STRICT if is_guarded else None
+    guard = Guard(STRICT, tokenizers) if is_guarded else None
     return Translator(engine, tokenizers, OPTIONS, max_length=32, guard=guard)
 
 
@@ -342,7 +365,8 @@ def test_guarded_text_does_not_depend_on_batches_or_order(
 ) -> None:
     """Fault 46, with a model that was never trained and stutters a lot."""
     lines = sentences(24, seed=5)
-    translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=32, guard=STRICT)
+    guard = Guard(STRICT, tokenizers)
+    translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=32, guard=guard)
     expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
     order = random.Random(1).sample(range(24), 24)
     for batch_tokens in (40, 100_000):
@@ -357,3 +381,28 @@ def test_guarded_text_does_not_depend_on_batches_or_order(
 
 def _without_score(result: TranslationResult) -> TranslationResult:
     return replace(result, score=0.0)
+
+
+def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -> None:
+    """A first search that says another sentence's words, a second one that says its own."""
+
+    class Dreamer(Stutterer):
+        @override
+        def search(
+            self,
+            sources: Sequence[Sequence[int]],
+            options: DecodingConfig,
+            constraints: Sequence[Constraints] | None = None,
+        ) -> list[list[Hypothesis]]:
+            is_strict = options.no_repeat_ngram_size > 0
+            other = tuple(tokenizers.target.encode("Garten Fluss"))
+            return [[Hypothesis(tuple(ids) if is_strict else other, -1.0, -1.0)] for ids in sources]
+
+    size = tokenizers.source.vocab_size
+    coverage = SourceCoverage([], [[token] for token in range(size)])  # each means itself
+    guard = Guard(replace(GuardThresholds(), coverage=0.95), tokenizers, coverage)
+    translator = Translator(Dreamer(), tokenizers, OPTIONS, max_length=32, guard=guard)
+    found = translator.translate(["Hund Katze Haus", "Garten Fluss"])
+
+    assert [each.text for each in found] == ["Hund Katze Haus", "Garten Fluss"]
+    assert [each.mended for each in found] == [("coverage",), ()]

@@ -1,0 +1,68 @@
+"""How much of a source its translation speaks of. Loads no torch.
+
+A source token is covered if one of the target tokens that most often translate it, by the short
+lists of the training data, stands in the output. Tokens that stand in nearly every output, such as
+articles and full stops, cover nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from nmt.errors import CheckpointError
+
+_FILE = "shortlist.safetensors"  # of `nmt.translation.shortlist`, which loads torch
+_LIKELIEST = 10  # translations of a token that count
+_TOO_COMMON = 50  # most frequent target tokens that do not
+
+
+class SourceCoverage:
+    """Compares sources with outputs.
+
+    Args:
+        common: Target ids, the most frequent first.
+        candidates: Target ids for each source token, the likeliest first; -1 where there are fewer.
+    """
+
+    def __init__(self, common: Sequence[int], candidates: Sequence[Sequence[int]]) -> None:
+        nothing = {-1, *common[:_TOO_COMMON]}
+        self._translations = [frozenset(row[:_LIKELIEST]) - nothing for row in candidates]
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read the short lists of a run or model folder; None if it has none.
+
+        Raises:
+            CheckpointError: They are damaged.
+        """
+        path = folder / _FILE
+        if not path.is_file():
+            return None
+        try:
+            parts: dict[str, Any] = load_file(path)
+            return cls(parts["common"].tolist(), parts["candidates"].tolist())
+        except (OSError, SafetensorError, LookupError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged: {error}.",
+                fix="Remove it, and start the training again: a finished run only writes it anew.",
+            ) from error
+
+    def share(self, source: Sequence[int], output: Sequence[int]) -> float:
+        """Return the part of the source tokens that the output covers, smoothed; 1 at most.
+
+        Tokens without translations do not count.
+
+        >>> of = SourceCoverage([], [[], [4], [5, 6], [7]])
+        >>> of.share([1, 2, 3, 0], [4, 6]), of.share([0, 0], [9])
+        (0.75, 1.0)
+        """
+        translations = self._translations
+        known = [translations[token] for token in source if translations[token]]
+        written = set(output)
+        covered = sum(not written.isdisjoint(tokens) for tokens in known)
+        return (covered + 1) / (len(known) + 1)
