@@ -30,8 +30,9 @@ class SourceCoverage:
     """
 
     def __init__(self, common: Sequence[int], candidates: Sequence[Sequence[int]]) -> None:
-        nothing = {-1, *common[:_TOO_COMMON]}
-        self._translations = [frozenset(row[:_LIKELIEST]) - nothing for row in candidates]
+        self._nothing = {-1, *common[:_TOO_COMMON]}
+        self._candidates = candidates
+        self._known: dict[int, frozenset[int]] = {}  # of the tokens that came so far
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -45,7 +46,7 @@ class SourceCoverage:
             return None
         try:
             parts: dict[str, Any] = load_file(path)
-            return cls(parts["common"].tolist(), parts["candidates"].tolist())
+            return cls(parts["common"].tolist(), parts["candidates"][:, :_LIKELIEST])
         except (OSError, SafetensorError, LookupError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is damaged: {error}.",
@@ -61,8 +62,14 @@ class SourceCoverage:
         >>> of.share([1, 2, 3, 0], [4, 6]), of.share([0, 0], [9])
         (0.75, 1.0)
         """
-        translations = self._translations
-        known = [translations[token] for token in source if translations[token]]
+        known = [tokens for token in source if (tokens := self._translations(token))]
         written = set(output)
         covered = sum(not written.isdisjoint(tokens) for tokens in known)
         return (covered + 1) / (len(known) + 1)
+
+    def _translations(self, token: int) -> frozenset[int]:
+        found = self._known.get(token)
+        if found is None:
+            likeliest = {int(target) for target in self._candidates[token][:_LIKELIEST]}
+            found = self._known[token] = frozenset(likeliest - self._nothing)
+        return found
