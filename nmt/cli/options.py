@@ -70,7 +70,7 @@ Shortlist = Annotated[
     typer.Option(
         "--shortlist/--no-shortlist",
         help="Score only the few hundred tokens that the words of a line became in the training "
-        "data: faster, mostly with a large vocabulary, and hardly ever another translation.",
+        "data: faster, mostly with a wide beam or many tokens; some lines come out otherwise.",
         show_default="the model's",
     ),
 ]
