@@ -130,6 +130,7 @@ def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work
 def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int) -> Results:
     """Let all translate, one after another, in each round."""
     options = work.bundle.config.decoding.plain(cell.beam_size)
+    options = options.model_copy(update={"shortlist": False})  # some contenders change it
     results = [(contender, Measured()) for contender in contenders]
     for contender in contenders:
         contender.run(work.batches[:4], options)

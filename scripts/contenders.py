@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.ctranslate2_package import import_ctranslate2
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.commands.export import Quantization, export
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
@@ -34,7 +35,6 @@ from nmt.model.layers import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.search.lengths import limits_of
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.translation import shortlist
 from nmt.translation.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
 from nmt.translation.engine import Dtype, Engine, Task
 from nmt.translation.torch_loading import load_torch_engine
@@ -85,7 +85,7 @@ def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
             print(f"note: nmt {dtype} is left out: {error.problem}")
             continue
         runs = {dtype: _as_is}
-        if (model / shortlist.NAME).is_file():
+        if (model / SHORTLIST).is_file():
             runs[f"{dtype}, short list"] = _with_short_list
         for kind, change in runs.items():
             yield Contender("nmt", kind, threads, False, change(_all_at_once(engine, threads)))
@@ -142,9 +142,9 @@ class _Mapped:
 
 def _write_map(model: Path, folder: Path) -> bool:
     """Give an exported model our short lists, if there are any: token, tab, its candidates."""
-    if not (model / shortlist.NAME).is_file():
+    if not (model / SHORTLIST).is_file():
         return False
-    parts, exported = load_file(model / shortlist.NAME), CTranslate2Engine(folder, threads=1)
+    parts, exported = load_file(model / SHORTLIST), CTranslate2Engine(folder, threads=1)
     sources, targets = exported._source_tokens, exported._target_tokens
     always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *parts["common"].tolist()})
     lines = ["\t" + " ".join(targets[token] for token in always)]

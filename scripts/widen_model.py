@@ -29,7 +29,7 @@ from torch import Tensor
 
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import check_new_folder, write_model_folder
+from nmt.checkpoint.model_folder import RANGES, check_new_folder, write_model_folder
 from nmt.config.loader import dump_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
@@ -38,7 +38,6 @@ from nmt.model.factory import build_model, fused_rows
 from nmt.model.layers import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.search.lengths import limits_of
-from nmt.translation.ranges import NAME as RANGES
 
 _DOUBLED = (
     "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads", "num_kv_heads",

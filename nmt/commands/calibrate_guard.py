@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from nmt.checkpoint.files import replace_text
+from nmt.checkpoint.model_folder import GUARD, write_extra
 from nmt.data.prepared import PreparedData
-from nmt.errors import CheckpointError
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.coverage import SourceCoverage
-from nmt.translation.guard import NAME, GuardedLine, calibrate
+from nmt.translation.guard import GuardedLine, calibrate
 
 _MOST_LINES = 5000  # half a second
 
@@ -31,15 +30,7 @@ def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
     tokenizers = load_tokenizers(data.tokenizer_dir)
     sources, targets = (list(side) for side in zip(*chosen, strict=True))
     ids = tokenizers.source.encode_batch(sources), tokenizers.target.encode_batch(targets)
-    coverage = SourceCoverage.load(run_dir)
-    covered = [
-        1.0 if coverage is None else coverage.share(*pair) for pair in zip(*ids, strict=True)
-    ]
+    coverage = SourceCoverage.load(run_dir, tokenizers.source.vocab_size)
+    covered = [coverage.share(*pair) if coverage else 0.0 for pair in zip(*ids, strict=True)]
     limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
-    try:
-        replace_text(run_dir / NAME, limits.text())
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir / NAME} was not written: {error.strerror or error}.",
-            fix="Free disk space, or let the folder be written; then start the same command again.",
-        ) from error
+    write_extra(run_dir / GUARD, limits.text().encode())

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.checkpoint.files import replace_bytes
+from nmt.checkpoint.model_folder import SHORTLIST, write_extra
 from nmt.data.lexicon import likely_translations
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
-from nmt.translation.shortlist import NAME, Shortlist, shortlist_bytes
+from nmt.translation.shortlist import Shortlist, shortlist_bytes
 
 _CANDIDATES = 50
 _COMMON = 200
@@ -35,10 +35,4 @@ def make_shortlist(run_dir: Path, data: PreparedData) -> None:
     common = np.argsort(-counts, kind="stable")[:_COMMON]
     candidates = likely_translations(data.train, sizes, _CANDIDATES)
     content = shortlist_bytes(torch.from_numpy(common.copy()), torch.from_numpy(candidates))
-    try:
-        replace_bytes(run_dir / NAME, content)
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir / NAME} was not written: {error.strerror or error}.",
-            fix="Free disk space, or let the folder be written; then start the same command again.",
-        ) from error
+    write_extra(run_dir / SHORTLIST, content)

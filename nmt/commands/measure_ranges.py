@@ -7,19 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.files import replace_text
+from nmt.checkpoint.model_folder import RANGES, write_extra
 from nmt.data.prepared import PreparedData
-from nmt.errors import CheckpointError
 from nmt.model.quantized import input_ranges
-from nmt.translation.ranges import NAME
 from nmt.translation.torch_engine import TorchEngine
 
-_MOST_LINES = 200
-
-
-def forget_ranges(run_dir: Path) -> None:
-    """Remove ``ranges.json``, before other weights are copied together with it."""
-    (run_dir / NAME).unlink(missing_ok=True)
+_MOST_LINES, _LINES_AT_ONCE = 200, 20
 
 
 def measure_ranges(run_dir: Path, data: PreparedData) -> None:
@@ -41,11 +34,11 @@ def measure_ranges(run_dir: Path, data: PreparedData) -> None:
         bundle.tokenizers.target.encode_batch(targets),
     )
     engine = TorchEngine(bundle.model)
-    ranges = input_ranges(bundle.model, lambda: engine.token_log_probs(*ids))
-    try:
-        replace_text(run_dir / NAME, json.dumps(ranges, indent=1, sort_keys=True) + "\n")
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir / NAME} was not written: {error.strerror or error}.",
-            fix="Free disk space, or let the folder be written; then start the same command again.",
-        ) from error
+
+    def read() -> None:
+        for first in range(0, len(chosen), _LINES_AT_ONCE):
+            engine.token_log_probs(*(side[first : first + _LINES_AT_ONCE] for side in ids))
+
+    ranges = input_ranges(bundle.model, read)
+    text = json.dumps(ranges, indent=1, sort_keys=True) + "\n"
+    write_extra(run_dir / RANGES, text.encode())

@@ -14,6 +14,7 @@ import torch
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import Checkpoint, clean_partial, load_checkpoint, newest_checkpoint
 from nmt.checkpoint.lock import RunLock
+from nmt.checkpoint.model_folder import RANGES, forget_extras
 from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
 from nmt.commands.batch_fit import fit_batches
 from nmt.commands.calibrate_guard import calibrate_guard
@@ -21,7 +22,7 @@ from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.final_average import average_at_end
 from nmt.commands.make_shortlist import make_shortlist
-from nmt.commands.measure_ranges import forget_ranges, measure_ranges
+from nmt.commands.measure_ranges import measure_ranges
 from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
@@ -146,6 +147,8 @@ class _Run:
         total_steps = self._budget(timed)
         if is_first:
             clean_partial(run_dir)
+            if checkpoint is None:  # what an earlier run with other data has left here
+                forget_extras(run_dir)
             changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
             if checkpoint is not None:
                 warnings += [f"setting changed since the last start: {line}" for line in changes]
@@ -166,7 +169,7 @@ class _Run:
             if is_whole:
                 make_shortlist(run_dir, self.data)
                 calibrate_guard(run_dir, self.data)
-                forget_ranges(run_dir)
+                forget_extras(run_dir, (RANGES,))
             summary = average_at_end(
                 self.config,
                 trained,

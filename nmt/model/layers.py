@@ -118,10 +118,11 @@ class SinusoidalPositions(nn.Module):
 
     def rows(self, longest: int) -> Tensor:
         """Return the encodings of all positions below ``longest`` or more: (>= longest, D)."""
-        if longest > len(self.table):
-            table = sinusoids(2 * longest, self._dim, self._layout)
-            self.table = table.to(self.table)
-        return self.table
+        table = self.table  # another thread may change it meanwhile
+        if longest > len(table):
+            table = sinusoids(2 * longest, self._dim, self._layout).to(table)
+            self.table = table
+        return table
 
 
 class LearnedPositions(nn.Module):

@@ -1,4 +1,4 @@
-"""One decoding step as a recorded graph, which torch runs without Python.
+"""What decoding spends its time in as recorded graphs, which torch runs without Python.
 
 A step is some hundred short operations: called from Python one by one they take longer than their
 arithmetic, and threads that decode different batches wait for each other. `torch.jit` records what
@@ -32,7 +32,9 @@ def trace_readers(model: Transformer) -> Readers | None:
     found = _Examples(model.readers)
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its end, one day
-        state = model.start(torch.full((2, 5), BOS_ID), torch.tensor([5, 4]), found.readers)
+        longest = min(5, model.config.max_positions)
+        source = torch.full((2, longest), BOS_ID)
+        state = model.start(source, torch.tensor([longest, longest - 1]), found.readers)
         state = model.select(state, torch.arange(2), torch.zeros(2, 3, dtype=torch.int64))
         for _ in range(2):
             _, state = model.step(state, torch.full((2, 3), BOS_ID), found.readers)

@@ -26,8 +26,8 @@ from nmt.model.layout import Layout
 class Readers(NamedTuple):
     """What decoding spends its time in: `read_source`, `read_token` and `logits` of a Transformer.
 
-    They hold nothing but tensor operations that depend on no values and no sizes, so that faster
-    forms may stand for them.
+    They hold nothing but tensor operations that depend on no values, so that faster forms may stand
+    for them.
     """
 
     source: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

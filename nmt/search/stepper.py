@@ -13,7 +13,10 @@ S = TypeVar("S")
 
 
 class Stepper(Protocol[S]):
-    """Gives the log probabilities of the next token. Its state is opaque to the search."""
+    """Gives the log probabilities of the next token. Its state is opaque to the search.
+
+    What comes after a state may use its memory again: the search goes on from each state once.
+    """
 
     def start(self, source: Tensor, source_lengths: Tensor) -> S:
         """Read the source, padded (B, S), of these lengths (B,); one beam for each sentence."""

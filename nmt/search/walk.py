@@ -33,7 +33,7 @@ Picker = Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]
 - which of its sentence's walks each is, from 0: (B, n), int64, on the CPU.
 
 Returns log probabilities (B, n), float32, and ids, int64, on the CPU. A walk ends without a
-hypothesis where its log probability is not finite."""
+hypothesis where its log probability is not above minus infinity."""
 
 
 @torch.inference_mode()

@@ -14,9 +14,8 @@ from typing import Any, Self
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from nmt.errors import CheckpointError
+from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra
 
-_FILE = "shortlist.safetensors"  # of `nmt.translation.shortlist`, which loads torch
 _LIKELIEST = 10  # translations of a token that count
 _TOO_COMMON = 50  # most frequent target tokens that do not
 
@@ -35,23 +34,22 @@ class SourceCoverage:
         self._known: dict[int, frozenset[int]] = {}  # of the tokens that came so far
 
     @classmethod
-    def load(cls, folder: Path) -> Self | None:
+    def load(cls, folder: Path, source_vocab_size: int) -> Self | None:
         """Read the short lists of a run or model folder; None if it has none.
 
         Raises:
             CheckpointError: They are damaged.
         """
-        path = folder / _FILE
+        path = folder / SHORTLIST
         if not path.is_file():
             return None
         try:
             parts: dict[str, Any] = load_file(path)
+            if len(parts["candidates"]) != source_vocab_size:
+                raise ValueError("it is of another vocabulary")
             return cls(parts["common"].tolist(), parts["candidates"][:, :_LIKELIEST])
-        except (OSError, SafetensorError, LookupError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {error}.",
-                fix="Remove it, and start the training again: a finished run only writes it anew.",
-            ) from error
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
+            raise damaged_extra(path, error) from error
 
     def share(self, source: Sequence[int], output: Sequence[int]) -> float:
         """Return the part of the source tokens that the output covers, smoothed; 1 at most.

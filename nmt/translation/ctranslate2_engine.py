@@ -273,7 +273,8 @@ def _check_options(options: DecodingConfig, constraints: Sequence[Constraints] |
     if changed:
         raise ConfigError(
             f"A model exported to CTranslate2 cannot be searched with {', '.join(changed)}.",
-            fix="Leave that out, or use the run it was exported from.",
+            fix="Leave that out (--no-shortlist, where its configuration asks for one), or use the "
+            "run it was exported from.",
         )
 
 

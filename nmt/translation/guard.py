@@ -19,10 +19,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+from nmt.checkpoint.model_folder import GUARD
 from nmt.errors import CheckpointError
-
-NAME = "guard.json"
-"""File of a run or model folder that holds the limits."""
 
 Alarm: TypeAlias = Literal["loop", "repetition", "short", "long", "compression", "coverage"]
 
@@ -85,7 +83,7 @@ class GuardThresholds:
         return self.subwords_high, max(1, math.floor((self.subwords_high - 1) * _SMOOTH_SUBWORDS))
 
     def text(self) -> str:
-        """Return the content of `NAME`."""
+        """Return the content of the file."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
@@ -95,7 +93,7 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     Raises:
         CheckpointError: The file is damaged.
     """
-    path = folder / NAME
+    path = folder / GUARD
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         names = {field.name for field in fields(GuardThresholds)}

@@ -6,10 +6,8 @@ import json
 import math
 from pathlib import Path
 
-from nmt.errors import CheckpointError
+from nmt.checkpoint.model_folder import RANGES, damaged_extra
 from nmt.model.quantized import InputRanges
-
-NAME = "ranges.json"
 
 
 def load_ranges(folder: Path) -> InputRanges | None:
@@ -18,7 +16,7 @@ def load_ranges(folder: Path) -> InputRanges | None:
     Raises:
         CheckpointError: It is damaged.
     """
-    path = folder / NAME
+    path = folder / RANGES
     if not path.is_file():
         return None
     try:
@@ -28,7 +26,4 @@ def load_ranges(folder: Path) -> InputRanges | None:
             raise ValueError("a range is not finite")
         return ranges
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: {error}.",
-            fix="Remove it, and start the training again: a finished run only writes it anew.",
-        ) from error
+        raise damaged_extra(path, error) from error

@@ -11,7 +11,7 @@ target tokens of a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -20,12 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from nmt.errors import CheckpointError
+from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.special import EOS_ID, PAD_ID
 
-NAME = "shortlist.safetensors"
 _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
 
@@ -39,23 +38,29 @@ class BatchVocabulary:
     """0 for tokens that a sentence may use, minus infinity for others. (B, 1, V'), float32; None
     where every sentence may use all."""
 
-    def inside(self, constraints: Constraints) -> Constraints:
+    def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
         """Return the wishes as places; phrases are left out that cannot come anyway."""
         table = {token: place for place, token in enumerate(self.tokens.tolist())}
-        return Constraints(
-            prefix=tuple(table[token] for token in constraints.prefix),
-            required=tuple(tuple(table[x] for x in ids) for ids in constraints.required),
-            forbidden=tuple(
-                tuple(table[x] for x in ids)
-                for ids in constraints.forbidden
-                if all(x in table for x in ids)
-            ),
-        )
+        return [
+            Constraints(
+                prefix=tuple(table[token] for token in wishes.prefix),
+                required=tuple(tuple(table[x] for x in ids) for ids in wishes.required),
+                forbidden=tuple(
+                    tuple(table[x] for x in ids)
+                    for ids in wishes.forbidden
+                    if all(x in table for x in ids)
+                ),
+            )
+            for wishes in constraints
+        ]
 
-    def outside(self, hypothesis: Hypothesis) -> Hypothesis:
+    def outside(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return what the search found with ids of the whole vocabulary."""
-        ids = self.tokens[list(hypothesis.ids)].tolist() if hypothesis.ids else ()
-        return Hypothesis(tuple(ids), hypothesis.log_prob, hypothesis.score)
+        table = self.tokens.tolist()
+        return [
+            [replace(one, ids=tuple(table[place] for place in one.ids)) for one in each]
+            for each in found
+        ]
 
 
 class Shortlist:
@@ -85,7 +90,7 @@ class Shortlist:
         Raises:
             CheckpointError: It is damaged.
         """
-        path = folder / NAME
+        path = folder / SHORTLIST
         if not path.is_file():
             return None
         try:
@@ -95,10 +100,7 @@ class Shortlist:
                 raise ValueError("it is of another vocabulary")
             return cls(common, candidates, vocab_sizes[1])
         except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {error}.",
-                fix="Remove it, and start the training again: a finished run only writes it anew.",
-            ) from error
+            raise damaged_extra(path, error) from error
 
     def to(self, device: torch.device) -> Self:
         """Move it, in place."""

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.alignment import source_attention
@@ -24,7 +25,6 @@ from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import Engine, Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
-from nmt.translation.shortlist import NAME as SHORTLIST
 from nmt.translation.shortlist import BatchVocabulary, Shortlist
 from nmt.translation.teacher_forcing import forced_log_probs
 
@@ -132,9 +132,8 @@ class TorchEngine(Engine):
             return search(stepper, source, lengths, options, task.constraints)
         vocabulary = self._shortlist.pick(source, task.constraints)
         stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
-        constraints = task.constraints and [vocabulary.inside(one) for one in task.constraints]
-        found = search(stepper, source, lengths, options, constraints)
-        return [[vocabulary.outside(hypothesis) for hypothesis in each] for each in found]
+        constraints = task.constraints and vocabulary.inside(task.constraints)
+        return vocabulary.outside(search(stepper, source, lengths, options, constraints))
 
     @override
     def attention(

@@ -118,7 +118,7 @@ class Translator:
         )
         config, guardian = loaded.config, None
         if guard:
-            coverage = SourceCoverage.load(folder)
+            coverage = SourceCoverage.load(folder, loaded.tokenizers.source.vocab_size)
             guardian = Guard(read_thresholds(folder), loaded.tokenizers, coverage)
         return cls(
             loaded.engine,

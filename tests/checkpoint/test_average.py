@@ -23,8 +23,8 @@ from nmt.checkpoint import average
 from nmt.checkpoint.average import average_weights, choose_checkpoints, write_average
 from nmt.checkpoint.files import load_tensors, save_checkpoint
 from nmt.checkpoint.manifest import Manifest
+from nmt.checkpoint.model_folder import GUARD
 from nmt.errors import CheckpointError
-from nmt.translation.guard import NAME as GUARD
 from nmt.translation.guard import GuardThresholds, read_thresholds
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)

@@ -17,6 +17,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import save_checkpoint
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.checkpoint.run import write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
@@ -24,7 +25,6 @@ from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.translation.guard import GuardThresholds
-from nmt.translation.shortlist import NAME as SHORTLIST
 from nmt.translation.shortlist import shortlist_bytes
 from tests.translation.conftest import sentences
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nmt.checkpoint.model_folder import GUARD as NAME
 from nmt.commands import calibrate_guard as module
 from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.train import train
@@ -17,7 +18,7 @@ from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.training.signals import StoppedBySignal
 from nmt.training.update import Updater
-from nmt.translation.guard import NAME, GuardThresholds, read_thresholds
+from nmt.translation.guard import GuardThresholds, read_thresholds
 from nmt.translation.translator import Translator
 from tests.training.test_resume import CONFIG, write_corpus
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nmt.checkpoint import model_folder
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import AVERAGE, checkpoint_dir
+from nmt.checkpoint.model_folder import RANGES, SHORTLIST
 from nmt.commands import measure_ranges as ranges_module
 from nmt.commands.average import average
 from nmt.commands.export import export
@@ -26,9 +28,7 @@ from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.training.signals import StoppedBySignal
 from nmt.training.update import Updater
-from nmt.translation.ranges import NAME as RANGES
 from nmt.translation.ranges import load_ranges
-from nmt.translation.shortlist import NAME as SHORTLIST
 from nmt.translation.translator import Translator
 from tests.training.test_resume import CONFIG, write_corpus
 
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ranges_module, "replace_text", full)
+    monkeypatch.setattr(model_folder, "replace_bytes", full)
     with pytest.raises(CheckpointError, match=rf"{RANGES} was not written: No space left"):
         measure_ranges(config.run_dir, data)
 
@@ -232,5 +232,19 @@ def test_damaged_ranges_are_named(tmp_path: Path, text: str) -> None:
     assert load_ranges(tmp_path) is None
     (tmp_path / RANGES).write_text(text, encoding="utf-8", errors="surrogateescape")
 
-    with pytest.raises(CheckpointError, match=rf"{RANGES} is damaged.*\n.*fix: Remove it, and"):
+    with pytest.raises(CheckpointError, match=rf"{RANGES} is damaged.*\n.*fix: Remove it; a"):
         load_ranges(tmp_path)
+
+
+def test_a_run_that_starts_anew_keeps_nothing_of_an_earlier_one(config: RunConfig) -> None:
+    """Whole files, of the right sizes, from other data."""
+    fresh = {name: (config.run_dir / name).read_bytes() for name in (*BOTH, GUARD)}
+    parts = load_file(config.run_dir / SHORTLIST)
+    parts["candidates"] = parts["candidates"].flip(0).contiguous()
+    save_file(parts, config.run_dir / SHORTLIST)
+    assert (config.run_dir / SHORTLIST).read_bytes() != fresh[SHORTLIST]
+    shutil.rmtree(config.run_dir / "checkpoints")
+    (config.run_dir / "best").unlink(missing_ok=True)
+    train(config, quiet=True)
+
+    assert {name: (config.run_dir / name).read_bytes() for name in fresh} == fresh

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.model_folder import RANGES
 from nmt.errors import ConfigError
 from nmt.model.quantized import input_ranges
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.engine import CTRANSLATE2_MODEL, Dtype
 from nmt.translation.ensemble import Ensemble
-from nmt.translation.ranges import NAME as RANGES
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from nmt.checkpoint.model_folder import GUARD as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
@@ -23,7 +24,6 @@ from nmt.text.tokenizer import Tokenizers
 from nmt.translation.coverage import SourceCoverage
 from nmt.translation.engine import Engine
 from nmt.translation.guard import (
-    NAME,
     GuardCount,
     GuardedLine,
     GuardThresholds,

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.quantized import input_ranges, quantize
@@ -30,7 +31,7 @@ from nmt.translation import torch_engine
 from nmt.translation.engine import Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
-from nmt.translation.shortlist import NAME, BatchVocabulary, Shortlist, shortlist_bytes
+from nmt.translation.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -169,11 +170,13 @@ def test_ids_go_in_and_come_out_again() -> None:
     vocabulary = BatchVocabulary(torch.tensor([0, 1, 2, 3, 8, 20, 31]), None)
     wishes = Constraints(prefix=(8,), required=((31, 20),), forbidden=((20, 9), (20, 31), (7,)))
 
-    assert vocabulary.inside(wishes) == Constraints(
+    assert vocabulary.inside([wishes])[0] == Constraints(
         prefix=(4,), required=((6, 5),), forbidden=((5, 6),)
     )
-    assert vocabulary.outside(Hypothesis((6, 4), -3.0, -1.0)) == Hypothesis((31, 8), -3.0, -1.0)
-    assert vocabulary.outside(Hypothesis((), -3.0, -3.0)) == Hypothesis((), -3.0, -3.0)
+    assert vocabulary.outside([[Hypothesis((6, 4), -3.0, -1.0)]]) == [
+        [Hypothesis((31, 8), -3.0, -1.0)]
+    ]
+    assert vocabulary.outside([[Hypothesis((), -3.0, -3.0)]]) == [[Hypothesis((), -3.0, -3.0)]]
 
 
 # The file
@@ -205,7 +208,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
 
-    with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it, and start"):
+    with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
         Shortlist.load(tmp_path, (7, 12))
 
 
