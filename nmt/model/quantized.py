@@ -3,8 +3,8 @@
 - float16: weights are rounded once, and everything is computed in float32.
 - int8: weights are rounded once, with a scale for each output; inputs are rounded at each call,
   with a scale for each layer that was fixed before, or else for each row. So a row's result depends
-  on no other row: translations stay independent of what shares their batch, which a scale for the
-  whole input would break.
+  on no other row, which a scale for the whole input would break. (Attention's last bits depend on
+  padding; where that crosses a rounding, one line in a thousand depends on its batch all the same.)
   Source: Jacob et al. (2018), Quantization and Training of Neural Networks; here after training.
 
 Shapes: N rows, I inputs, O outputs.
