@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.ctranslate2_package import import_ctranslate2
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.extras import SHORTLIST
 from nmt.commands.export import Quantization, export
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig

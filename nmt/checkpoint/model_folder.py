@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
 
+from nmt.checkpoint.extras import EXTRAS
 from nmt.checkpoint.files import checkpoints_dir, force_to_disk, replace_bytes, replace_text
 from nmt.checkpoint.manifest import NAME as MANIFEST
 from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError, ConfigError
 
 _CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
-GUARD, SHORTLIST, RANGES = "guard.json", "shortlist.safetensors", "ranges.json"
-"""Files that the end of a training adds to a run; not every run has them."""
-_EXTRAS = (GUARD, SHORTLIST, RANGES)
-
-
-def forget_extras(run_dir: Path, names: Sequence[str] = _EXTRAS) -> None:
-    """Remove what belongs to other weights or data than the run will have."""
-    for name in names:
-        (run_dir / name).unlink(missing_ok=True)
 
 
 def write_extra(path: Path, content: bytes) -> None:
-    """Write one of these files, whole or not at all.
+    """Write one of `nmt.checkpoint.extras`, whole or not at all.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -39,14 +31,6 @@ def write_extra(path: Path, content: bytes) -> None:
             f"{path} was not written: {error.strerror or error}.",
             fix="Free disk space, or let the folder be written; then start the same command again.",
         ) from error
-
-
-def damaged_extra(path: Path, error: Exception) -> CheckpointError:
-    """Return what the reader of such a file raises."""
-    return CheckpointError(
-        f"{path} is damaged: {error}.",
-        fix="Remove it; a finished run gets it again when its training is started once more.",
-    )
 
 
 def check_new_folder(folder: Path, source: Path) -> None:
@@ -113,7 +97,7 @@ def write_model_folder(
 
 def _copy(source: Path, folder: Path) -> None:
     shutil.copyfile(source / _CONFIG, folder / _CONFIG)
-    for name in _EXTRAS:
+    for name in EXTRAS:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     (folder / _TOKENIZER).mkdir()

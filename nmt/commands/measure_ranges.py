@@ -7,7 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.model_folder import RANGES, write_extra
+from nmt.checkpoint.extras import RANGES
+from nmt.checkpoint.model_folder import write_extra
 from nmt.data.prepared import PreparedData
 from nmt.model.quantized import input_ranges
 from nmt.translation.torch_engine import TorchEngine

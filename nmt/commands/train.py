@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.extras import EXTRAS, RANGES, forget_extras
 from nmt.checkpoint.files import Checkpoint, clean_partial, load_checkpoint, newest_checkpoint
 from nmt.checkpoint.lock import RunLock
-from nmt.checkpoint.model_folder import RANGES, forget_extras
 from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
 from nmt.commands.batch_fit import fit_batches
 from nmt.commands.calibrate_guard import calibrate_guard
@@ -148,7 +148,7 @@ class _Run:
         if is_first:
             clean_partial(run_dir)
             if checkpoint is None:  # what an earlier run with other data has left here
-                forget_extras(run_dir)
+                forget_extras(run_dir, *EXTRAS)
             changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
             if checkpoint is not None:
                 warnings += [f"setting changed since the last start: {line}" for line in changes]
@@ -169,7 +169,7 @@ class _Run:
             if is_whole:
                 make_shortlist(run_dir, self.data)
                 calibrate_guard(run_dir, self.data)
-                forget_extras(run_dir, (RANGES,))
+                forget_extras(run_dir, RANGES)
             summary = average_at_end(
                 self.config,
                 trained,

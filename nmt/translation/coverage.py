@@ -14,7 +14,7 @@ from typing import Any, Self
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra
+from nmt.checkpoint.extras import SHORTLIST, damaged_extra
 
 _LIKELIEST = 10  # translations of a token that count
 _TOO_COMMON = 50  # most frequent target tokens that do not

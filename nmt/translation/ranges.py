@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from nmt.checkpoint.model_folder import RANGES, damaged_extra
+from nmt.checkpoint.extras import RANGES, damaged_extra
 from nmt.model.quantized import InputRanges
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra
+from nmt.checkpoint.extras import SHORTLIST, damaged_extra
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.special import EOS_ID, PAD_ID

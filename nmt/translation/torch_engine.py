@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.extras import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.alignment import source_attention

@@ -16,8 +16,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from nmt.checkpoint.extras import SHORTLIST
 from nmt.checkpoint.files import save_checkpoint
-from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.checkpoint.run import write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig

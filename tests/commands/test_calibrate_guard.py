@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nmt.checkpoint.model_folder import GUARD as NAME
+from nmt.checkpoint.extras import GUARD as NAME
 from nmt.commands import calibrate_guard as module
 from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.train import train

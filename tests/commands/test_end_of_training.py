@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import model_folder
 from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.extras import GUARD, RANGES, SHORTLIST
 from nmt.checkpoint.files import AVERAGE, checkpoint_dir
-from nmt.checkpoint.model_folder import GUARD, RANGES, SHORTLIST
 from nmt.commands import measure_ranges as ranges_module
 from nmt.commands.average import average
 from nmt.commands.export import export

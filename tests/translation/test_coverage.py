@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.checkpoint.model_folder import SHORTLIST as NAME
+from nmt.checkpoint.extras import SHORTLIST as NAME
 from nmt.data.lexicon import likely_translations
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import CheckpointError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.model_folder import RANGES
+from nmt.checkpoint.extras import RANGES
 from nmt.errors import ConfigError
 from nmt.model.quantized import input_ranges
 from nmt.text.tokenizer import load_tokenizers

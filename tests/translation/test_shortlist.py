@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.checkpoint.model_folder import SHORTLIST as NAME
+from nmt.checkpoint.extras import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.quantized import input_ranges, quantize
