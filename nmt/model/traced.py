@@ -35,7 +35,7 @@ def trace_readers(model: Transformer) -> Readers | None:
         longest = min(5, model.config.max_positions)
         source = torch.full((2, longest), BOS_ID)
         state = model.start(source, torch.tensor([longest, longest - 1]), found.readers)
-        state = model.select(state, torch.arange(2), torch.zeros(2, 3, dtype=torch.int64))
+        state = state.select(torch.arange(2), torch.zeros(2, 3, dtype=torch.int64))
         for _ in range(2):
             _, state = model.step(state, torch.full((2, 3), BOS_ID), found.readers)
         return Readers(

@@ -7,8 +7,8 @@ V vocabulary, D model width, K beams.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from nmt.config.model import ModelConfig
 from nmt.model.blocks import DecoderLayer, EncoderLayer
+from nmt.model.decoder_state import DecoderState
 from nmt.model.dropout import dropout
 from nmt.model.layers import LearnedPositions, OutputLayer, SinusoidalPositions, make_norm
 from nmt.model.layout import Layout
@@ -33,38 +34,6 @@ class Readers(NamedTuple):
     source: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     token: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     logits: Callable[[Tensor], Tensor]
-
-
-_GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
-_LARGE = 1 << 20  # values in caches of which not all are copied when beams change places
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderState:
-    """What decoding remembers between two steps. Opaque to the search.
-
-    What comes after it may use its caches again, in place: go on from one state once.
-    """
-
-    memory: Tensor
-    """Keys and values of the encoded source, of each of L layers. (L, 2, B, H, S, E)"""
-    bias: Tensor
-    """0, and minus infinity where the source is padding. (B, 1, 1, S)"""
-    past: Tensor
-    """Keys and values of the target so far, of each layer, and room for more: the first t of C
-    positions are filled. (L, 2, B * K, H, C, E)"""
-    num_beams: int
-    """Beams K of each sentence."""
-    length: int
-    """Target positions t so far."""
-    coverage: Tensor | None = None
-    """How much of each source token all steps so far have read together, by `nmt.model.alignment`.
-    (B * K, S), float32; None unless asked for."""
-    choice: Tensor | None = None
-    """0 for tokens that may come, and minus infinity for others. (B, 1, V); None for all."""
-    slots: Tensor | None = None
-    """Row of ``past`` of each beam, among those of its sentence. (B, K), int64; None where they are
-    in order."""
 
 
 class Embedding(nn.Module):
@@ -114,7 +83,7 @@ class Transformer(nn.Module):
     """Encoder, decoder and output projection.
 
     Training calls it whole (`forward`, then the loss on `output_weight`); decoding calls `start`
-    once and `step` and `select` for each position.
+    once, and for each position `step` and `DecoderState.select`.
 
     Args:
         config: The model section.
@@ -296,14 +265,11 @@ class Transformer(nn.Module):
         Where the state has a coverage, the model's own reader of tokens is used: others do not tell
         it.
         """
-        readers = readers or self.readers
-        past, longer = state.past, state.length + 1
-        if longer > past.shape[4]:
-            past = F.pad(past, (0, 0, 0, _GROWTH))
+        readers, state, longer = readers or self.readers, state.with_room(), state.length + 1
         position = tokens.new_full((1,), state.length)
         table = self.target_embedding.places(longer, self.target_table)
-        filled = past.narrow(4, 0, longer)
-        ids, rows = tokens.flatten(), _rows_of(state.slots)
+        filled = state.past.narrow(4, 0, longer)
+        ids, rows = tokens.flatten(), state.rows
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)
         inputs = (ids, position, table, state.bias, state.memory, filled)
@@ -317,7 +283,7 @@ class Transformer(nn.Module):
             coverage = coverage + (newly if rows is None else newly.index_select(0, rows))
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        after = replace(state, past=past, length=longer, coverage=coverage)
+        after = replace(state, length=longer, coverage=coverage)
         logits = readers.logits(hidden).view(*tokens.shape, -1)
         return logits if state.choice is None else logits.add_(state.choice), after
 
@@ -354,65 +320,6 @@ class Transformer(nn.Module):
             tell = seen if layer in telling else None
             values = layer.step(values, past[number], memory[number], bias, position, tell)
         return self.decoder_norm(values)
-
-    def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
-        """Keep some sentences, and in each some beams.
-
-        Args:
-            state: The state to choose from.
-            sentences: Which of the B sentences stay, ascending. (B',), int64.
-            beams: Which of their K beams go on; one may go on more than once. (B', K'), int64.
-        """
-        rows = (sentences.unsqueeze(1) * state.num_beams + beams).flatten()
-        coverage = None if state.coverage is None else state.coverage.index_select(0, rows)
-        stay_all = len(sentences) == len(state.bias)
-        if stay_all and beams.shape[1] == state.num_beams and state.past.numel() >= _LARGE:
-            slots = _change_places(state.past, state.slots, beams)
-            return replace(state, coverage=coverage, slots=slots)
-        if state.slots is not None:
-            rows = cast(Tensor, _rows_of(state.slots)).index_select(0, rows)
-        memory, bias, choice = state.memory, state.bias, state.choice
-        if not stay_all:
-            memory = memory.index_select(2, sentences)
-            bias = bias.index_select(0, sentences)
-            choice = None if choice is None else choice.index_select(0, sentences)
-        past = state.past.index_select(2, rows)
-        return DecoderState(memory, bias, past, beams.shape[1], state.length, coverage, choice)
-
-
-def _rows_of(slots: Tensor | None) -> Tensor | None:
-    """Places (B, K) within sentences -> rows of the batch (B * K,)."""
-    if slots is None:
-        return None
-    first = torch.arange(len(slots), device=slots.device).unsqueeze(1) * slots.shape[1]
-    return (slots + first).flatten()
-
-
-def _change_places(past: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
-    """Let every beam go on from another, with as little copying as possible.
-
-    The first that goes on from a beam keeps its place, and others get the places of beams from
-    which none goes on: large caches are far from the processor.
-
-    Args:
-        past: Caches, changed in place. (L, 2, B * K, H, C, E).
-        slots: Places of the beams; in order if None. (B, K), int64.
-        beams: From which beam each goes on. (B, K), int64.
-
-    Returns:
-        The places afterwards. (B, K), int64.
-    """
-    order = torch.arange(beams.shape[1], device=beams.device)
-    before = beams if slots is None else slots.gather(1, beams)
-    is_first = (before.unsqueeze(2) == before.unsqueeze(1)).int().argmax(2) == order
-    is_free = torch.ones_like(is_first).scatter_(1, before, False)
-    free = is_free.int().argsort(dim=1, descending=True, stable=True)
-    after = free.gather(1, ((~is_first).cumsum(1) - 1).clamp_(min=0))
-    after = torch.where(is_first, before, after)
-    moves = (~is_first).flatten().nonzero().squeeze(1)
-    origin, place = (cast(Tensor, _rows_of(x)).index_select(0, moves) for x in (before, after))
-    past.index_copy_(2, place, past.index_select(2, origin))
-    return after
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:

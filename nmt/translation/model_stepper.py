@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt.model.transformer import DecoderState, Readers, Transformer
+from nmt.model.decoder_state import DecoderState
+from nmt.model.transformer import Readers, Transformer
 from nmt.text.special import EOS_ID
 from nmt.translation.shortlist import BatchVocabulary
 
@@ -61,7 +62,7 @@ class ModelStepper:
 
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep sentences and beams."""
-        return self._model.select(state, sentences, beams)
+        return state.select(sentences, beams)
 
     def coverage(self, state: DecoderState) -> Tensor:
         """How much of each source token was read so far: (B, K, S), float32."""

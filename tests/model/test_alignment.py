@@ -116,10 +116,10 @@ def test_what_is_read_step_by_step_adds_up_to_the_same(options: dict[str, Any]) 
         logits, state = model.step(state, tokens)
         expected, plain = model.step(plain, tokens)
         assert torch.equal(logits, expected)
-        state, plain = (model.select(s, both, twice[:, : after.shape[1]]) for s in (state, plain))
+        state, plain = (s.select(both, twice[:, : after.shape[1]]) for s in (state, plain))
         tokens, twice = after, torch.tensor([[0, 1], [0, 1]])
     _, state = model.step(state, tokens)
-    state = model.select(state, both[1:], swap)
+    state = state.select(both[1:], swap)
 
     assert plain.coverage is None
     assert state.coverage is not None

@@ -55,7 +55,7 @@ def decode(
             found.append(logits)
             stay = torch.arange(count if step else (count + 1) // 2)
             beams = torch.randint(0, tokens.shape[1], (len(stay), num_beams), generator=draw)
-            state = model.select(state, stay, beams)
+            state = state.select(stay, beams)
     return found
 
 

@@ -181,11 +181,11 @@ def test_selecting_beams_and_stepping_commute(variant: str) -> None:
     with torch.no_grad():
         state = model.start(source, torch.tensor([7, 4, 6]))
         _, state = model.step(state, torch.tensor([[2], [2], [2]]))
-        state = model.select(state, torch.arange(3), torch.zeros(3, 2, dtype=torch.int64))
+        state = state.select(torch.arange(3), torch.zeros(3, 2, dtype=torch.int64))
         tokens = torch.tensor([[4, 5], [6, 7], [8, 9]])
         _, state = model.step(state, tokens)
         sentences, beams = torch.tensor([0, 2]), torch.tensor([[1, 0, 1], [0, 0, 1]])
-        chosen = model.select(state, sentences, beams)
+        chosen = state.select(sentences, beams)
         after, _ = model.step(chosen, torch.full((2, 3), 11))
         full, _ = model.step(state, torch.full((3, 2), 11))
 

@@ -1,0 +1,76 @@
+"""What decoding remembers: caches that grow in place, and beams that change places in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.config.model import ModelConfig
+from nmt.model import decoder_state
+from nmt.model.factory import build_model
+from nmt.model.transformer import Transformer
+
+NUM_SENTENCES, NUM_TOKENS, NUM_STEPS = 5, 30, 20
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    torch.manual_seed(1)
+    shape = ModelConfig(
+        encoder_layers=1, decoder_layers=2, model_dim=16, ff_dim=32, num_heads=2, dropout=0.0
+    )
+    return build_model(shape, NUM_TOKENS, NUM_TOKENS).eval()
+
+
+def walk(model: Transformer, seed: int, num_beams: int, *, with_coverage: bool) -> list[Tensor]:
+    """Beams go on from any others; every few steps sentences leave, and once beams."""
+    draw = torch.Generator().manual_seed(seed)
+    found, alive, beams = [], NUM_SENTENCES, num_beams
+    with torch.inference_mode():
+        source = torch.randint(4, NUM_TOKENS, (alive, 6), generator=draw)
+        lengths = torch.randint(2, 7, (alive,), generator=draw)
+        state = model.start(source, lengths, with_coverage=with_coverage)
+        state = state.select(torch.arange(alive), torch.zeros(alive, beams, dtype=torch.int64))
+        for step in range(NUM_STEPS):
+            tokens = torch.randint(4, NUM_TOKENS, (alive, state.num_beams), generator=draw)
+            logits, state = model.step(state, tokens)
+            found.append(logits.clone())
+            if state.coverage is not None:
+                found.append(state.coverage.clone())
+            stay = torch.arange(alive)[(step % 6 == 5) :]
+            alive, beams = len(stay), beams - (step == 10 and beams > 1)
+            chosen = torch.randint(0, state.num_beams, (alive, beams), generator=draw)
+            state = state.select(stay, chosen)
+    return found
+
+
+@given(
+    seed=st.integers(0, 1000),
+    num_beams=st.integers(1, 6),
+    with_coverage=st.booleans(),
+)
+def test_moving_few_caches_is_the_same_as_copying_all(
+    model: Transformer, seed: int, num_beams: int, with_coverage: bool
+) -> None:
+    results = []
+    for large in (1, 1 << 60):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder_state, "_LARGE", large)
+            results.append(walk(model, seed, num_beams, with_coverage=with_coverage))
+    for moved, copied in zip(*results, strict=True):
+        torch.testing.assert_close(moved, copied, rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_that_goes_on_keeps_its_place_and_only_others_move() -> None:
+    past = torch.arange(8.0).view(1, 1, 8, 1, 1, 1)
+    beams = torch.tensor([[2, 2, 0, 2], [3, 2, 1, 0]])  # two move; none does
+    slots = decoder_state._change_places(past, None, beams)
+
+    assert slots.tolist() == [[2, 1, 0, 3], [3, 2, 1, 0]]
+    assert past.flatten().tolist() == [0, 2, 2, 2, 4, 5, 6, 7]
+    again = decoder_state._change_places(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))
+    assert again.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
+    assert past.flatten().tolist() == [0, 0, 0, 0, 4, 5, 6, 7]
