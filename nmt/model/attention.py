@@ -100,7 +100,7 @@ def _script(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @_script
-def read_past(query: Tensor, past: Tensor) -> Tensor:
+def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tensor:
     """Let one position of R rows read all positions so far, and itself.
 
     On a CPU, plain products of more than a few positions take two thirds of the time of the fused
@@ -110,17 +110,19 @@ def read_past(query: Tensor, past: Tensor) -> Tensor:
     Args:
         query: (R, H, E).
         past: Keys and values. (2, R, H, t, E).
+        filled: Where some of these t positions are still empty: 0, and minus infinity there.
+            (1, 1, 1, t).
 
     Returns:
         (R, H * E).
     """
     rows, num_heads, head_dim = query.shape
-    if query.device.type == "cpu" and past.shape[3] * head_dim >= 448:
+    if filled is None and query.device.type == "cpu" and past.shape[3] * head_dim >= 448:
         key, value = past[0].flatten(0, 1), past[1].flatten(0, 1)
         scores = torch.bmm(query.reshape(rows * num_heads, 1, head_dim), key.transpose(1, 2))
         weights = scores.mul_(head_dim**-0.5).softmax(-1)
         return torch.bmm(weights, value).view(rows, num_heads * head_dim)
-    mixed = F.scaled_dot_product_attention(query.unsqueeze(2), past[0], past[1])
+    mixed = F.scaled_dot_product_attention(query.unsqueeze(2), past[0], past[1], filled)
     return mixed.flatten(1)
 
 

@@ -109,17 +109,25 @@ class SelfAttention(nn.Module):
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
         return self.output(rows.index_select(0, index))
 
-    def step(self, values: Tensor, past: Tensor, position: Tensor) -> Tensor:
+    def step(
+        self, values: Tensor, past: Tensor, position: Tensor, filled: Tensor | None = None
+    ) -> Tensor:
         """Read one more position of R rows: (R, D) -> (R, D).
 
         Args:
             values: At that position.
-            past: Keys and values of all positions; the last is filled in. (2, R, H, t + 1, E).
+            past: Keys and values of all positions; this one is filled in. (2, R, H, t + 1, E).
             position: Which it is. (1,), int64.
+            filled: Where ``past`` has more room than t + 1: 0 up to ``position``, and minus
+                infinity after it. (1, 1, 1, C).
         """
         heads = self._heads(values, position).unflatten(1, (3, self.num_heads))
-        past.select(3, -1).copy_(heads[:, 1:].transpose(0, 1))
-        return self.output(read_past(heads[:, 0], past))
+        newly = heads[:, 1:].transpose(0, 1)
+        if filled is None:
+            past.select(3, -1).copy_(newly)
+        else:
+            past.index_copy_(3, position, newly.unsqueeze(3))
+        return self.output(read_past(heads[:, 0], past, filled))
 
 
 class CrossAttention(nn.Module):
@@ -270,12 +278,15 @@ class DecoderLayer(nn.Module):
         bias: Tensor,
         position: Tensor,
         seen: list[Tensor] | None = None,
+        filled: Tensor | None = None,
     ) -> Tensor:
         """One more position of R rows: (R, D) -> (R, D).
 
         For the others see `SelfAttention.step` and `CrossAttention.step`.
         """
-        values = self.self_residual(values, lambda x: self.self_attention.step(x, past, position))
+        values = self.self_residual(
+            values, lambda x: self.self_attention.step(x, past, position, filled)
+        )
         values = self.cross_residual(
             values, lambda x: self.cross_attention.step(x, memory, bias, seen)
         )

@@ -64,7 +64,8 @@ class DecoderState:
         chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten()
         coverage = None if self.coverage is None else self.coverage.index_select(0, chosen)
         stay_all = len(sentences) == len(self.bias)
-        if stay_all and beams.shape[1] == self.num_beams and self.past.numel() >= _LARGE:
+        is_large = self.past.device.type == "cpu" and self.past.numel() >= _LARGE
+        if stay_all and beams.shape[1] == self.num_beams and is_large:
             slots = _change_places(self.past, self.slots, beams)
             return replace(self, coverage=coverage, slots=slots)
         rows = self.rows
@@ -89,7 +90,8 @@ def _change_places(past: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
     """Let every beam go on from another, with as little copying as possible.
 
     The first that goes on from a beam keeps its place, and others get the places of beams from
-    which none goes on: large caches are far from the processor.
+    which none goes on: large caches are far from a CPU. (A GPU copies all sooner than the host
+    knows which must be.)
 
     Args:
         past: Caches, changed in place. (L, 2, B * K, H, C, E).

@@ -296,6 +296,7 @@ class Transformer(nn.Module):
         memory: Tensor,
         past: Tensor,
         seen: list[Tensor] | None = None,
+        filled: Tensor | None = None,
     ) -> Tensor:
         """Send a token of each beam through the decoder. Other shapes: `DecoderState`.
 
@@ -308,6 +309,7 @@ class Transformer(nn.Module):
             past: Keys and values of the target so far, and room for these tokens, which are filled
                 in. (L, 2, B * K, H, t + 1, E).
             seen: Where the `aligning_layers` append what they read of the source. (B * K, S) each.
+            filled: See `SelfAttention.step`.
 
         Returns:
             Hidden states. (B * K, D).
@@ -318,7 +320,7 @@ class Transformer(nn.Module):
         telling = [] if seen is None else self.aligning_layers
         for number, layer in enumerate(self._decoder):
             tell = seen if layer in telling else None
-            values = layer.step(values, past[number], memory[number], bias, position, tell)
+            values = layer.step(values, past[number], memory[number], bias, position, tell, filled)
         return self.decoder_norm(values)
 
 

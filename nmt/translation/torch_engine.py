@@ -15,8 +15,9 @@ from nmt.checkpoint.extras import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.alignment import source_attention
+from nmt.model.graphed import graph_readers
 from nmt.model.traced import trace_readers
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Readers, Transformer
 from nmt.search.choose import search
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
@@ -54,7 +55,7 @@ class TorchEngine(Engine):
         if is_final:
             for model in models:
                 model.eval()
-        self._readers = [trace_readers(model) if is_final else None for model in models]
+        self._readers = [_faster_readers(model) if is_final else None for model in models]
 
     @override
     def search(
@@ -173,3 +174,8 @@ class TorchEngine(Engine):
             for model, readers in zip(self._models, self._readers, strict=True)
         ]
         return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)
+
+
+def _faster_readers(model: Transformer) -> Readers | None:
+    on_gpu = model.output_weight.device.type == "cuda"
+    return graph_readers(model) if on_gpu else trace_readers(model)

@@ -1,0 +1,150 @@
+"""Steps of a few fixed sizes say what the model says. Without a GPU a repeated call stands for the
+graph: it sees the same tensors in the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.model import graphed
+from nmt.model.graphed import GraphedToken, graph_readers
+from nmt.model.transformer import Readers, Transformer
+from tests.model.test_traced import VARIANTS, decode, small_model
+
+
+class Repeater:
+    """Records nothing, and does it again; as a graph does, it leaves its result in one place."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        self.count += 1
+        result = step()
+        return lambda: result.copy_(step()), result
+
+
+def with_fixed_sizes(model: Transformer) -> tuple[Readers, Repeater]:
+    repeater = Repeater()
+    return model.readers._replace(token=GraphedToken(model, repeater)), repeater
+
+
+def assert_alike(model: Transformer, readers: Readers, sizes: tuple[list[int], int, int]) -> None:
+    found, expected = (decode(model, own, *sizes) for own in (readers, None))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fixed_sizes_say_the_same(variant: str) -> None:
+    model = small_model(**VARIANTS[variant])
+    readers, _ = with_fixed_sizes(model)
+    for sizes in (([5], 1, 4), ([7, 7, 7], 2, 20), ([9, 4, 6, 1, 33], 5, 36)):
+        assert_alike(model, readers, sizes)
+
+
+@pytest.fixture(scope="module")
+def fixed() -> tuple[Transformer, Readers, Repeater]:
+    model = small_model(preset="modern")
+    return model, *with_fixed_sizes(model)
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    num_beams=st.integers(1, 3),
+    num_steps=st.integers(1, 20),
+)
+def test_a_few_sizes_serve_all(
+    fixed: tuple[Transformer, Readers, Repeater],
+    lengths: list[int],
+    num_beams: int,
+    num_steps: int,
+) -> None:
+    model, readers, repeater = fixed
+    assert_alike(model, readers, (lengths, num_beams, num_steps))
+    # 1, 2, 4, 8 and 16 sentences, 1 to 3 beams, 16, 32 and 64 positions, 16 and 32 steps
+    assert repeater.count <= 5 * 3 * 3 * 2
+
+
+def test_nothing_is_left_of_the_text_before() -> None:
+    model = small_model()
+    readers, _ = with_fixed_sizes(model)
+    with torch.no_grad():
+        kept = model.source_vectors[7].clone()
+        model.source_vectors[7] = torch.nan
+    state = model.start(torch.tensor([[7, 7, 7, 7, 7]]), torch.tensor([5]), readers)
+    logits, state = model.step(state, torch.tensor([[7]]), readers)
+    logits, _ = model.step(state, torch.tensor([[7]]), readers)
+    assert logits.isnan().all()
+    with torch.no_grad():
+        model.source_vectors[7] = kept
+    assert_alike(model, readers, ([3], 1, 2))
+
+
+def test_a_result_outlives_the_next_step() -> None:
+    model = small_model()
+    readers, _ = with_fixed_sizes(model)
+    with torch.inference_mode():
+        state = model.start(torch.tensor([[5, 6, 3]]), torch.tensor([3]), readers)
+        state = state.with_room()
+        bias, memory, past = state.bias, state.memory, state.past[..., :1, :]
+        table = model.target_embedding.places(1, model.target_table)
+        inputs = (torch.zeros(1, dtype=torch.int64), table, bias, memory, past)
+        first = readers.token(torch.tensor([7]), *inputs)
+        kept = first.clone()
+        assert not torch.equal(readers.token(torch.tensor([8]), *inputs), kept)
+    assert torch.equal(first, kept)
+
+
+def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    readers, repeater = with_fixed_sizes(model)
+    monkeypatch.setattr(graphed, "_MOST_ROWS", 4)
+    assert_alike(model, readers, ([5] * 9, 2, 2))
+    assert repeater.count == 0  # 9 rows, then 10
+    monkeypatch.setattr(graphed, "_MOST_GRAPHS", 1)
+    for _ in range(2):
+        assert_alike(model, readers, ([5], 2, 3))
+    assert repeater.count == 4  # one beam, two beams, and both again
+
+
+def test_a_device_that_records_nothing_goes_on_without() -> None:
+    calls = []
+
+    def fails(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        calls.append(step)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = small_model()
+    readers = model.readers._replace(token=GraphedToken(model, fails))
+    with pytest.warns(UserWarning, match="not recorded: operation not permitted"):
+        assert_alike(model, readers, ([5, 3], 2, 4))
+    assert len(calls) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
+    model = small_model().to("cuda", dtype)
+    readers = graph_readers(model)
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    torch.manual_seed(0)
+    source = torch.randint(4, 50, (6, 20), device="cuda")
+    lengths = torch.tensor([20, 17, 9, 5, 3, 2], device="cuda")
+    with torch.inference_mode():
+        states = [model.start(source, lengths, own) for own in (readers, None)]
+        tokens = torch.full((6, 1), 4, device="cuda")
+        for _ in range(40):
+            found = []
+            for number, own in enumerate((readers, None)):
+                logits, states[number] = model.step(states[number], tokens, own)
+                found.append(logits)
+            torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+            tokens = found[1].argmax(-1)
