@@ -28,7 +28,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.extras import RANGES
 from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_folder import check_new_folder, write_model_folder
 from nmt.config.loader import dump_config
@@ -144,7 +143,6 @@ def write_widened(source: Path, output: Path) -> ModelConfig:
         text = dump_config(config)
         (folder / "config.yaml").write_text(text, encoding="utf-8", newline="\n")
         save_file(wide.state_dict(), folder / MODEL)
-        (folder / RANGES).unlink(missing_ok=True)  # of other layers
 
     write_model_folder(output, source, bundle.step, write)
     return wide.config

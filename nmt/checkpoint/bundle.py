@@ -41,6 +41,8 @@ class ModelBundle:
     """Updates it was trained for."""
     folder: Path
     """Where the weights came from."""
+    sha256: str
+    """Of the file of the weights."""
 
 
 def load_model(
@@ -81,7 +83,8 @@ def load_model(
             fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
         ) from error
     _load_weights(model, weights_dir / MODEL)
-    return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir)
+    sha256 = manifest.files[MODEL].sha256
+    return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir, sha256)
 
 
 def _check_tokenizers(folder: Path, weights_dir: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from nmt.errors import CheckpointError
 
 GUARD, SHORTLIST, RANGES = "guard.json", "shortlist.safetensors", "ranges.json"
-EXTRAS = (GUARD, SHORTLIST, RANGES)
+OF_DATA = (GUARD, SHORTLIST)
+"""They depend on the data alone: any weights of the run may use them."""
+EXTRAS = (*OF_DATA, RANGES)
 
 
 def forget_extras(run_dir: Path, *names: str) -> None:

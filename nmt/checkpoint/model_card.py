@@ -9,11 +9,9 @@ from typing import Any
 
 from nmt.checkpoint.average import RECORD, average_score
 from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.files import STATE, newest_checkpoint
+from nmt.checkpoint.run import trained_on
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
-from nmt.data.prepared import PreparedManifest
-from nmt.errors import CheckpointError, DataError
 from nmt.model.factory import count_parameters
 from nmt.version import __version__
 
@@ -98,7 +96,7 @@ def _shape(bundle: ModelBundle, form: str, size_bytes: int) -> dict[str, str]:
 
 def _data(config: RunConfig, source: Path) -> Iterator[str]:
     """Names of the corpora, and if the prepared data are still there, counts and hashes."""
-    prepared = _prepared(config, source)
+    prepared = trained_on(source, config)
     for name in corpus_names(config.data.train):
         counts = prepared.counts.get(name, {}) if prepared else {}
         pairs = f": {counts['kept']:,} of {counts['read']:,} pairs" if counts else ""
@@ -111,20 +109,6 @@ def _data(config: RunConfig, source: Path) -> Iterator[str]:
     for path, facts in prepared.sources.items():
         yield f"| {Path(path).name} | `{facts['sha256']}` |\n"
     yield f"\nsha256 of all token ids: `{prepared.data_hash}`\n"
-
-
-def _prepared(config: RunConfig, source: Path) -> PreparedManifest | None:
-    """What the run was trained on, if it is there and still the same."""
-    try:
-        prepared = PreparedManifest.read(config.prepared_dir)
-        newest = newest_checkpoint(source)
-        if newest is None:
-            return None
-        state = json.loads((newest / STATE).read_text(encoding="utf-8"))
-    except (DataError, CheckpointError):
-        return None
-    same = state.get("identity", {}).get("data_hash") == prepared.data_hash
-    return prepared if same else None
 
 
 def _scores(bundle: ModelBundle, source: Path) -> Iterator[str]:

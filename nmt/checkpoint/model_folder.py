@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from nmt.checkpoint.extras import EXTRAS
+from nmt.checkpoint.extras import OF_DATA
 from nmt.checkpoint.files import checkpoints_dir, force_to_disk, replace_bytes, replace_text
 from nmt.checkpoint.manifest import NAME as MANIFEST
 from nmt.checkpoint.manifest import Manifest
@@ -69,7 +69,8 @@ def write_model_folder(
 
     Args:
         folder: Folder to make; missing or empty.
-        source: Run or model folder whose configuration, tokenizer, and such are copied.
+        source: Run or model folder whose configuration and tokenizer are copied, and of its extras
+            those that do not depend on the weights.
         step: Updates the model was trained for.
         write: Writes the weights and all else into the folder it is given.
 
@@ -97,7 +98,7 @@ def write_model_folder(
 
 def _copy(source: Path, folder: Path) -> None:
     shutil.copyfile(source / _CONFIG, folder / _CONFIG)
-    for name in EXTRAS:
+    for name in OF_DATA:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     (folder / _TOKENIZER).mkdir()

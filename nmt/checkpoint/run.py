@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 from collections.abc import Mapping
@@ -11,14 +12,15 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoint.files import replace_text
+from nmt.checkpoint.files import STATE, newest_checkpoint, replace_text
 from nmt.config.base import Section
 from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
-from nmt.errors import CheckpointError, ConfigError
+from nmt.data.prepared import PreparedManifest
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.text.tokenizer import tokenizer_hash
 
 # Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,
@@ -147,6 +149,20 @@ def check_resumable(
             fix="Use the same machine type, torch and training.threads, or drop --exact.",
         )
     return [f"resumed run is not bit-exact: {difference}" for difference in found.machine]
+
+
+def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
+    """Return what the prepared data of a run hold, or None if they are gone or others by now."""
+    try:
+        prepared = PreparedManifest.read(config.prepared_dir)
+        newest = newest_checkpoint(run_dir)
+        if newest is None:
+            return None
+        state = json.loads((newest / STATE).read_text(encoding="utf-8"))
+    except (DataError, CheckpointError):
+        return None
+    same = state.get("identity", {}).get("data_hash") == prepared.data_hash
+    return prepared if same else None
 
 
 def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:

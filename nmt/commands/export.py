@@ -16,8 +16,8 @@ from nmt.checkpoint.ctranslate2_model import (
     write_ctranslate2,
 )
 from nmt.checkpoint.ctranslate2_package import import_ctranslate2
+from nmt.checkpoint.extras import RANGES
 from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.model_card import NAME as CARD
 from nmt.checkpoint.model_card import model_card
 from nmt.checkpoint.model_folder import check_new_folder, write_model_folder
@@ -26,6 +26,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.search.lengths import limits_of
 from nmt.text.tokenizer import Tokenizer
 from nmt.translation.engine import CTRANSLATE2_MODEL, CTRANSLATE2_RECORD, is_ctranslate2
+from nmt.translation.ranges import load_ranges
 from nmt.version import __version__
 
 Target = Literal["safetensors", "ctranslate2"]
@@ -97,6 +98,8 @@ def export(
             _write_for_ctranslate2(folder, bundle, quantization)
         else:
             shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
+            if load_ranges(source, bundle.sha256, note) is not None:
+                shutil.copyfile(source / RANGES, folder / RANGES)
         weights = folder / (CTRANSLATE2_MODEL if target == "ctranslate2" else MODEL)
         sizes.append(weights.stat().st_size)
         form = f"CTranslate2, {quantization}" if target == "ctranslate2" else "safetensors, float32"
@@ -131,7 +134,7 @@ def _write_for_ctranslate2(folder: Path, bundle: ModelBundle, quantization: Quan
         "quantization": quantization,
         "num_positions": limits.get(config.model.positions, positions),
         "step": bundle.step,
-        "sha256": Manifest.read(bundle.folder).files[MODEL].sha256,
+        "sha256": bundle.sha256,
     }
     text = json.dumps(record, indent=2) + "\n"
     (folder / CTRANSLATE2_RECORD).write_text(text, encoding="utf-8", newline="\n")

@@ -13,7 +13,7 @@ from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.config.run import RunConfig
 from nmt.engine.device import choose_device, prepare_process
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.quantized import quantize
+from nmt.model.quantized import InputRanges, quantize
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 from nmt.translation.engine import Dtype, LoadedEngine, is_ctranslate2
@@ -32,6 +32,8 @@ class LoadedModels:
     """Those that count: a weight of 0 leaves a model out."""
     folders: tuple[Path, ...]
     """Where each came from."""
+    sha256: tuple[str, ...]
+    """Of the weights of each."""
     mixture: Mixture
     """How their probabilities become one."""
     config: RunConfig
@@ -54,8 +56,9 @@ def load_torch_engine(
     loaded = load_models(
         folder, device=device, checkpoint=checkpoint, threads=threads, note=note, ensemble=ensemble
     )
-    for model, own_folder in zip(loaded.models, loaded.folders, strict=True):
-        _change_dtype(model, dtype, own_folder)
+    for model, own_folder, sha256 in zip(loaded.models, loaded.folders, loaded.sha256, strict=True):
+        ranges = load_ranges(own_folder, sha256, note) if dtype == "int8" else None
+        _change_dtype(model, dtype, ranges)
     tokenizers = loaded.tokenizers
     sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
     shortlist = Shortlist.load(folder, sizes)
@@ -63,14 +66,14 @@ def load_torch_engine(
     return LoadedEngine(engine, loaded.config, tokenizers)
 
 
-def _change_dtype(model: Transformer, dtype: Dtype, folder: Path) -> None:
-    """Give the model of ``folder`` smaller weights; with bf16 alone a CPU computes in 16 bits."""
+def _change_dtype(model: Transformer, dtype: Dtype, ranges: InputRanges | None) -> None:
+    """Give a model smaller weights; with bf16 alone a CPU computes in 16 bits."""
     if dtype == "bf16":
         model.to(torch.bfloat16)
     elif dtype == "float16" and model.output_weight.device.type == "cuda":
         model.to(torch.float16)
     elif dtype != "float32":
-        quantize(model, dtype, load_ranges(folder) if dtype == "int8" else None)
+        quantize(model, dtype, ranges)
 
 
 def load_models(
@@ -111,6 +114,7 @@ def load_models(
     return LoadedModels(
         models=tuple(bundles[i].model.to(place) for i in counted),
         folders=tuple(folders[i] for i in counted),
+        sha256=tuple(bundles[i].sha256 for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         config=config.model_copy(update={"filters": filters}),
         tokenizers=bundles[0].tokenizers,

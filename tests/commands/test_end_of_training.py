@@ -84,13 +84,13 @@ def test_the_shortlist_is_of_the_training_data(config: RunConfig) -> None:
 
 
 def test_the_ranges_are_of_every_linear_layer_of_the_best_weights(config: RunConfig) -> None:
-    model = load_model(config.run_dir).model
-    ranges = load_ranges(config.run_dir)
+    bundle, text = load_model(config.run_dir), (config.run_dir / RANGES).read_text()
+    ranges = load_ranges(config.run_dir, bundle.sha256)
 
     assert ranges is not None
-    linear = [name for name, x in model.named_modules() if isinstance(x, torch.nn.Linear)]
+    linear = [name for name, x in bundle.model.named_modules() if isinstance(x, torch.nn.Linear)]
     assert sorted(ranges) == sorted([*linear, "output_layer"])
-    assert list(ranges) == sorted(ranges)
+    assert list(json.loads(text)) == sorted(json.loads(text))
     assert all(low <= 0 < high for low, high in ranges.values())
 
 
@@ -148,15 +148,82 @@ def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
 
 
 def test_model_folders_have_them_and_their_manifests_too(config: RunConfig) -> None:
+    notes: list[str] = []
     average(config.run_dir, Path("mean"), last=2)
-    export(config.run_dir, Path("slim"), "safetensors")
-    export(Path("mean"), Path("slim mean"), "safetensors")
-    for folder in ("mean", "slim", "slim mean"):
-        assert contents(Path(folder)) == contents(config.run_dir)
+    export(config.run_dir, Path("slim"), "safetensors", note=notes.append)
+    export(Path("mean"), Path("slim mean"), "safetensors", note=notes.append)
+    for folder, origin in (("mean", "mean"), ("slim", config.run_dir), ("slim mean", "mean")):
+        assert contents(Path(folder)) == contents(Path(origin))
         files = json.loads((Path(folder) / "manifest.json").read_text())["files"]
         assert {*BOTH} <= {*files}
-        translator = load(Path(folder), dtype="int8").with_options(shortlist=True)
-        assert translator.translate(["abc"])[0].text
+        translator = load(Path(folder), dtype="int8", note=notes.append)
+        assert translator.with_options(shortlist=True).translate(["abc"])[0].text
+    assert notes == []
+
+
+def test_the_ranges_of_a_mean_are_of_its_own_weights(config: RunConfig) -> None:
+    average(config.run_dir, Path("mean"), last=2)
+    run, mean = (contents(folder) for folder in (config.run_dir, Path("mean")))
+    assert mean[SHORTLIST] == run[SHORTLIST]
+    assert mean[RANGES] != run[RANGES]
+
+    measure_ranges(Path("mean"), PreparedData.open(config.prepared_dir))
+    assert contents(Path("mean")) == mean
+
+
+def test_a_mean_has_no_ranges_if_the_data_of_the_run_are_gone(config: RunConfig) -> None:
+    manifest = config.prepared_dir / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"data_hash": "', '"data_hash": "0'))
+    notes: list[str] = []
+    for folder in ("other data", "no data"):
+        notes.clear()
+        average(config.run_dir, Path(folder), last=2, note=notes.append)
+        assert notes[1:] == [
+            "the data of the run are not in prepared, so there will be no ranges.json: "
+            "int8 is slower without"
+        ]
+        assert (Path(folder) / SHORTLIST).is_file()
+        assert not (Path(folder) / RANGES).exists()
+        assert load(Path(folder), dtype="int8", note=notes.append).translate(["abc"])[0].text
+        shutil.rmtree(config.prepared_dir, ignore_errors=True)
+    assert len(notes) == 2
+
+    (config.run_dir / RANGES).unlink()
+    notes.clear()
+    average(config.run_dir, Path("as before"), last=2, note=notes.append)
+    assert len(notes) == 1
+
+
+def test_ranges_of_other_weights_are_not_used_and_that_is_told(config: RunConfig) -> None:
+    best = load_model(config.run_dir).step
+    other = f"step-{15 - best}"
+    text = f"{config.run_dir / RANGES} is of other weights and not used: int8 is slower without"
+    notes: list[str] = []
+    found = load(config.run_dir, dtype="int8", checkpoint=other, note=notes.append)
+    assert notes == [text]
+    export(config.run_dir, Path("slim"), "safetensors", checkpoint=other, note=notes.append)
+    assert notes == [text] * 2
+    assert not (Path("slim") / RANGES).exists()
+
+    load(config.run_dir, checkpoint=other, note=notes.append)
+    load(config.run_dir, dtype="float16", checkpoint=other, note=notes.append)
+    load(config.run_dir, dtype="int8", checkpoint=f"step-{best}", note=notes.append)
+    assert len(notes) == 2
+    (config.run_dir / RANGES).unlink()
+    expected = load(config.run_dir, dtype="int8", checkpoint=other).translate(["abc", "b"])
+    assert found.translate(["abc", "b"]) == expected
+
+
+def test_ranges_that_name_no_weights_are_believed(config: RunConfig) -> None:
+    """They were written before they did."""
+    path = config.run_dir / RANGES
+    found = json.loads(path.read_text())
+    sha256 = found.pop("weights")
+    expected = load_ranges(config.run_dir, sha256)
+    path.write_text(json.dumps(found))
+
+    assert expected is not None
+    assert load_ranges(config.run_dir, "any") == expected
 
 
 def test_a_folder_of_an_older_run_lacks_them_and_works(config: RunConfig) -> None:
@@ -202,9 +269,9 @@ def test_the_first_lines_with_text_are_enough(
         side.write_text(text)
     monkeypatch.setattr(ranges_module, "_MOST_LINES", 1)
     measure_ranges(config.run_dir, data)
-    first = load_ranges(config.run_dir)
-    assert first is not None
-    for name, (low, high) in json.loads(before).items():
+    first, expected = json.loads(path.read_text()), json.loads(before)
+    assert first.pop("weights") == expected.pop("weights")
+    for name, (low, high) in expected.items():
         assert low <= first[name][0] <= 0 < first[name][1] <= high
 
 
@@ -229,11 +296,11 @@ def test_a_folder_that_cannot_be_written_is_named(
      '{"a": null}', "\udcff"],
 )  # fmt: skip
 def test_damaged_ranges_are_named(tmp_path: Path, text: str) -> None:
-    assert load_ranges(tmp_path) is None
+    assert load_ranges(tmp_path, "any") is None
     (tmp_path / RANGES).write_text(text, encoding="utf-8", errors="surrogateescape")
 
     with pytest.raises(CheckpointError, match=rf"{RANGES} is damaged.*\n.*fix: Remove it; a"):
-        load_ranges(tmp_path)
+        load_ranges(tmp_path, "any")
 
 
 def test_a_run_that_starts_anew_keeps_nothing_of_an_earlier_one(config: RunConfig) -> None:

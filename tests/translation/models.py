@@ -89,5 +89,10 @@ def loaded(
 ) -> LoadedModels:
     """Models as if they came from folders."""
     return LoadedModels(
-        models, (Path(),) * len(models), mixture or Mixture(), config or run_config(), tokenizers
+        models,
+        folders=(Path(),) * len(models),
+        sha256=("",) * len(models),
+        mixture=mixture or Mixture(),
+        config=config or run_config(),
+        tokenizers=tokenizers,
     )
