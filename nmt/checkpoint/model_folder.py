@@ -15,7 +15,7 @@ from nmt.checkpoint.manifest import NAME as MANIFEST
 from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError, ConfigError
 
-_CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
+CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
 
 
 def write_extra(path: Path, content: bytes) -> None:
@@ -97,7 +97,7 @@ def write_model_folder(
 
 
 def _copy(source: Path, folder: Path) -> None:
-    shutil.copyfile(source / _CONFIG, folder / _CONFIG)
+    shutil.copyfile(source / CONFIG, folder / CONFIG)
     for name in OF_DATA:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
@@ -111,7 +111,7 @@ def _seal(folder: Path, step: int) -> None:
     """Write the manifest last, and force everything to the disk."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for path in paths:
-        shutil.copymode(folder / _CONFIG, path)  # safetensors keeps others from reading its files
+        shutil.copymode(folder / CONFIG, path)  # safetensors keeps others from reading its files
         force_to_disk(path)
     force_to_disk(folder / _TOKENIZER)
     names = [path.relative_to(folder).as_posix() for path in paths]

@@ -20,11 +20,13 @@ from nmt.checkpoint.extras import RANGES
 from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_card import NAME as CARD
 from nmt.checkpoint.model_card import model_card
-from nmt.checkpoint.model_folder import check_new_folder, write_model_folder
+from nmt.checkpoint.model_folder import CONFIG, check_new_folder, write_model_folder
+from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.search.lengths import limits_of
 from nmt.text.tokenizer import Tokenizer
+from nmt.translation.ctranslate2_engine import followed, not_followed
 from nmt.translation.engine import CTRANSLATE2_MODEL, CTRANSLATE2_RECORD, is_ctranslate2
 from nmt.translation.ranges import load_ranges
 from nmt.version import __version__
@@ -71,7 +73,7 @@ def export(
         target: ``safetensors`` for this package, ``ctranslate2`` for CTranslate2.
         quantization: Type of the weights of an export to CTranslate2.
         checkpoint: Of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
-        note: Told about damaged checkpoints that are passed over.
+        note: Told about damaged checkpoints that are passed over, and about what is left out.
 
     Raises:
         ConfigError: ``output`` is taken, CTranslate2 is missing or cannot express the model.
@@ -91,6 +93,8 @@ def export(
     if target == "ctranslate2":
         import_ctranslate2()
     bundle = load_model(source, checkpoint, warn=note)
+    if target == "ctranslate2" and (lost := not_followed(bundle.config.decoding)):
+        note(f"CTranslate2 cannot search with {', '.join(lost)}: the export leaves that out")
     sizes = []
 
     def write(folder: Path) -> None:
@@ -117,7 +121,8 @@ def export(
 
 
 def _write_for_ctranslate2(folder: Path, bundle: ModelBundle, quantization: Quantization) -> None:
-    config = bundle.config
+    decoding = followed(bundle.config.decoding)
+    config = bundle.config.model_copy(update={"decoding": decoding})
     check_expressible(config.model)
     positions = max(_LEAST_POSITIONS, _most_positions(config))
     form = CTranslate2Format(
@@ -127,6 +132,7 @@ def _write_for_ctranslate2(folder: Path, bundle: ModelBundle, quantization: Quan
         num_positions=positions,
     )
     write_ctranslate2(folder, bundle.model, form)
+    (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
     limits = {"learned": config.model.max_positions, "rotary": None}
     record = {
         "package_version": __version__,

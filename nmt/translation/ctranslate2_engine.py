@@ -262,19 +262,30 @@ def _vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:
     return tokens
 
 
-def _check_options(options: DecodingConfig, constraints: Sequence[Constraints] | None) -> None:
-    changed = [
-        f"{name} {getattr(options, name)}"
+def not_followed(options: DecodingConfig) -> list[str]:
+    """Return name and value of the options that CTranslate2 has no counterpart for."""
+    return [
+        f"{name} {json.dumps(getattr(options, name))}"
         for name, field in type(options).model_fields.items()
         if name not in _KNOWN and getattr(options, name) != field.default
     ]
+
+
+def followed(options: DecodingConfig) -> DecodingConfig:
+    """Return ``options`` without those of `not_followed`."""
+    single = options.sampling or options.return_alternatives  # n_best may then be any number
+    kept = _KNOWN - {"n_best"} if single else _KNOWN
+    return DecodingConfig(**options.model_dump(include=kept))
+
+
+def _check_options(options: DecodingConfig, constraints: Sequence[Constraints] | None) -> None:
+    refused = not_followed(options)
     if constraints is not None:
-        changed.append("a prefix or phrases for single lines")
-    if changed:
+        refused.append("a prefix or phrases for single lines")
+    if refused:
         raise ConfigError(
-            f"A model exported to CTranslate2 cannot be searched with {', '.join(changed)}.",
-            fix="Leave that out (--no-shortlist, where its configuration asks for one), or use the "
-            "run it was exported from.",
+            f"A model exported to CTranslate2 cannot be searched with {', '.join(refused)}.",
+            fix="Leave that out, or use the run it was exported from.",
         )
 
 

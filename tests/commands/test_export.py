@@ -13,6 +13,7 @@ import torch
 from nmt.checkpoint import ctranslate2_model
 from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.extras import EXTRAS, GUARD, SHORTLIST
 from nmt.checkpoint.files import (
     MODEL,
     checkpoint_dir,
@@ -22,7 +23,7 @@ from nmt.checkpoint.files import (
 )
 from nmt.checkpoint.manifest import Manifest
 from nmt.commands import export as export_module
-from nmt.commands.export import Quantization, export
+from nmt.commands.export import Quantization, Target, export
 from nmt.config.model import ModelConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
@@ -216,6 +217,53 @@ def test_safetensors_are_those_of_the_checkpoint(run_dir: Path, tmp_path: Path) 
     bundle = load_model(tmp_path / "out")
     for name, tensor in load_tensors(original).items():
         assert torch.equal(bundle.model.state_dict()[name], tensor)
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize(
+    ("decoding", "told"),
+    [
+        ({"shortlist": True}, "shortlist true"),
+        ({"coverage_penalty": 0.2, "repetition_penalty": 1.1},
+         "coverage_penalty 0.2, repetition_penalty 1.1"),
+        ({"diverse_beam_groups": 3, "length_penalty": 0.5}, "diverse_beam_groups 3"),
+        ({"sampling": True, "top_k": 5, "n_best": 7, "seed": 9}, "sampling true, top_k 5"),
+        ({"beam_size": 2, "n_best": 2}, None),
+    ],
+)  # fmt: skip
+def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
+    tokenizer: Path, tmp_path: Path, decoding: dict[str, Any], told: str | None
+) -> None:
+    """So that the folder translates as it is."""
+    config = run_config({}, decoding={"beam_size": 3, "max_length_offset": 5, **decoding})
+    write_run(tmp_path / "run", tokenizer, config)
+    notes: list[str] = []
+    export(tmp_path / "run", tmp_path / "out", "ctranslate2", note=notes.append)
+    found = Translator.load(tmp_path / "out", device="cpu")
+
+    assert notes == (
+        [f"CTranslate2 cannot search with {told}: the export leaves that out"] if told else []
+    )
+    assert len(found.translate(sentences(2))) == 2
+    kept = {"beam_size", "length_penalty", "max_length_offset", "seed"}
+    assert found.options.model_dump(include=kept) == config.decoding.model_dump(include=kept)
+    notes.clear()
+    export(tmp_path / "run", tmp_path / "ours", "safetensors", note=notes.append)
+    assert load_model(tmp_path / "ours").config == config
+    assert notes == []
+
+
+@needs_ctranslate2
+def test_a_folder_has_what_its_engine_reads(run_dir: Path, tmp_path: Path) -> None:
+    """The guard reads the short lists, too; input ranges are for our int8."""
+    for name in EXTRAS:
+        (run_dir / name).write_text("{}")
+    wanted: dict[Target, set[str]] = {
+        "ctranslate2": {GUARD, SHORTLIST}, "safetensors": {*EXTRAS},
+    }  # fmt: skip
+    for target, expected in wanted.items():
+        folder = export(run_dir, tmp_path / target, target).output
+        assert {path.name for path in folder.iterdir()} & {*EXTRAS} == expected
 
 
 @needs_ctranslate2

@@ -145,11 +145,11 @@ def test_outputs_end_where_a_learned_table_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"sampling": True, "top_k": 5}, "sampling True, top_k 5"),
+        ({"sampling": True, "top_k": 5}, "sampling true, top_k 5"),
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
         ({"coverage_penalty": 0.2}, "coverage_penalty 0.2"),
         ({"diverse_beam_groups": 3, "seed": 4}, "diverse_beam_groups 3"),
-        ({"shortlist": True}, "shortlist True"),
+        ({"shortlist": True}, "shortlist true"),
     ],
 )
 def test_an_option_that_it_cannot_follow_is_named(
