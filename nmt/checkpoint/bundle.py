@@ -74,9 +74,8 @@ def load_model(
         manifest.verify(weights_dir, (MODEL, STATE))
         _check_tokenizers(folder, weights_dir)
     tokenizers = load_folder_tokenizers(folder)
-    sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     try:
-        model = build_model(config.model, *sizes)
+        model = build_model(config.model, *tokenizers.vocab_sizes)
     except ValueError as error:
         raise CheckpointError(
             f"config.yaml and tokenizer of {folder} do not fit each other: {error}.",

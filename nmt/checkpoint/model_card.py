@@ -79,7 +79,7 @@ def _shape(bundle: ModelBundle, form: str, size_bytes: int) -> dict[str, str]:
     model, config = bundle.config.model, bundle.config
     widths = f"width {model.model_dim}, inner width {model.ff_dim}"
     decoder = f"width {model.decoder_dim}, inner width {model.decoder_ff}"
-    sizes = bundle.tokenizers.source.vocab_size, bundle.tokenizers.target.vocab_size
+    sizes = bundle.tokenizers.vocab_sizes
     kind = config.tokenizer.kind
     vocabulary = f"{sizes[0]:,} and {sizes[1]:,} entries ({kind})"
     if config.tokenizer.joint:

@@ -11,6 +11,7 @@ from nmt.data.prepared import PreparedData
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.coverage import SourceCoverage
 from nmt.translation.guard import GuardedLine, calibrate
+from nmt.translation.shortlist_file import ShortlistFile
 
 _MOST_LINES = 5000  # half a second
 
@@ -31,7 +32,7 @@ def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
     tokenizers = load_tokenizers(data.tokenizer_dir)
     sources, targets = (list(side) for side in zip(*chosen, strict=True))
     ids = tokenizers.source.encode_batch(sources), tokenizers.target.encode_batch(targets)
-    coverage = SourceCoverage.load(run_dir, tokenizers.source.vocab_size)
+    coverage = SourceCoverage.load(ShortlistFile(run_dir, tokenizers.vocab_sizes))
     covered = [coverage.share(*pair) if coverage else 0.0 for pair in zip(*ids, strict=True)]
     limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
     write_extra(run_dir / GUARD, limits.text().encode())

@@ -13,7 +13,8 @@ from nmt.checkpoint.model_folder import write_extra
 from nmt.data.lexicon import likely_translations
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
-from nmt.translation.shortlist import Shortlist, shortlist_bytes
+from nmt.translation.shortlist import shortlist_bytes
+from nmt.translation.shortlist_file import ShortlistFile
 
 _CANDIDATES = 50
 _COMMON = 200
@@ -30,7 +31,7 @@ def make_shortlist(run_dir: Path, data: PreparedData) -> None:
     manifest = data.manifest
     sizes = manifest.source_vocab_size, manifest.target_vocab_size
     with suppress(CheckpointError):
-        if Shortlist.load(run_dir, sizes) is not None:
+        if ShortlistFile(run_dir, sizes).parts is not None:
             return
     counts = data.train.token_counts("target", manifest.target_vocab_size)
     common = np.argsort(-counts, kind="stable")[:_COMMON]

@@ -46,6 +46,11 @@ class Tokenizers:
     source: Tokenizer
     target: Tokenizer
 
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Entries of the source and of the target vocabulary."""
+        return self.source.vocab_size, self.target.vocab_size
+
 
 def load_tokenizers(folder: Path) -> Tokenizers:
     """Load the SentencePiece models of a ``tokenizer`` folder.

@@ -8,13 +8,9 @@ articles and full stops, cover nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
-from nmt.checkpoint.extras import SHORTLIST, damaged_extra
+from nmt.translation.shortlist_file import ShortlistFile
 
 _LIKELIEST = 10  # translations of a token that count
 _TOO_COMMON = 50  # most frequent target tokens that do not
@@ -34,22 +30,14 @@ class SourceCoverage:
         self._known: dict[int, frozenset[int]] = {}  # of the tokens that came so far
 
     @classmethod
-    def load(cls, folder: Path, source_vocab_size: int) -> Self | None:
-        """Read the short lists of a run or model folder; None if it has none.
+    def load(cls, file: ShortlistFile) -> Self | None:
+        """Return one by the short lists of a file; None if there is none.
 
         Raises:
-            CheckpointError: They are damaged.
+            CheckpointError: It is damaged.
         """
-        path = folder / SHORTLIST
-        if not path.is_file():
-            return None
-        try:
-            parts: dict[str, Any] = load_file(path)
-            if len(parts["candidates"]) != source_vocab_size:
-                raise ValueError("it is of another vocabulary")
-            return cls(parts["common"].tolist(), parts["candidates"][:, :_LIKELIEST])
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-            raise damaged_extra(path, error) from error
+        parts: Any = file.parts  # its rows are as good as sequences
+        return parts and cls(parts.common.tolist(), parts.candidates)
 
     def share(self, source: Sequence[int], output: Sequence[int]) -> float:
         """Return the part of the source tokens that the output covers, smoothed; 1 at most.

@@ -36,6 +36,7 @@ from nmt.search.lengths import Limits, length_penalty, limits_of
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine, Task
 from nmt.translation.ensemble import Ensemble
+from nmt.translation.shortlist_file import ShortlistFile
 
 _KNOWN = {
     "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",
@@ -252,7 +253,9 @@ def load_ctranslate2_engine(
     engine = CTranslate2Engine(
         folder, num_positions=record["num_positions"], device=device, threads=threads
     )
-    return LoadedEngine(engine, load_folder_config(folder), load_folder_tokenizers(folder))
+    tokenizers = load_folder_tokenizers(folder)
+    shortlist = ShortlistFile(folder, tokenizers.vocab_sizes)
+    return LoadedEngine(engine, load_folder_config(folder), tokenizers, shortlist)
 
 
 def _vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:

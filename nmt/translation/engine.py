@@ -13,6 +13,7 @@ from nmt.errors import ConfigError
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.shortlist_file import ShortlistFile
 
 Dtype = Literal["float32", "float16", "bf16", "int8"]
 """What a model's weights are kept and multiplied in."""
@@ -118,6 +119,8 @@ class LoadedEngine:
     engine: Engine
     config: RunConfig
     tokenizers: Tokenizers
+    shortlist: ShortlistFile
+    """Beside the model; it may be missing."""
 
 
 def is_ctranslate2(folder: Path) -> bool:

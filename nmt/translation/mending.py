@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from nmt.config.decoding import DecodingConfig
@@ -36,16 +37,22 @@ class Guard:
     Args:
         limits: What is normal.
         tokenizers: Of both languages.
-        coverage: What tells how much of a source is covered; that sign is off when None.
+        load_coverage: Called when it is first needed: returns what tells how much of a source is
+            covered, or None, by which that sign is off.
     """
 
     def __init__(
         self,
         limits: GuardThresholds,
         tokenizers: Tokenizers,
-        coverage: SourceCoverage | None = None,
+        load_coverage: Callable[[], SourceCoverage | None] = lambda: None,
     ) -> None:
-        self.limits, self._tokenizers, self._coverage = limits, tokenizers, coverage
+        self.limits, self._tokenizers = limits, tokenizers
+        self._load_coverage = load_coverage
+
+    @cached_property
+    def _coverage(self) -> SourceCoverage | None:
+        return self._load_coverage() if self.limits.coverage > 0 else None
 
     def stricter(self, options: DecodingConfig) -> dict[str, Any]:
         """Return the changes of ``options`` for a second search; none loosens anything."""

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
-from nmt.checkpoint.extras import SHORTLIST, damaged_extra
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.special import EOS_ID, PAD_ID
+from nmt.translation.shortlist_file import ShortlistFile
 
 _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
@@ -80,27 +78,16 @@ class Shortlist:
         self._candidates[PAD_ID] = EOS_ID  # how far a sentence is padded must not matter
 
     @classmethod
-    def load(cls, folder: Path, vocab_sizes: tuple[int, int]) -> Self | None:
-        """Read the file of a run or model folder; None if there is none.
-
-        Args:
-            folder: Where it is looked for.
-            vocab_sizes: V, and entries of the target vocabulary.
+    def load(cls, file: ShortlistFile, vocab_size: int) -> Self | None:
+        """Return what a file holds; None if there is none.
 
         Raises:
             CheckpointError: It is damaged.
         """
-        path = folder / SHORTLIST
-        if not path.is_file():
+        parts = file.parts
+        if parts is None:
             return None
-        try:
-            parts = load_file(path)
-            common, candidates = parts["common"], parts["candidates"]
-            if len(candidates) != vocab_sizes[0] or int(candidates.max()) >= vocab_sizes[1]:
-                raise ValueError("it is of another vocabulary")
-            return cls(common, candidates, vocab_sizes[1])
-        except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:
-            raise damaged_extra(path, error) from error
+        return cls(torch.tensor(parts.common), torch.tensor(parts.candidates), vocab_size)
 
     def to(self, device: torch.device) -> Self:
         """Move it, in place."""

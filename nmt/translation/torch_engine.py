@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ class TorchEngine(Engine):
             predictions are averaged.
         mixture: How; left out for one model.
         is_final: Whether no model trains any more: their steps are then prepared to run faster.
-        shortlist: For ``decoding.shortlist``; without one it is refused, or while the model trains
-            all tokens are scored.
+        load_shortlist: Called when ``decoding.shortlist`` is first asked for. Without one it is
+            refused, or while the model trains all tokens are scored.
     """
 
     def __init__(
@@ -47,11 +48,10 @@ class TorchEngine(Engine):
         *models: Transformer,
         mixture: Mixture | None = None,
         is_final: bool = False,
-        shortlist: Shortlist | None = None,
+        load_shortlist: Callable[[], Shortlist | None] = lambda: None,
     ) -> None:
         self._models, self._mixture = models, mixture or Mixture()
-        self._shortlist = None if shortlist is None else shortlist.to(self._device)
-        self._is_final = is_final
+        self._load_shortlist, self._is_final = load_shortlist, is_final
         if is_final:
             for model in models:
                 model.eval()
@@ -105,6 +105,11 @@ class TorchEngine(Engine):
                 fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
                 "--no-shortlist.",
             )
+
+    @cached_property
+    def _shortlist(self) -> Shortlist | None:
+        found = self._load_shortlist()
+        return found and found.to(self._device)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

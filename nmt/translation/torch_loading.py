@@ -21,6 +21,7 @@ from nmt.translation.ensemble import Ensemble
 from nmt.translation.ensemble_stepper import Mixture
 from nmt.translation.ranges import load_ranges
 from nmt.translation.shortlist import Shortlist
+from nmt.translation.shortlist_file import ShortlistFile
 from nmt.translation.torch_engine import TorchEngine
 
 
@@ -59,11 +60,15 @@ def load_torch_engine(
     for model, own_folder, sha256 in zip(loaded.models, loaded.folders, loaded.sha256, strict=True):
         ranges = load_ranges(own_folder, sha256, note) if dtype == "int8" else None
         _change_dtype(model, dtype, ranges)
-    tokenizers = loaded.tokenizers
-    sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-    shortlist = Shortlist.load(folder, sizes)
-    engine = TorchEngine(*loaded.models, mixture=loaded.mixture, is_final=True, shortlist=shortlist)
-    return LoadedEngine(engine, loaded.config, tokenizers)
+    sizes = loaded.tokenizers.vocab_sizes
+    file = ShortlistFile(folder, sizes)
+    engine = TorchEngine(
+        *loaded.models,
+        mixture=loaded.mixture,
+        is_final=True,
+        load_shortlist=lambda: Shortlist.load(file, sizes[1]),
+    )
+    return LoadedEngine(engine, loaded.config, loaded.tokenizers, file)
 
 
 def _change_dtype(model: Transformer, dtype: Dtype, ranges: InputRanges | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.batching import batch_by_length, most_rows
@@ -30,6 +31,7 @@ from nmt.translation.segment import (
     group_by_line,
     make_task,
 )
+from nmt.translation.shortlist_file import ShortlistFile
 from nmt.translation.wishes import Phrases, encode_wishes
 
 if TYPE_CHECKING:  # its metrics take time to load
@@ -94,7 +96,8 @@ class Translator:
             device: Where to compute.
             checkpoint: ``best``, ``last``, ``step-N`` or ``average``.
             threads: CPU threads; torch's choice when None.
-            note: Told about lines that had to be cut and damaged checkpoints passed over.
+            note: Told about lines that had to be cut, and about damaged checkpoints and short lists
+                that are passed over.
             ensemble: Models that translate together with the one in ``folder``.
             guard: Search anew what does not look like a translation.
             dtype: What the weights are kept in. On a CPU ``float16`` computes in float32 and is
@@ -118,8 +121,11 @@ class Translator:
         )
         config, guardian = loaded.config, None
         if guard:
-            coverage = SourceCoverage.load(folder, loaded.tokenizers.source.vocab_size)
-            guardian = Guard(read_thresholds(folder), loaded.tokenizers, coverage)
+            guardian = Guard(
+                read_thresholds(folder),
+                loaded.tokenizers,
+                lambda: _coverage(loaded.shortlist, note),
+            )
         return cls(
             loaded.engine,
             loaded.tokenizers,
@@ -287,3 +293,12 @@ class Translator:
     def _text(self, ids: Sequence[int]) -> str:
         """Decode; byte pieces may spell line breaks, which would break the line count."""
         return _LINE_BREAKS.sub(" ", self._tokenizers.target.decode(ids)).strip()
+
+
+def _coverage(file: ShortlistFile, note: Callable[[str], None]) -> SourceCoverage | None:
+    """Load what the guard compares with; it works without, too."""
+    try:
+        return SourceCoverage.load(file)
+    except CheckpointError as error:
+        note(f"the guard leaves coverage out: {error.problem} {error.fix}")
+        return None

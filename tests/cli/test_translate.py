@@ -26,6 +26,7 @@ from nmt.model.factory import build_model
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.translation.guard import GuardThresholds
 from nmt.translation.shortlist import shortlist_bytes
+from nmt.translation.shortlist_file import ShortlistFile, ShortlistParts
 from tests.translation.conftest import sentences
 
 LINES = sentences(9, seed=4, longest=8)
@@ -316,9 +317,44 @@ def test_a_shortlist_that_is_not_there_is_refused_with_the_way_to_get_it(own_run
     refused(translate(own_run, "--shortlist", text="Hund\n"), 2, *words, "--no-shortlist")
 
 
-def test_a_damaged_shortlist_is_named(own_run: Path) -> None:
-    (own_run / SHORTLIST).write_bytes(b"{")
-    refused(translate(own_run, "--shortlist", text="Hund\n"), 4, SHORTLIST, "is damaged", "fix:")
+def test_a_damaged_shortlist_matters_where_it_is_used(own_run: Path) -> None:
+    path, text = own_run / SHORTLIST, "Hund\n"
+    expected = translated(own_run, text=text)
+    path.write_bytes(b"{")
+    (own_run / "guard.json").write_text(GuardThresholds(coverage=0.001).text())
+    for flags in ((), ("--no-guard",)):
+        result = translate(own_run, "--shortlist", *flags, text=text)
+        refused(result, 4, f"error: {path} is damaged: ", "fix: Remove it; a finished run")
+        assert result.stderr.count(SHORTLIST) == 1
+
+    assert translated(own_run, "--no-guard", text=text) == expected
+    result = translate(own_run, text=text * 3)
+    assert result.stdout.splitlines() == expected * 3
+    note, *others = result.stderr.splitlines()
+    assert note.startswith(f"note: the guard leaves coverage out: {path} is damaged: ")
+    assert "Remove it; a finished run" in note
+    assert not any(SHORTLIST in line for line in others)
+    (own_run / "guard.json").write_text(GuardThresholds().text())  # asks for no coverage
+    assert SHORTLIST not in translate(own_run, text=text).stderr
+
+
+def test_a_shortlist_is_read_once(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shortlist(own_run, *range(4, 300))
+    (own_run / "guard.json").write_text(GuardThresholds(coverage=0.001).text())
+    check, read = ShortlistFile._check, []
+
+    def counted(file: ShortlistFile, parts: ShortlistParts) -> None:
+        read.append(file._path)
+        check(file, parts)
+
+    monkeypatch.setattr(ShortlistFile, "_check", counted)
+    text = "\n".join(LINES)
+    translated(own_run, "--no-guard", text=text)
+    assert not read
+    for flags in ((), ("--shortlist",), ("--shortlist", "--no-guard")):
+        read.clear()
+        translated(own_run, "--stream", *flags, text=text)
+        assert read == [own_run / SHORTLIST]
 
 
 def test_damaged_ranges_are_named_where_they_are_needed(own_run: Path) -> None:

@@ -6,17 +6,16 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from nmt.checkpoint.extras import SHORTLIST as NAME
 from nmt.data.lexicon import likely_translations
 from nmt.data.store import ParallelStore, StoreWriter
-from nmt.errors import CheckpointError
 from nmt.text.lines import read_lines
 from nmt.translation.coverage import SourceCoverage
 from nmt.translation.guard import GuardedLine, alarms, calibrate
 from nmt.translation.shortlist import shortlist_bytes
+from nmt.translation.shortlist_file import ShortlistFile
 
 
 def test_what_stands_in_nearly_every_output_covers_nothing() -> None:
@@ -38,22 +37,13 @@ def test_only_the_likeliest_translations_count() -> None:
 
 
 def test_the_lists_come_from_the_file_of_a_model(tmp_path: Path) -> None:
-    assert SourceCoverage.load(tmp_path, 2) is None
+    assert SourceCoverage.load(ShortlistFile(tmp_path, (2, 10))) is None
     candidates = torch.tensor([[-1, -1], [7, 9]], dtype=torch.int32)
     (tmp_path / NAME).write_bytes(shortlist_bytes(torch.tensor([9]), candidates))
-    coverage = SourceCoverage.load(tmp_path, 2)
+    coverage = SourceCoverage.load(ShortlistFile(tmp_path, (2, 10)))
 
     assert coverage is not None
     assert [coverage.share([1], [token]) for token in (7, 9)] == [1, 1 / 2]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"damaged", shortlist_bytes(torch.zeros(()), torch.zeros(3))]
-)
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged"):
-        SourceCoverage.load(tmp_path, 2)
 
 
 def test_sentences_about_something_else_are_found_in_real_text(

@@ -400,7 +400,7 @@ def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -
 
     size = tokenizers.source.vocab_size
     coverage = SourceCoverage([], [[token] for token in range(size)])  # each means itself
-    guard = Guard(replace(GuardThresholds(), coverage=0.95), tokenizers, coverage)
+    guard = Guard(replace(GuardThresholds(), coverage=0.95), tokenizers, lambda: coverage)
     translator = Translator(Dreamer(), tokenizers, OPTIONS, max_length=32, guard=guard)
     found = translator.translate(["Hund Katze Haus", "Garten Fluss"])
 

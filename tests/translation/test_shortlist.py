@@ -32,6 +32,7 @@ from nmt.translation.engine import Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
 from nmt.translation.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
+from nmt.translation.shortlist_file import ShortlistFile
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -183,9 +184,10 @@ def test_ids_go_in_and_come_out_again() -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    assert Shortlist.load(tmp_path, (7, 12)) is None
+    assert Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12) is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
-    found, source = Shortlist.load(tmp_path, (7, 12)), torch.tensor([[4, EOS_ID], [5, EOS_ID]])
+    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12)
+    source = torch.tensor([[4, EOS_ID], [5, EOS_ID]])
 
     assert found is not None
     expected = Shortlist(*PARTS, 12).pick(source)
@@ -203,13 +205,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         shortlist_bytes(PARTS[0], torch.full((7, 2), 12)),
         shortlist_bytes(PARTS[0], PARTS[1][:6]),
         shortlist_bytes(PARTS[0], PARTS[1][:, :0].clone()),
+        shortlist_bytes(PARTS[0], PARTS[1] - 1),  # -2 is no token
+        shortlist_bytes(PARTS[0], PARTS[1].float()),
+        shortlist_bytes(PARTS[0], PARTS[1][0]),
+        shortlist_bytes(torch.tensor(5), PARTS[1]),
+        shortlist_bytes(torch.tensor([-1]), PARTS[1]),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
-        Shortlist.load(tmp_path, (7, 12))
+        Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12)
 
 
 # The search
@@ -247,7 +254,7 @@ def engine(
     """An engine of one model, or of several."""
     models = [_model(tokenizers, x, dtype, 3 + i) for i, x in enumerate(shapes or [shape])]
     mixture = Mixture((1 / len(models),) * len(models))
-    return TorchEngine(*models, mixture=mixture, is_final=True, shortlist=shortlist)
+    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=lambda: shortlist)
 
 
 @pytest.mark.parametrize("way", WAYS)
