@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +14,10 @@ from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.training.signals import StoppedBySignal
-from nmt.training.update import Updater
 from nmt.translation.guard import GuardThresholds, read_thresholds
 from nmt.translation.translator import Translator
-from tests.training.test_resume import CONFIG, write_corpus
+from tests.commands.conftest import make_config
+from tests.training.test_resume import write_corpus
 
 
 @pytest.fixture
@@ -31,13 +28,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     for side in ("de", "en"):
         Path(f"valid.{side}").write_bytes(Path(f"train.{side}").read_bytes())
     return make_config()
-
-
-def make_config(**training: object) -> RunConfig:
-    values: dict[str, Any] = copy.deepcopy(CONFIG)
-    values["run_dir"] = "run"
-    values["training"] |= {"max_steps": 10, "validate_every": 5, **training}
-    return RunConfig.model_validate(values)
 
 
 def test_the_end_of_training_writes_limits_that_the_translator_reads(config: RunConfig) -> None:
@@ -64,19 +54,10 @@ def test_the_same_data_gives_the_same_bytes_whatever_was_there(config: RunConfig
     assert path.read_bytes() == before
 
 
+@pytest.mark.usefixtures("stopped_once")
 def test_a_training_that_is_stopped_writes_none_and_one_that_goes_on_does(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig,
 ) -> None:
-    call, updates = Updater.__call__, 0
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal updates
-        updates += 1
-        if updates == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return call(*arguments, **options)
-
-    monkeypatch.setattr(Updater, "__call__", counted)
     with pytest.raises(StoppedBySignal):
         train(config, quiet=True)
     assert not (config.run_dir / NAME).exists()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,10 @@ from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.training.signals import StoppedBySignal
-from nmt.training.update import Updater
 from nmt.translation.ranges import load_ranges
 from nmt.translation.translator import Translator
-from tests.training.test_resume import CONFIG, write_corpus
+from tests.commands.conftest import make_config
+from tests.training.test_resume import write_corpus
 
 BOTH = (SHORTLIST, RANGES)
 
@@ -52,13 +50,6 @@ def config(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunC
     folder = shutil.copytree(place, tmp_path / "copy")
     monkeypatch.chdir(folder)
     return make_config()
-
-
-def make_config(run_dir: str = "run", **training: object) -> RunConfig:
-    values: dict[str, Any] = copy.deepcopy(CONFIG)
-    values["run_dir"] = run_dir
-    values["training"] |= {"max_steps": 10, "validate_every": 5, **training}
-    return RunConfig.model_validate(values)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -125,21 +116,12 @@ def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(config: Ru
     assert contents(config.run_dir) == before
 
 
+@pytest.mark.usefixtures("stopped_once")
 def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig,
 ) -> None:
     expected = contents(config.run_dir)
     other = make_config("other")
-    call, updates = Updater.__call__, 0
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal updates
-        updates += 1
-        if updates == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return call(*arguments, **options)
-
-    monkeypatch.setattr(Updater, "__call__", counted)
     with pytest.raises(StoppedBySignal):
         train(other, quiet=True)
     assert not any((other.run_dir / name).exists() for name in BOTH)

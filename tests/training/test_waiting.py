@@ -159,25 +159,22 @@ def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
         return 0.01
 
     updater = meta_updater()
-    trainer = Trainer(
-        TrainingConfig(max_steps=100, report_every=5),
-        updater=updater,
-        optimizer=updater.optimizer,
-        loader=LOADER,
-        schedule=schedule,
-        surroundings=cast(Surroundings, Nothing()),
-    )
+
+    def trainer_of(report_every: int) -> Trainer:
+        return Trainer(
+            TrainingConfig(max_steps=100, report_every=report_every),
+            updater=updater,
+            optimizer=updater.optimizer,
+            loader=LOADER,
+            schedule=schedule,
+            surroundings=cast(Surroundings, Nothing()),
+        )
+
+    trainer = trainer_of(5)
     with pytest.raises(NotImplementedError, match="meta tensor"):
         trainer.run()
     assert trainer.progress.step == 5
-    trainer = Trainer(
-        TrainingConfig(max_steps=100, report_every=100),
-        updater=updater,
-        optimizer=updater.optimizer,
-        loader=LOADER,
-        schedule=schedule,
-        surroundings=cast(Surroundings, Nothing()),
-    )
+    trainer = trainer_of(100)
     with pytest.raises(_Enough):
         trainer.run()
     assert trainer.progress.step == 6

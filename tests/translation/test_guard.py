@@ -240,12 +240,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
 # --- The second search -------------------------------------------------------------------------
 
 
-class Stutterer(Engine):
-    """Says each source again; repeats the last token of some of them unless that is forbidden."""
+class Parrot(Engine):
+    """Says of each source what `say` makes of it; its stricter searches score lower."""
 
-    def __init__(self, *, can_be_strict: bool = True, is_curable: bool = True) -> None:
-        self.can_be_strict, self.is_curable = can_be_strict, is_curable
+    def __init__(self, *, can_be_strict: bool = True) -> None:
+        self.can_be_strict = can_be_strict
         self.calls: list[tuple[list[tuple[int, ...]], DecodingConfig]] = []
+
+    def say(self, ids: tuple[int, ...], *, is_strict: bool) -> tuple[int, ...]:
+        """Return the output of a plain search, or of a stricter one."""
+        raise NotImplementedError
 
     @override
     def search(
@@ -257,13 +261,23 @@ class Stutterer(Engine):
         is_strict = options.no_repeat_ngram_size > 0
         if is_strict and not self.can_be_strict:
             raise ConfigError("No such option.", fix="None.")
-        self.calls.append(([tuple(ids) for ids in sources], options))
-        found = []
-        for ids in sources:
-            stutters = len(ids) % 2 == 0 and not (is_strict and self.is_curable)
-            said = (*ids, *[ids[-1]] * 9) if stutters else tuple(ids)
-            found.append([Hypothesis(said, -1.0, -1.0 - is_strict)])
-        return found
+        batch = [tuple(ids) for ids in sources]
+        self.calls.append((batch, options))
+        said = [self.say(ids, is_strict=is_strict) for ids in batch]
+        return [[Hypothesis(ids, -1.0, -1.0 - is_strict)] for ids in said]
+
+
+class Stutterer(Parrot):
+    """Repeats the last token of some sources, unless that is forbidden and helps."""
+
+    def __init__(self, *, can_be_strict: bool = True, is_curable: bool = True) -> None:
+        super().__init__(can_be_strict=can_be_strict)
+        self.is_curable = is_curable
+
+    @override
+    def say(self, ids: tuple[int, ...], *, is_strict: bool) -> tuple[int, ...]:
+        stutters = len(ids) % 2 == 0 and not (is_strict and self.is_curable)
+        return (*ids, *[ids[-1]] * 9) if stutters else ids
 
 
 def stutterer(tokenizers: Tokenizers, engine: Engine, *, is_guarded: bool = True) -> Translator:
@@ -385,18 +399,12 @@ def _without_score(result: TranslationResult) -> TranslationResult:
 
 def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -> None:
     """A first search that says another sentence's words, a second one that says its own."""
+    other = tuple(tokenizers.target.encode("Garten Fluss"))
 
-    class Dreamer(Stutterer):
+    class Dreamer(Parrot):
         @override
-        def search(
-            self,
-            sources: Sequence[Sequence[int]],
-            options: DecodingConfig,
-            constraints: Sequence[Constraints] | None = None,
-        ) -> list[list[Hypothesis]]:
-            is_strict = options.no_repeat_ngram_size > 0
-            other = tuple(tokenizers.target.encode("Garten Fluss"))
-            return [[Hypothesis(tuple(ids) if is_strict else other, -1.0, -1.0)] for ids in sources]
+        def say(self, ids: tuple[int, ...], *, is_strict: bool) -> tuple[int, ...]:
+            return ids if is_strict else other
 
     size = tokenizers.source.vocab_size
     coverage = SourceCoverage([], [[token] for token in range(size)])  # each means itself
