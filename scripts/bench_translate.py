@@ -25,6 +25,7 @@ from typing import IO, cast, get_args
 
 import sacrebleu
 
+from nmt.checkpoint.extras import SHORTLIST
 from nmt.engine.cores import usable_cores
 from nmt.text.lines import read_lines
 from nmt.translation.engine import Dtype
@@ -102,7 +103,10 @@ def converse(
 
 
 def our_commands(model: Path) -> Commands:
-    """Return those of our engine, in all dtypes that this processor is made for."""
+    """Return those of our engine, in all dtypes that this processor is made for.
+
+    Where there are short lists, with them and without.
+    """
     has_bf16 = subprocess.run([sys.executable, "-c", HAS_BF16], check=False).returncode == 0
     commands = {}
     for dtype in get_args(Dtype):
@@ -116,6 +120,8 @@ def our_commands(model: Path) -> Commands:
             print(f"note: nmt {dtype} is left out: {error.stderr.strip().splitlines()[-1]}")
             continue
         commands[f"nmt {dtype}"] = command
+        if (model / SHORTLIST).is_file():
+            commands[f"nmt {dtype}, short list"] = (*command, "--shortlist")
     return commands
 
 
