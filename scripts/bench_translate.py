@@ -108,7 +108,7 @@ def our_commands(model: Path) -> Commands:
     Where there are short lists, with them and without.
     """
     has_bf16 = subprocess.run([sys.executable, "-c", HAS_BF16], check=False).returncode == 0
-    commands = {}
+    commands: dict[str, Sequence[str]] = {}
     for dtype in get_args(Dtype):
         command = (str(NMT), "translate", str(model), "--dtype", dtype)
         if dtype == "bf16" and not has_bf16:
