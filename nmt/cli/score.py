@@ -20,6 +20,7 @@ from nmt.cli.options import (
     Threads,
     Verbose,
     decoding_changes,
+    make_note,
 )
 
 EPILOG = """\b
@@ -80,16 +81,16 @@ def score(
     once; a translation of a blank line, and a pair too long for the model, is -inf (JSON: null).
     """
     from nmt.commands.score import ScoreFormat, check_inputs, score_files, wants_progress
-    from nmt.commands.translate import stderr_note
     from nmt.translation.scorer import Scorer
 
     check_inputs(source, target)
+    note = make_note(quiet)
     scorer = Scorer.load(
         model,
         device=device.value,
         checkpoint=checkpoint,
         threads=threads,
-        note=stderr_note,
+        note=note,
         ensemble=make_ensemble(with_, weights, ensemble_mean),
     )
     changes = decoding_changes(
@@ -101,5 +102,6 @@ def score(
         target,
         output_file,
         ScoreFormat(format_.value, plain_sum),
+        note=note,
         show_progress=wants_progress(source, quiet=quiet),
     )

@@ -29,6 +29,7 @@ from nmt.cli.options import (
     Threads,
     Verbose,
     decoding_changes,
+    make_note,
 )
 from nmt.errors import ConfigError
 
@@ -151,7 +152,7 @@ def translate(
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Translate line by line: N lines in, N lines out, in order, blank lines kept."""
-    from nmt.commands.translate import OutputFormat, stderr_note, translate_files
+    from nmt.commands.translate import OutputFormat, translate_files
     from nmt.translation.translator import Translator
 
     style = OutputFormat(
@@ -162,13 +163,14 @@ def translate(
         attention=attention,
         token_scores=token_scores,
     )
+    note = make_note(quiet)
     translator = Translator.load(
         model,
         device=device.value,
         checkpoint=checkpoint,
         dtype=dtype.value,
         threads=threads,
-        note=stderr_note,
+        note=note,
         ensemble=make_ensemble(with_, weights, ensemble_mean),
         guard=not no_guard,
     )
@@ -198,6 +200,7 @@ def translate(
         input_file,
         output_file,
         style,
+        note=note,
         lines_at_once=1 if stream else None,
         show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
     )

@@ -24,7 +24,6 @@ from nmt.commands.line_streams import (
     open_output,
     read_chunks,
 )
-from nmt.commands.translate import stderr_note
 from nmt.errors import ConfigError, DataError
 from nmt.translation.scorer import PairScore, Scorer
 
@@ -57,6 +56,7 @@ def score_files(
     output: Path | None,
     style: ScoreFormat,
     *,
+    note: Callable[[str], None],
     show_progress: bool = False,
 ) -> int:
     """Score two files, or standard input, to a file, or standard output; return the pairs.
@@ -67,6 +67,7 @@ def score_files(
         target: Line i translates line i of the source. None as ``source`` is.
         output: Where to write; standard output when None. A file appears when it is complete.
         style: How scores are written.
+        note: Told about odd lines.
         show_progress: Draw a bar.
 
     Raises:
@@ -76,7 +77,7 @@ def score_files(
     check_inputs(source, target)
     with ExitStack() as stack:
         if source is None or target is None:
-            pairs = read_table(stack.enter_context(open_input(None)), stderr_note)
+            pairs = read_table(stack.enter_context(open_input(None)), note)
         else:
             paths = (source, target)
             streams = [
@@ -84,7 +85,7 @@ def score_files(
                 for path in paths
             ]
             names = ["standard input" if path == STANDARD_INPUT else str(path) for path in paths]
-            pairs = read_pairs(streams[0], streams[1], (names[0], names[1]), stderr_note)
+            pairs = read_pairs(streams[0], streams[1], (names[0], names[1]), note)
         writer = stack.enter_context(open_output(output))
         bar = stack.enter_context(tqdm(desc="scoring", unit=" pairs", disable=not show_progress))
         number = 0

@@ -7,7 +7,6 @@ are ready. Input is read as bytes and split on LF only.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -74,11 +73,6 @@ class OutputFormat:
                 yield f"{number} ||| {text} ||| {score:.4f}"
 
 
-def stderr_note(text: str) -> None:
-    """Write a note for the user."""
-    sys.stderr.write(f"note: {text}\n")
-
-
 def translate(
     translator: Translator,
     source: IO[bytes],
@@ -88,7 +82,7 @@ def translate(
     lines_at_once: int = MOST_LINES,
     name: str = "standard input",
     progress: Callable[[int], object] = lambda _: None,
-    note: Callable[[str], None] = stderr_note,
+    note: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Translate every line of ``source`` to ``output``; return how many there were.
 
@@ -140,12 +134,14 @@ def translate_files(
     output: Path | None,
     style: OutputFormat,
     *,
+    note: Callable[[str], None],
     lines_at_once: int | None = None,
     show_progress: bool = False,
 ) -> int:
     """Translate a file, or standard input, to a file, or standard output; return the lines.
 
     An output file appears when it is complete: until then it has a temporary name beside it.
+    Other arguments are as of `translate`.
 
     Raises:
         DataError: The input cannot be read or the output cannot be written.
@@ -164,4 +160,5 @@ def translate_files(
             lines_at_once=lines_at_once or MOST_LINES,
             name="standard input" if source is None else str(source),
             progress=bar.update,
+            note=note,
         )

@@ -155,6 +155,12 @@ class Translator:
         changed._mbr = mbr
         return changed
 
+    def without_notes(self) -> Translator:
+        """Return a translator that says nothing of the lines it is given."""
+        changed = copy(self)
+        changed._note = lambda _: None
+        return changed
+
     def translate_stream(
         self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE
     ) -> Iterator[TranslationResult]:

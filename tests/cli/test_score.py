@@ -67,6 +67,15 @@ def refused(result: Result, code: int, *words: str) -> None:
     assert all(word in result.stderr for word in words), result.stderr
 
 
+def test_quiet_keeps_notes_back(runs: tuple[Path, Path]) -> None:
+    text = b"Hund\tdog \xff\n" + b"der Hund " * 2000 + b"\tdog\n"
+    said, quiet = (score(runs[0], *flags, text=text) for flags in ((), ("--quiet",)))
+
+    assert "is not UTF-8" in said.stderr
+    assert "has no score" in said.stderr
+    assert (quiet.stdout, quiet.stderr) == (said.stdout, "")
+
+
 def test_as_many_lines_come_out_as_pairs_go_in(runs: tuple[Path, Path]) -> None:
     run = runs[0]
     found = scored(run)

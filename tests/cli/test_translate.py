@@ -290,6 +290,17 @@ def test_a_damaged_guard_is_named_and_not_read_in_vain(own_run: Path) -> None:
     assert len(translated(own_run, "--no-guard", text="Hund\n")) == 1
 
 
+def test_quiet_keeps_notes_back(own_run: Path) -> None:
+    limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)  # every output is too long
+    (own_run / "guard.json").write_text(limits.text())
+    text = b"Hund \xff\n" + b"der Hund " * 2000 + b"\n"
+    said = translate(own_run, text=text).stderr
+    quiet = translate(own_run, "-q", text=text)
+
+    assert all(word in said for word in ("is not UTF-8", "cut into", "guard: 2 of 2 lines"))
+    assert (quiet.exit_code, quiet.stderr) == (0, "")
+
+
 def write_shortlist(run: Path, *common: int) -> None:
     """Let every line use these tokens, and no others."""
     size = SentencePieceTokenizer.load(run / "tokenizer" / "joint.model").vocab_size

@@ -64,6 +64,19 @@ def test_a_good_filter_keeps_all(tokenizers: Tokenizers) -> None:
     )
 
 
+def test_it_says_which_lines_break_a_promise_and_nothing_of_odd_ones(
+    tokenizers: Tokenizers,
+) -> None:
+    notes: list[str] = []
+    noisy = Translator(Echo(noise=True), tokenizers, OPTIONS, max_length=64, note=notes.append)
+    text = report(selfcheck(noisy), Path("m"))
+
+    assert "broken  the same text 1 at a time: line 1, 6, 7" in text
+    assert notes == []
+    noisy.translate(["a" * 999])
+    assert len(notes) == 1
+
+
 def test_a_batch_that_shows_in_the_text_is_found(tokenizers: Tokenizers) -> None:
     found = broken(Translator(Echo(noise=True), tokenizers, OPTIONS, max_length=64))
 
