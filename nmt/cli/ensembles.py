@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nmt.errors import ConfigError
+
 if TYPE_CHECKING:
     from nmt.translation.ensemble import Ensemble
 
@@ -39,21 +41,34 @@ Weights = Annotated[
     ),
 ]
 MeanOption = Annotated[
-    MeanKind,
-    typer.Option("--ensemble-mean", help="Mean of the probabilities, or of their logarithms."),
+    MeanKind | None,
+    typer.Option(
+        "--ensemble-mean",
+        help="Mean of the probabilities, or of their logarithms.",
+        show_default=MeanKind.arithmetic.value,
+    ),
 ]
 
 
-def make_ensemble(others: Sequence[Path], weights: str | None, mean: MeanKind) -> Ensemble | None:
+def make_ensemble(
+    others: Sequence[Path], weights: str | None, mean: MeanKind | None
+) -> Ensemble | None:
     """Return what the flags say; None without other models and weights.
 
     Raises:
-        ConfigError: The weights are none, or not as many as the models.
+        ConfigError: The weights are none, or not as many as the models; or a mean of one model is
+            asked for.
     """
+    if not others and mean is not None:
+        raise ConfigError(
+            "--ensemble-mean says nothing without --with.",
+            fix="Add --with MODEL2, or leave it out.",
+        )
     if not others and weights is None:
         return None
     from nmt.translation.ensemble import Ensemble, parse_weights
 
+    mean = mean or MeanKind.arithmetic
     ensemble = Ensemble(tuple(others), parse_weights(weights), mean.value)
     ensemble.shares()  # before anything slow is loaded
     return ensemble

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
-from nmt.cli.mbr import CandidateSource, MbrCandidates, MbrFrom, MbrOption, make_mbr
+from nmt.cli.ensembles import MeanOption, Weights, With, make_ensemble
+from nmt.cli.mbr import MbrCandidates, MbrFrom, MbrOption, make_mbr
 from nmt.cli.options import (
     BatchTokens,
     BeamSize,
@@ -21,7 +21,7 @@ from nmt.cli.options import (
     LengthPenalty,
     NoGuard,
     Quiet,
-    Set,
+    SetOfModel,
     Shortlist,
     Threads,
     Verbose,
@@ -136,15 +136,15 @@ def evaluate(
     threads: Threads = None,
     with_: With = [],  # noqa: B006
     weights: Weights = None,
-    ensemble_mean: MeanOption = MeanKind.arithmetic,
+    ensemble_mean: MeanOption = None,
     mbr: MbrOption = None,
-    mbr_candidates: MbrCandidates = 32,
-    mbr_from: MbrFrom = CandidateSource.samples,
+    mbr_candidates: MbrCandidates = None,
+    mbr_from: MbrFrom = None,
     no_guard: NoGuard = False,
     save_hypotheses: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the model's translations here.")
     ] = None,
-    set_: Set = [],  # noqa: B006
+    set_: SetOfModel = [],  # noqa: B006
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it

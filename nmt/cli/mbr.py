@@ -27,6 +27,8 @@ class CandidateSource(StrEnum):
     beam = "beam"
 
 
+_CANDIDATES, _SOURCE = 32, CandidateSource.samples
+
 MbrOption = Annotated[
     UtilityKind | None,
     typer.Option(
@@ -36,28 +38,44 @@ MbrOption = Annotated[
     ),
 ]
 MbrCandidates = Annotated[
-    int,
-    typer.Option("--mbr-candidates", min=2, metavar="N", help="Of --mbr: translations compared."),
+    int | None,
+    typer.Option(
+        "--mbr-candidates",
+        min=2,
+        metavar="N",
+        help="Of --mbr: translations compared.",
+        show_default=str(_CANDIDATES),
+    ),
 ]
 MbrFrom = Annotated[
-    CandidateSource,
-    typer.Option("--mbr-from", help="Of --mbr: draw them by chance, or take the best of a beam."),
+    CandidateSource | None,
+    typer.Option(
+        "--mbr-from",
+        help="Of --mbr: draw them by chance, or take the best of a beam.",
+        show_default=_SOURCE.value,
+    ),
 ]
 
 
 def make_mbr(
     utility: UtilityKind | None,
-    candidates: int,
-    source: CandidateSource,
+    candidates: int | None,
+    source: CandidateSource | None,
     beam_size: int | None,
 ) -> MbrChoice | None:
     """Return what the flags say; None without ``--mbr``.
 
     Raises:
-        ConfigError: A beam size was given too.
+        ConfigError: A beam size was given too, or the others without ``--mbr``.
     """
     if utility is None:
+        if candidates is not None or source is not None:
+            flag = "--mbr-from" if candidates is None else "--mbr-candidates"
+            raise ConfigError(
+                f"{flag} says nothing without --mbr.", fix="Add --mbr chrf, or leave it out."
+            )
         return None
+    candidates, source = candidates or _CANDIDATES, source or _SOURCE
     if beam_size is not None:
         raise ConfigError(
             f"--beam-size {beam_size} does not go with --mbr, which compares {candidates} "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from nmt.errors import ConfigError
 
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML configuration file.", show_default=False)
@@ -19,6 +22,15 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
+    ),
+]
+SetOfModel = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the model's configuration, for example decoding.patience=2. "
+        "Repeatable.",
     ),
 ]
 Model = Annotated[
@@ -89,7 +101,8 @@ NoGuard = Annotated[
     bool,
     typer.Option(
         "--no-guard",
-        help="Keep every translation: search none again that loops or has an odd length.",
+        help="Keep every translation: search none again that loops, has an odd length or leaves "
+        "out too much.",
     ),
 ]
 
@@ -166,13 +179,20 @@ def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dic
         flags: Decoding options, None where not given.
 
     Raises:
-        ConfigError: The configuration cannot be read, or not be changed so.
+        ConfigError: The configuration cannot be read, not be changed so, or another section is
+            to be changed.
     """
     changes: dict[str, Any] = {}
     if overrides:
         from nmt.config.loader import load_config
 
         changes = load_config(model / "config.yaml", overrides).decoding.model_dump()
+        idle = [text for text in overrides if not re.match(r"\s*decoding\s*[.=]", text)]
+        if idle:
+            raise ConfigError(
+                f"--set {', '.join(idle)} would change nothing: the model is trained already.",
+                fix="Leave it out; only keys of the section decoding count here.",
+            )
     return changes | given(**flags)
 
 

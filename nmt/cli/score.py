@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
+from nmt.cli.ensembles import MeanOption, Weights, With, make_ensemble
 from nmt.cli.options import (
     Checkpoint,
     Device,
@@ -16,7 +16,7 @@ from nmt.cli.options import (
     Model,
     OutputFile,
     Quiet,
-    Set,
+    SetOfModel,
     Threads,
     Verbose,
     decoding_changes,
@@ -67,10 +67,10 @@ def score(
     checkpoint: Checkpoint = "best",
     with_: With = [],  # noqa: B006 - read only, and typer wants the lists here
     weights: Weights = None,
-    ensemble_mean: MeanOption = MeanKind.arithmetic,
+    ensemble_mean: MeanOption = None,
     device: DeviceOption = Device.auto,
     threads: Threads = None,
-    set_: Set = [],  # noqa: B006
+    set_: SetOfModel = [],  # noqa: B006
     quiet: Quiet = False,
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.ensembles import MeanKind, MeanOption, Weights, With, make_ensemble
-from nmt.cli.mbr import CandidateSource, MbrCandidates, MbrFrom, MbrOption, make_mbr
+from nmt.cli.ensembles import MeanOption, Weights, With, make_ensemble
+from nmt.cli.mbr import MbrCandidates, MbrFrom, MbrOption, make_mbr
 from nmt.cli.options import (
     BatchTokens,
     BeamSize,
@@ -24,7 +25,7 @@ from nmt.cli.options import (
     NoGuard,
     OutputFile,
     Quiet,
-    Set,
+    SetOfModel,
     Shortlist,
     Threads,
     Verbose,
@@ -56,11 +57,14 @@ def translate(
     output_file: OutputFile = None,
     beam_size: BeamSize = None,
     n_best: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, help="Translations of each line; written as `number ||| text ||| score`."
+            min=1,
+            metavar="N",
+            help="Translations of each line; several are written as `number ||| text ||| score`.",
+            show_default="the model's",
         ),
-    ] = 1,
+    ] = None,
     format_: Annotated[
         Format, typer.Option("--format", help="Plain text, or one JSON object a line.")
     ] = Format.text,
@@ -130,16 +134,16 @@ def translate(
     device: DeviceOption = Device.auto,
     dtype: DtypeOption = DtypeKind.float32,
     threads: Threads = None,
-    set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
+    set_: SetOfModel = [],  # noqa: B006 - read only, and typer wants the list here
     stream: Annotated[
         bool, typer.Option("--stream", help="Answer every line before reading the next.")
     ] = False,
     with_: With = [],  # noqa: B006
     weights: Weights = None,
-    ensemble_mean: MeanOption = MeanKind.arithmetic,
+    ensemble_mean: MeanOption = None,
     mbr: MbrOption = None,
-    mbr_candidates: MbrCandidates = 32,
-    mbr_from: MbrFrom = CandidateSource.samples,
+    mbr_candidates: MbrCandidates = None,
+    mbr_from: MbrFrom = None,
     no_guard: NoGuard = False,
     selfcheck: Annotated[
         bool,
@@ -157,7 +161,7 @@ def translate(
 
     style = OutputFormat(
         format_.value,
-        n_best,
+        n_best or 1,
         alignments,
         reads_json=input_format is Format.json,
         attention=attention,
@@ -199,7 +203,7 @@ def translate(
         translator,
         input_file,
         output_file,
-        style,
+        replace(style, n_best=translator.options.n_best),
         note=note,
         lines_at_once=1 if stream else None,
         show_progress=input_file is not None and not quiet and sys.stderr.isatty(),

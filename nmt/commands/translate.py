@@ -56,6 +56,11 @@ class OutputFormat:
                 f"Text output has no place for {flags}.",
                 fix="Add --format json, or leave that out.",
             )
+        if self.kind == "text" and self.alignments and self.n_best > 1:
+            raise ConfigError(
+                f"Text output has no place for the alignments of {self.n_best} translations.",
+                fix="Add --format json, which tells those of the best, or leave out --alignments.",
+            )
 
     def lines(
         self, number: int, result: TranslationResult, others: Mapping[str, Any]

@@ -166,6 +166,8 @@ def test_options_change_the_score_as_they_change_the_search(runs: tuple[Path, Pa
     plain = scored(run, "--sum")
     assert scored(run, "--length-penalty", 0) == plain
     assert scored(run, "--set", "decoding.length_penalty=0") == plain
+    refused(score(run, "--set", "batch.max_tokens=99"), 2, "max_tokens=99 would change nothing")
+    refused(score(run, "--ensemble-mean", "geometric"), 2, "nothing without --with")
     assert scored(run, "--length-penalty", 0.5) != plain
     small = [float(line) for line in scored(run, "--batch-tokens", 1)]
     assert small == pytest.approx([float(line) for line in scored(run)], abs=1e-5)

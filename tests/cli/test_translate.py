@@ -383,6 +383,39 @@ def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
     assert scores[0] >= scores[1]
 
 
+def test_the_number_of_translations_may_come_from_a_key(run_dir: Path) -> None:
+    text = f"{LINES[0]}\n"
+    expected = translated(run_dir, "--n-best", 2, text=text)
+
+    assert translated(run_dir, "--set", "decoding.n_best=2", text=text) == expected
+    assert len(translated(run_dir, "--set", "decoding.n_best=2", "--n-best", 1, text=text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--alignments", "--n-best", 2], "no place for the alignments of 2 translations"),
+        (["--alignments", "--set=decoding.n_best=3"], "the alignments of 3 translations"),
+        (["--set=training.seed=3", "--set=decoding.beam_size=2", "--set=name=x"],
+         "--set training.seed=3, name=x would change nothing"),
+        (["--mbr-candidates", 8], "--mbr-candidates says nothing without --mbr"),
+        (["--mbr-from", "beam"], "--mbr-from says nothing without --mbr"),
+        (["--ensemble-mean", "geometric"], "--ensemble-mean says nothing without --with"),
+    ],
+)  # fmt: skip
+def test_flags_that_would_change_nothing_are_refused(
+    run_dir: Path, flags: list[object], words: str
+) -> None:
+    refused(translate(run_dir, *flags, text="Hund\n"), 2, words, "fix:")
+
+
+def test_alignments_of_several_translations_are_those_of_the_best(run_dir: Path) -> None:
+    flags = ("--format", "json", "--alignments")
+    several = translated(run_dir, *flags, "--n-best", 2, text=LINES[0])
+    one = translated(run_dir, *flags, text=LINES[0])
+    assert json.loads(several[0])["alignment"] == json.loads(one[0])["alignment"]
+
+
 def test_keys_are_changed_for_this_call_only(run_dir: Path) -> None:
     before = (run_dir / "config.yaml").read_bytes()
 
