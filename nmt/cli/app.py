@@ -1,9 +1,4 @@
-"""The root of the command line: lists the commands; turns errors into messages and exit codes.
-
-Exit codes: 0 done; 1 unexpected; 2 usage or configuration; 3 bad input data; 4 bad model or
-checkpoint; 5 training diverged; 6 a quality gate was not met; 130 and 143 stopped by a signal; 141
-the reader of standard output went away.
-"""
+"""The root of the command line: lists the commands; turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -21,6 +16,19 @@ from nmt.cli.options import VERBOSE
 from nmt.errors import NmtError
 from nmt.version import __version__
 
+EPILOG = """\b
+Exit codes:
+  0         done
+  1         unexpected: a bug, or a promise that --selfcheck found broken
+  2         usage or configuration
+  3         bad input data
+  4         bad model or checkpoint
+  5         training diverged
+  6         a quality gate (--fail-under) was not met
+  75        another process of this training went away; the same command goes on
+  130, 143  stopped by SIGINT, SIGTERM; training saves first
+  141       the reader of standard output went away
+"""
 BROKEN_PIPE = 141
 """What a shell reports for a program stopped by SIGPIPE."""
 
@@ -52,6 +60,7 @@ app = typer.Typer(
     name="nmt",
     cls=_Commands,
     help="Train, run and measure translators. One configuration file, one run folder.",
+    epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

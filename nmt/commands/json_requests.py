@@ -43,8 +43,11 @@ def parse_requests(lines: Iterable[str], first_number: int) -> Iterator[Request]
 def _parse(line: str, number: int) -> Request:
     try:
         values = json.loads(line)
-    except ValueError as error:
-        raise _not_understood(number, f"is not JSON ({error})") from error
+    except json.JSONDecodeError as error:
+        where = f"{error.msg}, at column {error.colno}"
+        raise _not_understood(number, f"is not JSON ({where})") from error
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise _not_understood(number, f"is no JSON for this program ({error})") from error
     if not isinstance(values, dict):
         raise _not_understood(number, "holds no JSON object")
     for name in ("source", "prefix"):

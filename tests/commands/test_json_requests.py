@@ -50,7 +50,9 @@ def test_a_line_break_in_a_text_does_not_make_two_lines() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("Ein Hund.", "Line 7 is not JSON"),
+        ("Ein Hund.", "Line 7 is not JSON (Expecting value, at column 1)"),
+        ("[" * 10**5, "Line 7 is no JSON for this program"),
+        ('{"source": "a", "id": ' + "9" * 5000 + "}", "Line 7 is no JSON for this program"),
         ('{"source": "a"', "Line 7 is not JSON"),
         ('["a"]', "Line 7 holds no JSON object"),
         ('{"text": "a"}', "Line 7 has no text in source"),
