@@ -36,6 +36,8 @@ _BINDING_TRAINING = (
     "ema_decay",
     "freeze",
 )
+# Of the machine, where a record says nothing of it.
+_NOT_COMPILED = {"compiled": False}
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -82,9 +84,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def compare(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Differences:
     """Compare two ``{"identity": ..., "machine": ...}`` records."""
+    was, now = (_NOT_COMPILED | record["machine"] for record in (recorded, present))
     return Differences(
         tuple(_differences(_completed(recorded["identity"]), present["identity"], "")),
-        tuple(_differences(recorded["machine"], present["machine"], "")),
+        tuple(_differences(was, now, "")),
     )
 
 

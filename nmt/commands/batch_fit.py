@@ -69,7 +69,9 @@ class _Probe(NamedTuple):
 
 def _probe(config: RunConfig, tokens: int) -> _Probe:
     trial = config.batch.model_copy(update={"max_tokens": tokens, "tokens_per_update": None})
-    setup = TrainingSetup.build(config.model_copy(update={"batch": trial}))
+    # Compiled, layers take less memory; but that takes a minute, and would be for small batches.
+    plain = config.training.model_copy(update={"compile": False})
+    setup = TrainingSetup.build(config.model_copy(update={"batch": trial, "training": plain}))
     plan = setup.loader.plan(0)
     setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
     free = free_bytes(setup.device)

@@ -63,6 +63,7 @@ def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) ->
         name=config.name,
         device=str(setup.device),
         precision=setup.updater.precision.name,
+        compilation=setup.compilation,
         threads=torch.get_num_threads(),
         parameters=count_parameters(setup.updater.model),
         matrices=matmul_parameters(config.model, vocab_size),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nmt.engine.compilation import Compilation
 from nmt.model.cost import TRAINING_FLOPS, MatmulParameters, TrainingFlops, Workload
 
 _Row = tuple[str, str, str]
@@ -75,6 +76,7 @@ class DryRunReport:
     name: str
     device: str
     precision: str
+    compilation: Compilation
     threads: int
     parameters: Mapping[str, int]
     """Parameters by part; a tied table is counted once."""
@@ -107,6 +109,7 @@ class DryRunReport:
             "name": self.name,
             "device": self.device,
             "precision": self.precision,
+            "compiled": self.compilation.is_on,
             "threads": self.threads,
             "parameters": {**self.parameters, "total": sum(self.parameters.values())},
             "matmul_parameters": asdict(self.matrices),
@@ -167,9 +170,10 @@ class DryRunReport:
             "budget": self._budget_rows(),
             "time, without validation and saving": self._time_rows(),
         }
+        remark = f", {self.compilation.remark}" if self.compilation.remark else ""
         lines = [
-            f"dry run of {self.name} on {self.device}, {self.precision}, {self.threads} threads: "
-            "nothing is trained, no run folder is written"
+            f"dry run of {self.name} on {self.device}, {self.precision}, {self.threads} threads"
+            f"{remark}: nothing is trained, no run folder is written"
         ]
         for title, rows in sections.items():
             lines += ["", title]

@@ -115,6 +115,7 @@ class _Run:
         setup = TrainingSetup.build(config.model_copy(update={"batch": self.batch}), processes)
         self.data, self.device, self.loader = setup.data, setup.device, setup.loader
         self.updater, self.optimizer = setup.updater, setup.updater.optimizer
+        self.compilation = setup.compilation
         self.model = self.updater.model
         manifest = self.data.manifest
         self.record = {
@@ -124,7 +125,8 @@ class _Run:
                 vocab_hash=manifest.vocab_hash,
                 num_processes=processes.size,
             ),
-            "machine": machine(self.device) | {"precision": self.updater.precision.name},
+            "machine": machine(self.device)
+            | {"precision": self.updater.precision.name, "compiled": self.compilation.is_on},
             "batch": self.batch.model_dump(mode="json"),
         }
 
@@ -277,8 +279,12 @@ class _Run:
         return (
             f"{verb} {end}: {sum(sizes.values()):,} parameters ({parts}), "
             f"{len(self.data.train):,} pairs, {self.updater.precision.name} on {self.device}, "
-            f"{torch.get_num_threads()} threads{many}{self._fitted()}"
+            f"{torch.get_num_threads()} threads{many}{self._compiled()}{self._fitted()}"
         )
+
+    def _compiled(self) -> str:
+        remark = self.compilation.remark
+        return f", {remark}" if remark else ""
 
     def _fitted(self) -> str:
         batch = self.batch

@@ -14,6 +14,7 @@ from nmt.config.run import RunConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import Resegmenter
+from nmt.engine.compilation import Compilation, compile_layers
 from nmt.engine.device import choose_device
 from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import choose_precision
@@ -39,6 +40,8 @@ class TrainingSetup:
     updater: Updater
     """Of a model with new weights."""
     loader: Loader
+    compilation: Compilation
+    """Whether the layers are compiled."""
 
     @classmethod
     def build(cls, config: RunConfig, processes: Processes | None = None) -> TrainingSetup:
@@ -79,7 +82,13 @@ class TrainingSetup:
             resegment=_resegmenter(config, data.tokenizer_dir),
         )
         seed_rank(training.seed, processes.rank)
-        return cls(config, data, device, updater, loader)
+        compilation = compile_layers(
+            training.compile,
+            device,
+            switch=model.compile_layers,
+            rehearse=lambda: updater.rehearse(loader.batch(loader.plan(0)[0])),
+        )
+        return cls(config, data, device, updater, loader, compilation)
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return source and target tokens of each pair, EOS included."""

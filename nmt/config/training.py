@@ -76,6 +76,9 @@ class TrainingConfig(Section):
     """Arithmetic; ``auto`` is bf16 where the hardware computes in it and float32 elsewhere."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; ``auto`` is the GPU if there is one."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does
+    so on a GPU, where fewer and larger kernels pay, if it works there; on a CPU they do not."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads; torch's choice when null."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)

@@ -6,7 +6,7 @@ One function, `attend`, with two implementations that agree within rounding:
 - `bmm_attention`, for the CPU: an autograd function of plain batched products. It copies each
   operand once, saves queries, keys, values and weights only, and is much faster at sentence
   lengths than the fused kernels there, whose backward is slow.
-- `sdpa_attention`, for GPUs: torch's own `scaled_dot_product_attention`.
+- `sdpa_attention`, for GPUs and compiled layers: torch's own `scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.model.dropout import dropped_share, keep_mask
-from nmt.model.layout import Layout
+from nmt.model.layout import Cells, Layout
 
 
 def attend(
@@ -46,7 +46,8 @@ def attend(
     Returns:
         (N, H * E), in the dtype of ``queries``.
     """
-    implementation = bmm_attention if queries.device.type == "cpu" else sdpa_attention
+    is_plain_cpu = queries.device.type == "cpu" and not torch.compiler.is_compiling()
+    implementation = bmm_attention if is_plain_cpu else sdpa_attention
     return implementation(queries, memory, layouts, num_heads, causal, dropout)
 
 
@@ -58,26 +59,27 @@ def sdpa_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """`attend` by torch's fused kernels on the padded rectangle."""
-    query_layout, key_layout = layouts
+    """`attend` by torch's fused kernels on the padded rectangle.
 
-    def split(packed: Tensor, layout: Layout, parts: int) -> tuple[Tensor, ...]:
-        cells = layout.unpack(packed).unflatten(-1, (parts, num_heads, -1))
-        return cells.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, S, E)
+    No choice here depends on the batch: so one compiled graph serves all of them.
+    """
+    query_cells, key_cells = (layout.cells() for layout in layouts)
+
+    def split(packed: Tensor, cells: Cells, parts: int) -> tuple[Tensor, ...]:
+        heads = cells.spread(packed).unflatten(-1, (parts, num_heads, -1))
+        return heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, W, E)
 
     if memory is None:
-        query, key, value = split(queries, query_layout, 3)
+        query, key, value = split(queries, query_cells, 3)
     else:
-        (query,) = split(queries, query_layout, 1)
-        key, value = split(memory, key_layout, 2)
+        (query,) = split(queries, query_cells, 1)
+        key, value = split(memory, key_cells, 2)
     # A causal query that holds a token sees only keys that hold tokens: padding is on the right.
-    mask = None
-    if not causal and key_layout.has_padding:
-        mask = key_layout.mask()[:, None, None, :]
+    mask = None if causal else key_cells.is_real[:, None, None, :]
     mixed = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal
     )
-    return query_layout.pack(mixed.transpose(1, 2).flatten(-2))
+    return query_cells.collect(mixed.transpose(1, 2).flatten(-2))
 
 
 def bmm_attention(
@@ -126,8 +128,38 @@ def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tens
     return mixed.flatten(1)
 
 
+def on_grid(values: Tensor) -> Tensor:
+    """Round to multiples of 1/256."""
+    return (values * 256).round_().mul_(1 / 256)
+
+
 @_script
-def read_source(query: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
+def read_exactly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Read as attention does, but with numbers so short that no sum of them is ever rounded.
+
+    So a result is the same to the bit however many keys of padding there are, and in whatever order
+    a kernel adds up. Scores are exact while their terms add up to less than 256, and results while
+    values are less than 16.
+
+    Args:
+        query: (B, H, T, E), float32.
+        key: On a grid. (B, H, S, E), float32.
+        value: On a grid. (B, H, S, E), float32.
+        bias: 0, and minus infinity at padding. (B, 1, 1, S).
+
+    Returns:
+        (B, H, T, E).
+    """
+    short = (query * (256 * query.shape[3] ** -0.5)).round_().mul_(1 / 256)
+    scores = torch.bmm(short.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
+    scores = scores.view(query.shape[0], query.shape[1], -1, bias.shape[3]).add_(bias)
+    shares = (scores - scores.amax(3, keepdim=True)).exp_().mul_(16384).round_()
+    shares = shares.mul_(4096 / shares.sum(3, keepdim=True)).round_().flatten(0, 1)
+    return torch.bmm(shares, value.flatten(0, 1)).mul_(1 / 4096).view(query.shape)
+
+
+@_script
+def read_source(query: Tensor, memory: Tensor, bias: Tensor, is_exact: bool = False) -> Tensor:
     """Let K rows of each of B sentences read its source.
 
     On a CPU, plain products take two thirds of the time of the fused kernel for large batches, and
@@ -137,6 +169,7 @@ def read_source(query: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
         query: (B * K, H, E).
         memory: Keys and values. (2, B, H, S, E).
         bias: 0, and minus infinity at padding. (B, 1, 1, S).
+        is_exact: See `read_exactly`.
 
     Returns:
         (B * K, H * E).
@@ -144,7 +177,9 @@ def read_source(query: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
     rows, num_heads, head_dim = query.shape
     num_sentences = memory.shape[1]
     query = query.view(num_sentences, -1, num_heads, head_dim).transpose(1, 2)  # (B, H, K, E)
-    if query.device.type == "cpu" and rows * num_heads >= 64:
+    if is_exact:
+        mixed = read_exactly(query, memory[0], memory[1], bias)
+    elif query.device.type == "cpu" and rows * num_heads >= 64:
         key, value = memory[0].flatten(0, 1), memory[1].flatten(0, 1)
         scores = torch.bmm(query.flatten(0, 1), key.transpose(1, 2))
         scores = scores.view(num_sentences, num_heads, -1, bias.shape[3])

@@ -56,10 +56,11 @@ class _ByteDropout(torch.autograd.Function):
 def dropout(values: Tensor, probability: float, training: bool) -> Tensor:
     """Zero each element with ``probability`` and scale the rest, while training.
 
-    Random numbers come from torch's default generator of the device.
+    Random numbers come from torch's default generator of the device. Compiled layers use torch's
+    dropout, which becomes part of the kernels around it.
     """
     if not training or probability == 0:
         return values
-    if values.device.type == "cpu":
+    if values.device.type == "cpu" and not torch.compiler.is_compiling():
         return _ByteDropout.apply(values, probability)  # type: ignore[no-untyped-call]
     return F.dropout(values, probability)

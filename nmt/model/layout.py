@@ -7,8 +7,62 @@ indices that take it there and back are made once a batch and shared by all laye
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_WIDTH_UNIT = 8
+"""Masks whose rows are as long as a multiple of it need not be copied for a GPU's kernels."""
+
+
+class Cells(NamedTuple):
+    """A rectangle of B x W cells for the tokens of a `Layout`.
+
+    B and W may be more than they need. W is rounded up, and a single sentence stands beside a row
+    that nobody reads: for a compiled layer, sizes of 1 would be a case of their own.
+    """
+
+    token: Tensor
+    """The token that each cell shows; the first one in padding. (B, W), int64."""
+    place: Tensor
+    """The cell of each token. (N,), int64."""
+    is_real: Tensor
+    """Whether a cell holds a token; the first one of each row does. (B, W), bool."""
+
+    def spread(self, packed: Tensor) -> Tensor:
+        """(N, D) -> (B, W, D). Padding is finite and to be ignored: its gradient is left out."""
+        cells: Tensor = _Select.apply(packed, self.token.flatten(), self.place, None)  # type: ignore[no-untyped-call]
+        return cells.view(*self.token.shape, -1)
+
+    def collect(self, cells: Tensor) -> Tensor:
+        """(B, W, D) -> (N, D). The gradient of padding beside a sentence is 0."""
+        selections = self.place, self.token.flatten(), self.is_real.view(-1, 1)
+        return _Select.apply(cells.flatten(0, 1), *selections)  # type: ignore[no-untyped-call]
+
+
+class _Select(torch.autograd.Function):
+    """Select rows, each at most once where it matters; so the gradient is a selection, too.
+
+    Torch does not know that no row is selected twice, and would add up.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, there: Tensor, back: Tensor, is_real: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(back, is_real)
+        return rows.index_select(0, there)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        back, is_real = ctx.saved_tensors
+        gradient = gradient.index_select(0, back)
+        if is_real is not None:
+            gradient = gradient.masked_fill(~is_real, 0)
+        return gradient, None, None, None
 
 
 class Layout:
@@ -27,6 +81,7 @@ class Layout:
         self.positions = index % width
         """Position of each real token in its sentence, from 0. (N,), int64."""
         self._cache: dict[tuple[str, int, int], Tensor] = {}
+        self._cells: Cells | None = None
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, width: int) -> Layout:
@@ -58,6 +113,12 @@ class Layout:
         cells = packed.new_zeros(self.batch_size * self.width, *packed.shape[1:])
         return cells.index_copy(0, self.index, packed).unflatten(0, (self.batch_size, self.width))
 
+    def cells(self) -> Cells:
+        """Return the rectangle in the form that GPUs and compiled layers use."""
+        if self._cells is None:
+            self._cells = _make_cells(self)
+        return self._cells
+
     def heads_to_rectangle(self, parts: int, heads: int) -> Tensor:
         """Rows to select from (N * parts * heads, head width) for (parts, B, heads, S, head width).
 
@@ -82,6 +143,17 @@ class Layout:
         if key not in self._cache:
             self._cache[key] = _MAKERS[kind](self, parts, heads)
         return self._cache[key]
+
+
+def _make_cells(layout: Layout) -> Cells:
+    width = -(-layout.width // _WIDTH_UNIT) * _WIDTH_UNIT
+    place = layout.index // layout.width * width + layout.positions
+    token = place.new_zeros(max(layout.batch_size, 2), width)
+    token.view(-1).index_copy_(0, place, torch.arange(len(place), device=place.device))
+    is_real = torch.zeros_like(token, dtype=torch.bool)
+    is_real.view(-1).index_fill_(0, place, True)
+    is_real[:, 0] = True  # a row of no keys at all would have no defined output
+    return Cells(token, place, is_real)
 
 
 def _rectangle_rows(layout: Layout, parts: int, heads: int) -> Tensor:

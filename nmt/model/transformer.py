@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from nmt.model.decoder_state import DecoderState
 from nmt.model.dropout import dropout
 from nmt.model.layers import LearnedPositions, OutputLayer, SinusoidalPositions, make_norm
 from nmt.model.layout import Layout
+
+_Forward = Callable[..., Tensor]
 
 
 class Readers(NamedTuple):
@@ -96,6 +99,7 @@ class Transformer(nn.Module):
         self.config = config
         self.recompute = False
         """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
+        self._forwards: dict[type[nn.Module], _Forward] = {}
         self.output_layer: OutputLayer | None = None
         """Stands for the output projection when translating with weights of another form."""
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
@@ -148,10 +152,21 @@ class Transformer(nn.Module):
             values = self._run(layer, values, layout)
         return self.encoder_norm(values)
 
+    def compile_layers(self, compiled: Callable[[_Forward], _Forward] | None) -> None:
+        """Run the layers by what ``compiled`` makes of their `forward`; None undoes it.
+
+        That is once for each kind of layer, however many there are. Decoding does not use it, and
+        parameters keep their names.
+        """
+        kinds = (EncoderLayer, DecoderLayer) if compiled else ()
+        self._forwards = {kind: compiled(kind.forward) for kind in kinds if compiled}
+
     def _run(self, layer: nn.Module, *inputs: Tensor | Layout) -> Tensor:
+        forward = self._forwards.get(type(layer))
+        run = layer if forward is None else partial(forward, layer)
         if self.recompute and self.training:
-            return checkpoint(layer, *inputs, use_reentrant=False)
-        return layer(*inputs)
+            return checkpoint(run, *inputs, use_reentrant=False)
+        return run(*inputs)
 
     def decode(
         self, target: Tensor, memory: Tensor, target_layout: Layout, source_layout: Layout
@@ -181,6 +196,9 @@ class Transformer(nn.Module):
         """
         source_layout = Layout(source_index, *source.shape)
         target_layout = Layout(target_index, *target_input.shape)
+        if self._forwards:
+            for layout in (source_layout, target_layout):
+                layout.cells()  # here: no layer is to make what the next one finds
         memory = self.encode(source_layout.pack(source), source_layout)
         return self.decode(target_layout.pack(target_input), memory, target_layout, source_layout)
 

@@ -13,6 +13,7 @@ from nmt.engine.device import is_out_of_memory
 from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.pace import choose_pace
 from nmt.engine.precision import Precision, make_loss_scale
+from nmt.engine.seeding import random_state, restore_random_state
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.loss import LossSum, choose_loss
@@ -174,6 +175,26 @@ class Updater:
         self.optimizer.step(learning_rate, self._clipped(norm) / factor, skipped)
         self.loss_scale.adapt(skipped)
         return UpdateStats(tokens, numbers, stop=wishes > 0)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Use the model once in training and once in validation, and leave no trace.
+
+        What is only made when it is first used, such as compiled layers, is there afterwards.
+
+        Raises:
+            DeviceError: Memory does not hold an eighth of ``batch``.
+        """
+        generators = random_state(self._device)
+        try:
+            self.model.train()
+            self._gradients([batch], 1.0)
+            self.model.eval()
+            with torch.inference_mode():
+                self.loss(batch.to(self._device), 0.0)
+        finally:
+            self.model.train()
+            self.optimizer.parameters.clear()
+            restore_random_state(generators, self._device)
 
     def _gradients(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
         """Sum loss and gradient; begin again with halved batches where memory is short."""

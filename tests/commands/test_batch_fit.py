@@ -68,6 +68,22 @@ def test_all_at_once_where_memory_is_plenty(config: RunConfig) -> None:
     assert (batch.max_tokens, batch.accumulate) == (AIM, 1)
 
 
+def test_layers_are_not_compiled_for_a_probe(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(config, quiet=True)
+    build, found = TrainingSetup.build, []
+
+    def recording(probed: RunConfig) -> TrainingSetup:
+        found.append(probed.training.compile)
+        return build(probed)
+
+    monkeypatch.setattr(TrainingSetup, "build", recording)
+    training = config.training.model_copy(update={"compile": True})
+    fit_batches(config.model_copy(update={"training": training}), OneProcess())
+    assert found == [False, False]
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_what_does_not_fit_is_accumulated(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, share: float

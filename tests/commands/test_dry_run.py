@@ -23,6 +23,7 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
+from nmt.engine.compilation import Compilation
 from nmt.engine.precision import Precision
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.factory import build_model, count_parameters
@@ -287,6 +288,7 @@ def base_on_two_pairs() -> DryRunReport:
         name="base",
         device="cuda",
         precision=Precision("bf16", "cuda").name,
+        compilation=Compilation(is_on=True, remark="layers compiled in 40 s"),
         threads=8,
         parameters={"embeddings": 18_944_000, "encoder": 18_914_304, "decoder": 25_224_192},
         matrices=matmul_parameters(config, 37_000),

@@ -56,3 +56,14 @@ def test_torch_s_profiler_sees_the_same_peak_in_forward_and_backward() -> None:
     # Rounding to the allocator's alignment, and scalars within kernels.
     assert abs(peak - most) <= 0.01 * most
     assert peak > 200 * (64 + 256) * 4
+
+
+def test_compiled_code_is_followed_as_it_was_written() -> None:
+    def work(values: torch.Tensor) -> torch.Tensor:
+        return (values + 1).sum()
+
+    compiled = torch.compile(work, backend="eager", fullgraph=True)
+    values = torch.zeros(1000)
+
+    assert measure_peak(lambda: compiled(values), CPU) == measure_peak(lambda: work(values), CPU)
+    assert measure_peak(lambda: compiled(values), CPU)[1] == 4_004

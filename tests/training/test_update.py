@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,29 @@ def test_fp16_halves_its_loss_scale_at_an_overflow_and_remembers_it() -> None:
     other = updater_of(small_model(), precision=Precision("fp16", "cpu"))
     other.loss_scale.load_counters(updater.loss_scale.counters())
     assert other.loss_scale.factor == scale / 2
+
+
+@pytest.mark.parametrize("trouble", [False, True])
+def test_a_rehearsal_leaves_no_trace(trouble: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(4)
+    model = small_model(dropout=0.3)
+    updater = updater_of(model)
+    weights = {name: value.clone() for name, value in updater.optimizer.weights().items()}
+    random, modes = torch.get_rng_state(), []
+
+    def loss(batch: Batch, smoothing: float) -> LossSum:
+        modes.append((model.training, torch.is_inference_mode_enabled()))
+        if trouble and not model.training:
+            raise RuntimeError("no compiler")
+        return Updater.loss(updater, batch, smoothing)
+
+    monkeypatch.setattr(updater, "loss", loss)
+    with pytest.raises(RuntimeError, match="no compiler") if trouble else nullcontext():
+        updater.rehearse(batch_of([4, 3]))
+
+    assert modes == [(True, False), (False, True)]
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not updater.optimizer.parameters.shared.any()
+    assert all(torch.equal(updater.optimizer.weights()[name], weights[name]) for name in weights)
+    assert updater.optimizer.state()["step"] == 0

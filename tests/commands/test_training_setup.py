@@ -1,0 +1,85 @@
+"""Training with compiled layers, from the configuration to the checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.commands.dry_run import dry_run
+from nmt.commands.prepare import prepare
+from nmt.commands.train import train
+from nmt.commands.training_setup import TrainingSetup
+from nmt.config.run import RunConfig
+from tests.compiling import Backend, use_backend
+from tests.training.test_resume import CONFIG, write_corpus
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    yield from use_backend("eager")
+
+
+@pytest.fixture(autouse=True)
+def _corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+
+
+def config_of(**training: Any) -> RunConfig:
+    values = copy.deepcopy(CONFIG)
+    values["model"]["dropout"] = 0.0
+    values["training"] |= {"max_steps": 3, "save_every": 3, "validate_every": 3, **training}
+    return RunConfig.model_validate(values)
+
+
+def log() -> str:
+    return Path("runs/toy/log.txt").read_text(encoding="utf-8")
+
+
+def test_updates_begin_as_without(backend: Backend) -> None:
+    prepare(config_of(), quiet=True)
+    found = []
+    for compile_layers in (False, True):
+        setup = TrainingSetup.build(config_of(compile=compile_layers))
+        assert setup.compilation.is_on == compile_layers
+        random = torch.get_rng_state()
+        plan = setup.loader.plan(0)
+        nats = [setup.updater([setup.loader.batch(rows)], 0.01).nats for rows in plan[:4]]
+        found.append((nats, random))
+
+    (expected, random), (nats, other_random) = found
+    assert nats == pytest.approx(expected, rel=1e-4)
+    assert torch.equal(random, other_random)
+    assert backend.num_graphs == 4  # and the updates made no more
+
+
+def test_a_run_says_and_records_that_its_layers_are_compiled(backend: Backend) -> None:
+    train(config_of(compile=True), quiet=True)
+
+    assert ", layers compiled in " in log()
+    state = json.loads(Path("runs/toy/checkpoints/step-00000003/state.json").read_text())
+    assert state["machine"]["compiled"] is True
+    assert backend.num_graphs == 4
+    train(config_of(max_steps=4), quiet=True)
+    assert "not bit-exact: compiled: was True, is False" in log()
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_dry_run_says_it_too() -> None:
+    report = dry_run(config_of(compile=True), quiet=True, num_updates=4)
+
+    assert report.as_dict()["compiled"] is True
+    assert ", layers compiled in " in report.as_text().splitlines()[0]
+
+
+def test_on_a_cpu_nothing_is_said_nor_done(backend: Backend) -> None:
+    train(config_of(), quiet=True)
+
+    assert "compiled" not in log()
+    assert backend.num_graphs == 0

@@ -1,0 +1,216 @@
+"""Compiled layers against the same layers as they are, which use another attention, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nmt.engine.compilation import compile_layers, compiled
+from nmt.engine.precision import Precision
+from nmt.model.layout import Layout
+from nmt.model.transformer import Transformer
+from tests.compiling import Backend, use_backend
+from tests.model.test_transformer import VARIANTS, padded, random_parameters, small_model
+from tests.training.test_update import batch_of, updater_of
+from tests.training.test_update import small_model as model_to_train
+
+# Torch warns itself of what it does when it reads code; `compile_layers` hides that, too.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Shape = tuple[list[int], list[int]]
+
+SHAPES: list[Shape] = [
+    ([8, 8, 8, 7, 1], [1, 7, 8, 8, 8]),  # as many tokens on both sides as the model is wide
+    ([3, 3], [4, 4]),
+    ([4, 2, 7, 1], [4, 6, 3, 2]),
+    ([9], [8]),  # one sentence
+    ([16, 16, 16], [16, 16, 16]),  # no padding of any kind
+    ([8, 8], [9, 1]),
+    ([1, 1], [1, 1]),
+    ([32, 5], [3, 40]),
+    ([7, 6, 5], [4, 4, 4]),
+    ([17], [2]),
+    ([2] * 20, [5] * 20),
+    ([24, 8], [8, 24]),
+]
+
+
+@pytest.fixture
+def counting() -> Iterator[Backend]:
+    yield from use_backend("eager")
+
+
+@pytest.fixture
+def differentiating() -> Iterator[Backend]:
+    yield from use_backend("aot_eager")
+
+
+def two_models(**options: Any) -> tuple[Transformer, Transformer]:
+    """The same model twice; the layers of the second are compiled."""
+    models = small_model(**options), small_model(**options)
+    for model in models:
+        random_parameters(model)
+    models[1].compile_layers(compiled)
+    return models
+
+
+def loss_of(model: Transformer, shape: Shape) -> Tensor:
+    source, source_index = padded(shape[0])
+    target, target_index = padded(shape[1])
+    hidden = model(source, source_index, target, target_index)
+    gold = target.flatten()[target_index].roll(-1)
+    return F.cross_entropy(model.logits(hidden).float(), gold)
+
+
+def results(model: Transformer, shape: Shape) -> dict[str, Tensor]:
+    """Loss and gradients."""
+    model.train().zero_grad()
+    loss = loss_of(model, shape)
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+def assert_alike(models: tuple[Transformer, Transformer], shape: Shape) -> None:
+    expected, found = (results(model, shape) for model in models)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=1e-3, atol=2e-6, msg=f"{name} of {shape}"
+        )
+
+
+@pytest.mark.parametrize("variant", ["paper", "tiny-like", "rotary-post", "modern", "two-widths"])
+def test_loss_and_gradients_are_those_of_the_layers_as_they_are(
+    variant: str, counting: Backend
+) -> None:
+    models = two_models(**{**VARIANTS[variant], "decoder_layers": 1, "dropout": 0.0})
+
+    for shape in SHAPES:
+        assert_alike(models, shape)
+    assert counting.num_graphs == 2
+
+
+def test_a_graph_may_be_differentiated_as_a_whole(differentiating: Backend) -> None:
+    models = two_models(encoder_layers=1, decoder_layers=1, dropout=0.0)
+
+    for shape in SHAPES:
+        assert_alike(models, shape)
+    assert differentiating.num_graphs == 2
+
+
+def test_a_graph_for_each_kind_of_layer_serves_all_layers_and_all_batches(
+    counting: Backend,
+) -> None:
+    plain, model = two_models(encoder_layers=3, dropout=0.1)
+
+    for shape in SHAPES:
+        loss_of(model.train(), shape).backward()
+    assert counting.num_graphs == 2
+    with torch.inference_mode():
+        for shape in SHAPES:
+            later, expected = loss_of(model.eval(), shape), loss_of(plain, shape)
+            torch.testing.assert_close(later, expected, rtol=1e-4, atol=1e-5)
+    assert counting.num_graphs == 4
+    for shape in SHAPES:  # nor does it matter what came between
+        loss_of(model.train(), shape).backward()
+    assert counting.num_graphs == 4
+
+
+def test_weights_of_a_mixed_precision_share_their_graphs(counting: Backend) -> None:
+    """All layers see the same dtypes, so that none is compiled for the first one alone."""
+    _, model = two_models(norm_position="pre", norm="rms")
+
+    with torch.autocast("cpu", torch.bfloat16):
+        for shape in SHAPES[:4]:
+            loss_of(model.train(), shape).backward()
+    assert counting.num_graphs == 2
+
+
+def test_recomputing_layers_draws_the_same_dropout(differentiating: Backend) -> None:
+    found = []
+    _, model = two_models(encoder_layers=1, decoder_layers=1, dropout=0.3)
+    for recompute in (False, True):
+        model.recompute = recompute
+        torch.manual_seed(7)
+        found.append({**results(model, SHAPES[2]), "random": torch.get_rng_state()})
+
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert differentiating.num_graphs == 2
+    assert not torch.equal(loss_of(model, SHAPES[2]), loss_of(model, SHAPES[2]))  # it was drawn
+
+
+def test_nothing_but_running_layers_is_changed(counting: Backend) -> None:
+    plain, model = two_models()
+
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.load_state_dict(plain.state_dict())
+    lengths = torch.tensor([5, 3])
+    with torch.inference_mode():
+        state = model.start(padded([5, 3])[0], lengths)
+        logits, _ = model.step(state, torch.full((2, 1), 4))
+        expected, _ = plain.step(plain.start(padded([5, 3])[0], lengths), torch.full((2, 1), 4))
+    assert torch.equal(logits, expected)
+    model.compile_layers(None)
+    assert torch.equal(loss_of(model, SHAPES[0]), loss_of(plain, SHAPES[0]))
+    assert counting.num_graphs == 0
+
+
+def test_code_that_does_not_compile_as_a_whole_is_an_error(counting: Backend) -> None:
+    def forward(values: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return values + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(forward)(torch.ones(3))
+    assert counting.num_graphs == 0
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 2], [8], [8, 8], [9, 16]])
+def test_cells_give_tokens_and_gradients_back(lengths: list[int]) -> None:
+    layout = Layout.from_lengths(torch.tensor(lengths), max(lengths) + 1)
+    cells = layout.cells()
+    batch_size, width = cells.token.shape
+    packed = torch.randn(sum(lengths), 3, requires_grad=True)
+    rectangle = cells.spread(packed)
+
+    assert (batch_size, width) == (max(len(lengths), 2), -(-(max(lengths) + 1) // 8) * 8)
+    for row, sentence in enumerate(packed.split(lengths)):
+        assert torch.equal(rectangle[row, : lengths[row]], sentence)
+        assert cells.is_real[row].tolist() == [place < lengths[row] for place in range(width)]
+    assert torch.equal(cells.collect(rectangle), packed)
+    weights = torch.randn(rectangle.shape)
+    (rectangle * weights).sum().backward()
+    assert packed.grad is not None
+    assert torch.equal(packed.grad, cells.collect(weights))
+    leaf = rectangle.detach().requires_grad_()
+    cells.collect(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad[: len(lengths), :, 0] == 1, cells.is_real[: len(lengths)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
+    device, losses = torch.device("cuda"), []
+    for wanted in (False, True):
+        model = model_to_train(model_dim=64, ff_dim=128, encoder_layers=2).to(device)
+        updater = updater_of(model, precision=Precision(precision, "cuda"))
+        found = compile_layers(
+            wanted,
+            device,
+            switch=model.compile_layers,
+            rehearse=lambda updater=updater: updater.rehearse(batch_of([9, 5, 12])),  # type: ignore[misc]
+        )
+        assert found.is_on == wanted
+        batches = [batch_of([5 + step, 4, 3], step) for step in range(12)]
+        losses.append([updater([batch], 1e-3).nats for batch in batches])
+
+    tolerance = 1e-4 if precision == "float32" else 2e-2
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
