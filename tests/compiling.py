@@ -41,7 +41,7 @@ def use_backend(name: str) -> Iterator[Backend]:
         shapes.patch(use_duck_shape=True),
     ):
         backend = Backend(name)
-        patch.setattr(compilation, "_HOW", {"backend": backend})
+        patch.setattr(compilation, "_BACKEND", backend)
         torch._dynamo.reset()
         yield backend
         torch._dynamo.reset()

@@ -16,8 +16,7 @@ from nmt.errors import DeviceError, NmtError
 Forward = Callable[..., Tensor]
 
 _MOST_GRAPHS = 64
-# No kernel is chosen by timing it: a run that is resumed finds the same ones.
-_HOW: dict[str, Any] = {"backend": "inductor", "options": {"deterministic": True}}
+_BACKEND: Any = "inductor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,9 @@ def compiled(forward: Forward) -> Forward:
     What cannot be compiled as a whole is an error, and so is what has to be compiled again and
     again: neither is left to run slowly.
     """
-    result: Forward = torch.compile(forward, fullgraph=True, dynamic=True, **_HOW)
+    result: Forward = torch.compile(
+        forward, fullgraph=True, dynamic=True, backend=_BACKEND, options=_options()
+    )
     dynamo: Any = torch._dynamo.config
     dynamo.recompile_limit = _MOST_GRAPHS
     dynamo.specialize_float = True  # probabilities and the like; else each of them is tried first
@@ -43,6 +44,13 @@ def compiled(forward: Forward) -> Forward:
     shapes: Any = torch.fx.experimental._config
     shapes.use_duck_shape = False
     return result
+
+
+def _options() -> dict[str, Any] | None:
+    """Choose no kernel by timing it: a run that is resumed shall find the same ones."""
+    if _BACKEND != "inductor" or "deterministic" not in torch._inductor.list_options():
+        return None
+    return {"deterministic": True}
 
 
 def compile_layers(
@@ -67,8 +75,8 @@ def compile_layers(
     if not (device.type == "cuda" if wanted == "auto" else wanted):
         return Compilation(is_on=False)
     begin = time.perf_counter()
-    switch(compiled)
     try:
+        switch(compiled)
         with warnings.catch_warnings(action="ignore"):  # they are for those who write layers
             rehearse()
     except NmtError:  # of memory, say

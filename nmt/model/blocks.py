@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import attend, mean_weights, read_past, read_source
+from nmt.model.attention import (
+    attend,
+    mean_weights,
+    on_grid,
+    read_exactly,
+    read_past,
+    read_source,
+)
 from nmt.model.dropout import dropout
 from nmt.model.layers import FeedForward, linear, make_norm, rotate
 from nmt.model.layout import Layout
@@ -60,6 +67,8 @@ class SelfAttention(nn.Module):
         self.heads = _HeadTransform(config, self.head_dim, rotary=config.positions == "rotary")
         self._dropout = config.attention_dropout
         self._is_plain = self.heads.is_identity and self.num_kv_heads == self.num_heads
+        self.is_exact = False
+        """Whether what `read` gives depends on no padding, not even in its last bits."""
 
     def _split(self, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: each (N, H, E), shared key/value heads repeated."""
@@ -105,7 +114,10 @@ class SelfAttention(nn.Module):
         heads = self._heads(values, positions).index_select(0, cells)
         heads = heads.view(bias.shape[0], bias.shape[3], 3, self.num_heads, self.head_dim)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
+        if self.is_exact:
+            mixed = read_exactly(query, on_grid(key), on_grid(value), bias)
+        else:
+            mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
         return self.output(rows.index_select(0, index))
 
@@ -146,6 +158,8 @@ class CrossAttention(nn.Module):
         # Rotations say how far apart two tokens of one sentence are: not between two languages.
         self.heads = _HeadTransform(config, self.head_dim, rotary=False)
         self._dropout = config.attention_dropout
+        self.is_exact = False
+        """As in `SelfAttention`."""
 
     def project_queries(self, values: Tensor) -> Tensor:
         """Return the queries of all heads side by side: (N, D) -> (N, H * E)."""
@@ -183,7 +197,8 @@ class CrossAttention(nn.Module):
         """
         rows = self.project_memory(memory).index_select(0, cells)
         rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
-        return rows.permute(2, 0, 3, 1, 4)
+        rows = rows.permute(2, 0, 3, 1, 4)
+        return on_grid(rows) if self.is_exact else rows
 
     def step(
         self, values: Tensor, memory: Tensor, bias: Tensor, seen: list[Tensor] | None = None
@@ -200,7 +215,7 @@ class CrossAttention(nn.Module):
         if seen is not None:
             asking = query.unflatten(0, (memory.shape[1], -1)).transpose(1, 2)
             seen.append(mean_weights(asking, memory[0], bias).flatten(0, 1))
-        return self.output(read_source(query, memory, bias))
+        return self.output(read_source(query, memory, bias, self.is_exact))
 
 
 class Residual(nn.Module):

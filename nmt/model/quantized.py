@@ -3,8 +3,8 @@
 - float16: weights are rounded once, and everything is computed in float32.
 - int8: weights are rounded once, with a scale for each output; inputs are rounded at each call,
   with a scale for each layer that was fixed before, or else for each row. So a row's result depends
-  on no other row, which a scale for the whole input would break. (Attention's last bits depend on
-  padding; where that crosses a rounding, one line in a thousand depends on its batch all the same.)
+  on no other row, which a scale for the whole input would break. Attention reads without any error
+  that padding changes (`nmt.model.attention.read_exactly`): rounding would make more of it.
   Source: Jacob et al. (2018), Quantization and Training of Neural Networks; here after training.
 
 Shapes: N rows, I inputs, O outputs.
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.errors import DeviceError
+from nmt.model.blocks import CrossAttention, SelfAttention
 from nmt.model.layers import OutputLayer
 from nmt.model.transformer import Transformer
 
@@ -230,6 +231,9 @@ def quantize(
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, small(f"{place}.{name}", child.weight, child.bias))
+    for module in model.modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            module.is_exact = dtype == "int8"
     model.output_layer = small(_OUTPUT, model.output_weight, model.output_bias)
 
 

@@ -14,7 +14,7 @@ from nmt.errors import DeviceError
 from tests.compiling import Backend, use_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-HOW = compilation._HOW
+BACKEND = compilation._BACKEND
 
 
 class Layers:
@@ -83,7 +83,7 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     import torch._inductor.config
 
     inductor: Any = torch._inductor.config
-    monkeypatch.setattr(compilation, "_HOW", HOW)
+    monkeypatch.setattr(compilation, "_BACKEND", BACKEND)
     forward = compiled(lambda values: values.sin() + values.cos())
 
     def rehearse() -> None:

@@ -1,0 +1,251 @@
+"""Training and decoding on a GPU, beside what the GPU can do.
+
+    python scripts/bench_gpu.py
+    python scripts/bench_gpu.py --model runs/multi30k-de-en
+
+Training: base and big with 32,000 entries, random sentences, whole updates with and without
+compiled layers; the share is of the matrix products' own peak, measured here in the same type
+(model FLOPs utilisation as in Chowdhery et al. 2022, appendix B). Decoding (with --model): the
+first sentences of a text in batches of 1, 64 and 512, with and without recorded steps, and by
+CTranslate2 where it has a GPU. With batches of one a step has to read the decoder's weights once:
+the share of that limit is of the memory's own speed, measured here. The encoder is left out of it.
+
+`--device cpu --quick` only shows that the script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from bench_engines import row_of
+from bench_training import load_batches
+from contenders import Ids
+
+from nmt.checkpoint.ctranslate2_package import import_ctranslate2
+from nmt.commands.export import export
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.config.training import OptimizerConfig
+from nmt.data.batch import Batch
+from nmt.engine.compilation import compile_layers
+from nmt.engine.device import choose_device
+from nmt.engine.pace import choose_pace
+from nmt.engine.precision import choose_precision
+from nmt.errors import NmtError
+from nmt.model.cost import Workload, training_flops
+from nmt.model.factory import build_model
+from nmt.model.transformer import Transformer
+from nmt.text.lines import read_lines
+from nmt.text.tokenizer import Tokenizers
+from nmt.training.optimizer import build_optimizer
+from nmt.training.update import Updater, read_together
+from nmt.translation.ctranslate2_engine import load_ctranslate2_engine
+from nmt.translation.engine import Dtype, Engine
+from nmt.translation.torch_engine import TorchEngine
+from nmt.translation.torch_loading import load_torch_engine
+
+SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
+QUICK = {"quick": ModelConfig(preset="tiny", model_dim=64, ff_dim=64)}
+TYPES: tuple[Dtype, ...] = ("bf16", "float16")
+ROUNDS = 3
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Return how long ``work`` takes on the device, at best."""
+    pace, found = choose_pace(device), []
+    for _ in range(ROUNDS + 1):
+        pace.wait()
+        start = time.perf_counter()
+        work()
+        pace.wait()
+        found.append(time.perf_counter() - start)
+    return min(found[1:])
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """FLOP/s of large matrix products."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 * 5 / seconds_of(lambda: [left @ right for _ in range(5)], device)
+
+
+def peak_bytes(device: torch.device, count: int) -> float:
+    """Bytes read a second, measured by sums of as many float32 values."""
+    values = torch.ones(count, device=device)
+    return 4 * count / seconds_of(values.sum, device)
+
+
+def workload(batches: Sequence[Batch]) -> Workload:
+    """Sum lengths."""
+    lengths = [
+        torch.stack([(side != 0).sum(1) for side in (batch.source, batch.target_output)])
+        for batch in batches
+    ]
+    return Workload.of_pairs(*torch.cat(lengths, dim=1).numpy())
+
+
+def train(chosen: argparse.Namespace, device: torch.device) -> None:
+    """Print the table of training."""
+    dtype = choose_precision("auto", device).dtype
+    peak = peak_flops(device, dtype, 256 if chosen.quick else 8192)
+    print(f"matrix products, {dtype}: {peak / 1e12:.2f} TFLOP/s")
+    vocab_size = 400 if chosen.quick else 32_000
+    count = 2 if chosen.quick else 20
+    batches = load_batches(Path("nothing prepared"), vocab_size, count, chosen.max_tokens)
+    columns = ("model", "layers", "tokens a batch", "target tokens/s", "share of the peak")
+    print("", row_of(*columns), row_of(*["---"] * len(columns)), sep="\n")
+    for name, config in (QUICK if chosen.quick else SIZES).items():
+        needed = training_flops(config, vocab_size, workload(batches)).total
+        for is_compiled in (False, True):
+            try:
+                seconds = seconds_of(
+                    updates(config, vocab_size, batches, is_compiled, device), device
+                )
+            except NmtError as error:
+                print(f"note: without compiled layers: {error.problem}")
+                continue
+            tokens = sum(batch.num_target_tokens for batch in batches)
+            cells = (
+                name,
+                "compiled" if is_compiled else "as they are",
+                str(chosen.max_tokens),
+                f"{tokens / seconds:,.0f}",
+                f"{needed / seconds / peak:.1%}",
+            )
+            print(row_of(*cells), flush=True)
+
+
+def updates(
+    config: ModelConfig,
+    vocab_size: int,
+    batches: Sequence[Batch],
+    is_compiled: bool,
+    device: torch.device,
+) -> Callable[[], None]:
+    """Return what makes an update with each batch, as `nmt train` does."""
+    precision = choose_precision("auto", device)
+    model = build_model(config, vocab_size, vocab_size).to(device)
+    optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
+    updater = Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+    compile_layers(
+        is_compiled,
+        device,
+        switch=model.compile_layers,
+        rehearse=lambda: updater.rehearse(batches[0]),
+    )
+    return lambda: read_together([updater([batch], 1e-4) for batch in batches])
+
+
+def step_bytes(model: Transformer) -> int:
+    """Bytes of the weights that each step of decoding reads."""
+    decoder = sum(each.numel() * each.element_size() for each in model.decoder.parameters())
+    return decoder + model.output_weight.numel() * model.output_weight.element_size()
+
+
+def engines(
+    model: Path, device: str, place: Path
+) -> Iterator[tuple[str, Engine, DecodingConfig, Tokenizers, int]]:
+    """Yield name, engine, decoding, tokenizers and bytes read by a step (0: not known)."""
+    for dtype in TYPES:
+        loaded = load_torch_engine(
+            model,
+            device=cast(Any, device),
+            checkpoint="best",
+            threads=None,
+            note=print,
+            dtype=dtype,
+        )
+        engine = cast(TorchEngine, loaded.engine)
+        read = step_bytes(engine._models[0])
+        parts = loaded.config.decoding, loaded.tokenizers, read
+        yield f"nmt {dtype}, recorded steps", engine, *parts
+        engine._readers = [None]
+        yield f"nmt {dtype}", engine, *parts
+    package = import_ctranslate2()
+    if device == "cuda" and not package.get_cuda_device_count():
+        print("note: CTranslate2 is left out: it sees no GPU")
+        return
+    for kind in {"float16", "int8_float16", "bfloat16"} & package.get_supported_compute_types(
+        device
+    ):
+        export(model, place / kind, "ctranslate2", quantization=kind)
+        loaded = load_ctranslate2_engine(place / kind, device=cast(Any, device), threads=1)
+        yield f"CTranslate2 {kind}", loaded.engine, loaded.config.decoding, loaded.tokenizers, 0
+
+
+def decode(chosen: argparse.Namespace, device: torch.device) -> None:
+    """Print the table of decoding."""
+    speed = peak_bytes(device, 1 << (20 if chosen.quick else 30))
+    print(f"\nmemory: {speed / 1e9:,.0f} GB/s\n")
+    columns = ("engine", "search", "batch", "sentences/s", "tokens/s", "share of the limit")
+    print(row_of(*columns), row_of(*["---"] * len(columns)), sep="\n")
+    lines = read_lines(chosen.source)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, engine, config, tokenizers, read in engines(
+            chosen.model, device.type, Path(folder)
+        ):
+            for size in (1, 64, 512):
+                count = min(4 if chosen.quick else max(64, 4 * size), len(lines))
+                rows = tokenizers.source.encode_batch(lines[:count])
+                rows = sorted(rows, key=len)
+                cuts = [*range(0, count, size), count]
+                batches = [rows[start:stop] for start, stop in pairwise(cuts)]
+                for beam_size in (1, 5):
+                    cells = measured(engine, batches, config.plain(beam_size), device, read, speed)
+                    search = "greedy" if beam_size == 1 else f"beam {beam_size}"
+                    print(row_of(name, search, str(size), *cells), flush=True)
+
+
+def measured(
+    engine: Engine,
+    batches: Sequence[Ids],
+    config: DecodingConfig,
+    device: torch.device,
+    read: int,
+    speed: float,
+) -> tuple[str, str, str]:
+    """Sentences and tokens a second, and the share of what memory allows with batches of one."""
+    outputs: list[int] = []
+
+    def search() -> None:
+        outputs.clear()
+        for batch in batches:
+            outputs.extend(len(best[0].ids) + 1 for best in engine.search(batch, config))
+
+    seconds = seconds_of(search, device)
+    share = sum(outputs) * read / speed / seconds if len(batches[0]) == 1 else 0
+    return (
+        f"{len(outputs) / seconds:.1f}",
+        f"{sum(outputs) / seconds:,.0f}",
+        f"{share:.1%}" if share else "",
+    )
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, help="decode with it, too")
+    parser.add_argument(
+        "--source", type=Path, default=Path("../shared/data/multi30k/test_2016_flickr.de.gz")
+    )
+    parser.add_argument("--max-tokens", type=int, default=25_000, help="of a training batch")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: only shows that it works")
+    chosen = parser.parse_args()
+    device = choose_device(chosen.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    print(f"{name}, torch {torch.__version__}, Python {platform.python_version()}")
+    train(chosen, device)
+    if chosen.model:
+        decode(chosen, device)
+
+
+if __name__ == "__main__":
+    main()
