@@ -30,7 +30,7 @@ def load_ranges(
 
     Args:
         folder: Where it is looked for.
-        sha256: Of the weights that are used. A file that names none is believed.
+        sha256: Of the weights that are used.
         note: Told if the file is of other weights.
 
     Raises:
@@ -41,11 +41,11 @@ def load_ranges(
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        measured_with = found.pop(_WEIGHTS, sha256)
+        measured_with = found.pop(_WEIGHTS)
         ranges = {name: (float(low), float(high)) for name, (low, high) in found.items()}
         if not all(math.isfinite(limit) for limits in ranges.values() for limit in limits):
             raise ValueError("a range is not finite")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise damaged_extra(path, error) from error
     if measured_with == sha256:
         return ranges
