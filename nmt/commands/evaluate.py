@@ -15,6 +15,7 @@ from nmt.commands.evaluation_set import (
 from nmt.commands.evaluation_systems import (
     find_remarks,
     load_model_config,
+    model_name,
     name_systems,
     read_hypotheses,
     shown_name,
@@ -108,7 +109,7 @@ def run_evaluation(options: EvaluateOptions, *, say: Callable[[str], None]) -> E
         lines = read_hypotheses(options.baseline, whole, options.limit)
         baseline = (shown_name(options.baseline), lines)
     if config is not None:
-        systems.insert(0, (str(options.model), translate_set(options, config, chosen, say)))
+        systems.insert(0, (model_name(options), translate_set(options, config, chosen, say)))
     for remark in find_remarks(systems, chosen, options):
         say(remark)
     return _score(systems, baseline, scorers, chosen, options)

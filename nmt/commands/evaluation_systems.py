@@ -55,6 +55,12 @@ def shown_name(path: Path) -> str:
     return "standard input" if path == STANDARD_INPUT else path.name
 
 
+def model_name(options: EvaluateOptions) -> str:
+    """Name the model in reports, with those that translate together with it."""
+    others = options.ensemble.others if options.ensemble else ()
+    return " + ".join(map(str, (options.model, *others)))
+
+
 def read_hypotheses(path: Path, whole: EvaluationSet, limit: int | None) -> tuple[str, ...]:
     """Read translations of the whole set, or of just the sentences that are scored.
 
@@ -93,7 +99,7 @@ def translate_set(
     )
     if options.mbr is not None:
         translator = translator.with_mbr(options.mbr.build(config.target_language))
-    say(f"translating {len(chosen):,} lines of {chosen.name} with {options.model}")
+    say(f"translating {len(chosen):,} lines of {chosen.name} with {model_name(options)}")
     results = translator.translate(chosen.source, **config.decoding.model_dump())
     if found := GuardCount().plus(results).note():
         say(found)

@@ -19,8 +19,11 @@ from typer.testing import CliRunner, Result
 
 from nmt import Score, evaluate
 from nmt.cli.app import app
+from nmt.commands.evaluation_options import EvaluateOptions
+from nmt.commands.evaluation_systems import model_name
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
+from nmt.translation.ensemble import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
@@ -565,3 +568,10 @@ def test_the_python_function_takes_one_reference_or_several() -> None:
     assert several.confidence is not None
     with pytest.raises(TypeError, match="lists of lines"):
         evaluate("one line", ["one line"])
+
+
+def test_an_ensemble_is_named_by_all_of_its_models() -> None:
+    together = Ensemble(others=(Path("runs/b"), Path("runs/c")))
+    assert model_name(EvaluateOptions(model=Path("runs/a"))) == "runs/a"
+    both = EvaluateOptions(model=Path("runs/a"), ensemble=together)
+    assert model_name(both) == "runs/a + runs/b + runs/c"
