@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 _MOST_ROWS = 256  # of more the GPU is busy for longer than the launches take
 _MOST_GRAPHS = 64
 _LEAST_POSITIONS = 16
+_USES_BEFORE = (
+    32  # steps of a size that are run as they are: recording it takes as long as some tens
+)
 
 
 def graph_readers(model: Transformer) -> Readers:
@@ -138,6 +142,7 @@ class GraphedToken:
     def __init__(self, model: Transformer, record: Recorder) -> None:
         self._model, self._record = model, record
         self._steps: dict[_Sizes, _Step] = {}
+        self._uses: Counter[_Sizes] = Counter()
         self._lock = Lock()
         self._works = True
 
@@ -167,7 +172,13 @@ class GraphedToken:
         return self._model.read_token(ids, position, table, bias, memory, past)
 
     def _step(self, sizes: _Sizes, table: Tensor, memory: Tensor, past: Tensor) -> _Step | None:
-        """Find or record a step; None if the device cannot. Those used longest ago are dropped."""
+        """Find or record a step; None if that does not pay yet, or the device cannot.
+
+        Those used longest ago are dropped.
+        """
+        self._uses[sizes] += 1
+        if self._uses[sizes] <= _USES_BEFORE:
+            return None
         step = self._steps.pop(sizes, None)
         if step is None or step.table is not table:
             try:

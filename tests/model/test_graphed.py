@@ -4,7 +4,7 @@ graph: it sees the same tensors in the same places.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -28,6 +28,14 @@ class Repeater:
         self.count += 1
         result = step()
         return lambda: result.copy_(step()), result
+
+
+@pytest.fixture(autouse=True, scope="module")
+def at_once() -> Iterator[None]:
+    """Sizes are recorded when they are first used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphed, "_USES_BEFORE", 0)
+        yield
 
 
 def with_fixed_sizes(model: Transformer) -> tuple[Readers, Repeater]:
@@ -115,6 +123,17 @@ def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeater.count == 4  # one beam, two beams, and both again
 
 
+def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "_USES_BEFORE", 5)
+    model = small_model()
+    readers, repeater = with_fixed_sizes(model)
+    counts = []
+    for _ in range(3):
+        assert_alike(model, readers, ([5], 1, 3))
+        counts.append(repeater.count)
+    assert counts == [0, 1, 1]
+
+
 def test_a_device_that_records_nothing_goes_on_without() -> None:
     calls = []
 
@@ -129,6 +148,7 @@ def test_a_device_that_records_nothing_goes_on_without() -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
