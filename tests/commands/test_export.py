@@ -13,7 +13,7 @@ import torch
 from nmt.checkpoint import ctranslate2_model
 from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.extras import EXTRAS, GUARD, SHORTLIST
+from nmt.checkpoint.extras import EXTRAS, GUARD, RANGES, SHORTLIST
 from nmt.checkpoint.files import (
     MODEL,
     checkpoint_dir,
@@ -30,6 +30,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.text.special import BOS_ID
 from nmt.text.tokenizer import load_tokenizers
+from nmt.translation.ranges import ranges_text
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
@@ -258,6 +259,7 @@ def test_a_folder_has_what_its_engine_reads(run_dir: Path, tmp_path: Path) -> No
     """The guard reads the short lists, too; input ranges are for our int8."""
     for name in EXTRAS:
         (run_dir / name).write_text("{}")
+    (run_dir / RANGES).write_text(ranges_text({}, load_model(run_dir).sha256))
     wanted: dict[Target, set[str]] = {
         "ctranslate2": {GUARD, SHORTLIST}, "safetensors": {*EXTRAS},
     }  # fmt: skip

@@ -156,6 +156,7 @@ def signalled(place: Path, *numbers: int) -> None:
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.5)
+        (place / "sent").touch()
 
     sender = threading.Thread(target=send)
     sender.start()
@@ -172,7 +173,10 @@ def test_processes_have_the_time_to_save_when_the_launcher_is_asked_to_stop(
     program: Program, tmp_path: Path, numbers: list[int]
 ) -> None:
     """FAULT 20."""
-    save = f"trap 'sleep 2; touch {tmp_path}/saved.$RANK; exit 130' INT; touch {tmp_path}/$RANK"
+    until_sent = f"until [ -e {tmp_path}/sent ]; do sleep 0.05; done; sleep 1"
+    save = (
+        f"trap '{until_sent}; touch {tmp_path}/saved.$RANK; exit 130' INT; touch {tmp_path}/$RANK"
+    )
     wait = "while true; do sleep 0.05; done"
     program(f"{save}; {wait}", f"{save}; {wait}")
     signalled(tmp_path, *numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nmt.model.quantized import input_ranges
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.engine import CTRANSLATE2_MODEL, Dtype
 from nmt.translation.ensemble import Ensemble
+from nmt.translation.ranges import load_ranges, ranges_text
 from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
@@ -37,7 +37,7 @@ def folder_with_ranges(folder: Path) -> Path:
     ids = bundle.tokenizers.source.encode_batch(sentences(5, seed=1))
     engine = TorchEngine(bundle.model)
     ranges = input_ranges(bundle.model, lambda: engine.token_log_probs(ids, ids))
-    (copy / RANGES).write_text(json.dumps(ranges))
+    (copy / RANGES).write_text(ranges_text(ranges, bundle.sha256))
     return copy
 
 
@@ -67,8 +67,10 @@ def test_with_8_bits_every_model_of_several_has_its_own_ranges(
 ) -> None:
     lines, scores = sentences(4), []
     narrow = shutil.copytree(folder_with_ranges, tmp_path / "narrow")
-    ranges = json.loads((narrow / RANGES).read_text())
-    (narrow / RANGES).write_text(json.dumps({name: [-0.01, 0.01] for name in ranges}))
+    bundle = load_model(narrow)
+    ranges = load_ranges(narrow, bundle.sha256) or {}
+    narrowed = dict.fromkeys(ranges, (-0.01, 0.01))
+    (narrow / RANGES).write_text(ranges_text(narrowed, bundle.sha256))
     for second in (folder, folder_with_ranges, narrow):
         translator = Translator.load(
             folder, device="cpu", dtype="int8", ensemble=Ensemble((second,)), guard=False
