@@ -128,9 +128,14 @@ def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tens
     return mixed.flatten(1)
 
 
-def on_grid(values: Tensor) -> Tensor:
-    """Round to multiples of 1/256."""
-    return (values * 256).round_().mul_(1 / 256)
+def exact_keys(keys: Tensor) -> Tensor:
+    """Round keys to multiples of 1/256, for `read_exactly`: what is returned is 1/256 of them."""
+    return (keys * 256).round_().mul_(2**-16)
+
+
+def exact_values(values: Tensor) -> Tensor:
+    """Round values to multiples of 1/128, for `read_exactly`."""
+    return (values * 128).round_().mul_(2**-7)
 
 
 @_script
@@ -138,28 +143,29 @@ def read_exactly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Ten
     """Read as attention does, but with numbers so short that no sum of them is ever rounded.
 
     So a result is the same to the bit however many keys of padding there are, and in whatever order
-    a kernel adds up. Scores are exact while their terms add up to less than 256, and results while
-    values are less than 16.
+    a kernel adds up. Queries are rounded to multiples of 1/256, shares to 1/1024 of the largest.
+    Sums are exact while terms of a score add up to less than 256, and those of a result to less
+    than 128.
 
     Args:
         query: (B, H, T, E), float32.
-        key: On a grid. (B, H, S, E), float32.
-        value: On a grid. (B, H, S, E), float32.
+        key: From `exact_keys`. (B, H, S, E), float32.
+        value: From `exact_values`. (B, H, S, E), float32.
         bias: 0, and minus infinity at padding. (B, 1, 1, S).
 
     Returns:
         (B, H, T, E).
     """
-    short = (query * (256 * query.shape[3] ** -0.5)).round_().mul_(1 / 256)
-    scores = torch.bmm(short.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-    scores = scores.view(query.shape[0], query.shape[1], -1, bias.shape[3]).add_(bias)
-    shares = (scores - scores.amax(3, keepdim=True)).exp_().mul_(16384).round_()
-    shares = shares.mul_(4096 / shares.sum(3, keepdim=True)).round_().flatten(0, 1)
-    return torch.bmm(shares, value.flatten(0, 1)).mul_(1 / 4096).view(query.shape)
+    short = (query * (256 * query.shape[3] ** -0.5)).round_().flatten(0, 1)
+    scores = torch.bmm(short, key.flatten(0, 1).transpose(1, 2))
+    scores.view(query.shape[0], query.shape[1], -1, bias.shape[3]).add_(bias)
+    shares = scores.sub_(scores.amax(2, keepdim=True)).exp_().mul_(1024).round_()
+    mixed = torch.bmm(shares, value.flatten(0, 1)).div_(shares.sum(2, keepdim=True))
+    return mixed.view(query.shape)
 
 
 @_script
-def read_source(query: Tensor, memory: Tensor, bias: Tensor, is_exact: bool = False) -> Tensor:
+def read_source(query: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
     """Let K rows of each of B sentences read its source.
 
     On a CPU, plain products take two thirds of the time of the fused kernel for large batches, and
@@ -169,7 +175,6 @@ def read_source(query: Tensor, memory: Tensor, bias: Tensor, is_exact: bool = Fa
         query: (B * K, H, E).
         memory: Keys and values. (2, B, H, S, E).
         bias: 0, and minus infinity at padding. (B, 1, 1, S).
-        is_exact: See `read_exactly`.
 
     Returns:
         (B * K, H * E).
@@ -177,9 +182,7 @@ def read_source(query: Tensor, memory: Tensor, bias: Tensor, is_exact: bool = Fa
     rows, num_heads, head_dim = query.shape
     num_sentences = memory.shape[1]
     query = query.view(num_sentences, -1, num_heads, head_dim).transpose(1, 2)  # (B, H, K, E)
-    if is_exact:
-        mixed = read_exactly(query, memory[0], memory[1], bias)
-    elif query.device.type == "cpu" and rows * num_heads >= 64:
+    if query.device.type == "cpu" and rows * num_heads >= 64:
         key, value = memory[0].flatten(0, 1), memory[1].flatten(0, 1)
         scores = torch.bmm(query.flatten(0, 1), key.transpose(1, 2))
         scores = scores.view(num_sentences, num_heads, -1, bias.shape[3])

@@ -19,8 +19,9 @@ from typing_extensions import override
 from nmt.config.model import ModelConfig
 from nmt.model.attention import (
     attend,
+    exact_keys,
+    exact_values,
     mean_weights,
-    on_grid,
     read_exactly,
     read_past,
     read_source,
@@ -115,7 +116,7 @@ class SelfAttention(nn.Module):
         heads = heads.view(bias.shape[0], bias.shape[3], 3, self.num_heads, self.head_dim)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         if self.is_exact:
-            mixed = read_exactly(query, on_grid(key), on_grid(value), bias)
+            mixed = read_exactly(query, exact_keys(key), exact_values(value), bias)
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -198,7 +199,9 @@ class CrossAttention(nn.Module):
         rows = self.project_memory(memory).index_select(0, cells)
         rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
         rows = rows.permute(2, 0, 3, 1, 4)
-        return on_grid(rows) if self.is_exact else rows
+        if not self.is_exact:
+            return rows
+        return torch.stack((exact_keys(rows[0]), exact_values(rows[1])))
 
     def step(
         self, values: Tensor, memory: Tensor, bias: Tensor, seen: list[Tensor] | None = None
@@ -212,10 +215,14 @@ class CrossAttention(nn.Module):
             seen: Where to append how much of each source token is read. (R, S), float32.
         """
         query = self.project_queries(values).view(-1, self.num_heads, self.head_dim)
+        asking = query.unflatten(0, (memory.shape[1], -1)).transpose(1, 2)  # (B, H, K, E)
         if seen is not None:
-            asking = query.unflatten(0, (memory.shape[1], -1)).transpose(1, 2)
-            seen.append(mean_weights(asking, memory[0], bias).flatten(0, 1))
-        return self.output(read_source(query, memory, bias, self.is_exact))
+            key = memory[0] * 256 if self.is_exact else memory[0]  # see `exact_keys`
+            seen.append(mean_weights(asking, key, bias).flatten(0, 1))
+        if not self.is_exact:
+            return self.output(read_source(query, memory, bias))
+        mixed = read_exactly(asking, memory[0], memory[1], bias)
+        return self.output(mixed.transpose(1, 2).reshape(values.shape[0], -1))
 
 
 class Residual(nn.Module):

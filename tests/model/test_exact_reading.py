@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.model.attention import on_grid, read_exactly
+from nmt.model.attention import exact_keys, exact_values, read_exactly
 from nmt.model.quantized import input_ranges, quantize
 from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
@@ -33,8 +33,8 @@ def test_padding_changes_no_bit(
     num_queries: int, num_keys: int, padding: int, width: int, seed: int
 ) -> None:
     query = 2 * draw(seed, 3, 2, num_queries, width)
-    keys = on_grid(draw(seed + 1, 3, 2, num_keys + padding, width))
-    values = on_grid(2 * draw(seed + 2, 3, 2, num_keys + padding, width))
+    keys = exact_keys(draw(seed + 1, 3, 2, num_keys + padding, width))
+    values = exact_values(2 * draw(seed + 2, 3, 2, num_keys + padding, width))
     bias = torch.zeros(3, 1, 1, num_keys + padding)
     bias[..., num_keys:] = -torch.inf
 
@@ -43,22 +43,22 @@ def test_padding_changes_no_bit(
     assert torch.equal(padded, read_exactly(*inputs))
     alone = read_exactly(query[1:2], keys[1:2], values[1:2], bias[1:2])
     assert torch.equal(padded[1:2], alone)
-    # Apart from the query, what is rounded are shares, to multiples of 1/4096 (and of 1/16384).
-    short = on_grid(query * width**-0.5)
+    # Apart from the query, what is rounded are shares, to 1/1024 of the largest.
+    short = (query * width**-0.5 * 256).round()
     expected = F.scaled_dot_product_attention(short, *inputs[1:], scale=1.0)
-    bound = num_keys * 2**-12 * float(values.abs().max())
+    bound = num_keys * 2**-10 * float(values.abs().max())
     torch.testing.assert_close(padded, expected, rtol=0, atol=bound)
 
 
 def test_it_equals_reading_by_hand() -> None:
     query = torch.tensor([[[[2.0, 0.001]]]])  # 0.001 * 256 / sqrt(2) is rounded to 0
-    key, value = torch.tensor([[[[0.5, 9], [1, -9]]]]), torch.tensor([[[[1.0, 0], [0, 4]]]])
+    key, value = torch.tensor([[[[0.5, 9], [1, -9]]]]), torch.tensor([[[[1.0, 0], [0, 4.001]]]])
     low, high = (round(2 / 2**0.5 * 256) / 256 * x for x in (0.5, 1.0))
-    shares = [round(2**14 * 2.718281828 ** (low - high)), 2**14]
-    first, second = (round(4096 * share / sum(shares)) / 4096 for share in shares)
+    share = round(1024 * 2.718281828 ** (low - high))  # of the first; that of the second is 1024
 
-    found = read_exactly(query, key, value, torch.zeros(1, 1, 1, 2))
-    assert found.tolist() == [[[[first, 4 * second]]]]
+    found = read_exactly(query, exact_keys(key), exact_values(value), torch.zeros(1, 1, 1, 2))
+    expected = torch.tensor([share / (share + 1024), 4 * 1024 / (share + 1024)])
+    torch.testing.assert_close(found.flatten(), expected, rtol=1e-6, atol=0)
 
 
 def logits(
@@ -106,3 +106,22 @@ def test_8_bit_weights_say_the_same_whatever_shares_the_batch(
     model, readers = int8
     alone = logits(model, readers, [line], num_beams)
     assert torch.equal(logits(model, readers, [line, *others], num_beams), alone)
+
+
+def test_8_bit_weights_read_as_much_of_each_token() -> None:
+    model, found = small_model(), []
+    with torch.no_grad():
+        for layer in model.aligning_layers:
+            layer.cross_attention.query.weight.mul_(8)  # else all tokens are read alike
+    for dtype in ("float32", "int8"):
+        if dtype == "int8":
+            quantize(model, "int8")
+        with torch.inference_mode():
+            source = torch.tensor([[5, 9, 30, 7], [7, 8, 0, 0]])
+            state = model.start(source, torch.tensor([4, 2]), with_coverage=True)
+            for _ in range(3):
+                _, state = model.step(state, torch.tensor([[4], [5]]))
+            assert state.coverage is not None
+            found.append(state.coverage)
+    torch.testing.assert_close(*found, rtol=0, atol=0.1)
+    assert found[0].std(dim=1).min() > 0.3
