@@ -30,7 +30,7 @@ from bench_training import load_batches
 from contenders import Ids
 
 from nmt.checkpoint.ctranslate2_package import import_ctranslate2
-from nmt.commands.export import export
+from nmt.commands.export import Quantization, export
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
@@ -55,6 +55,7 @@ from nmt.translation.torch_loading import load_torch_engine
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
 QUICK = {"quick": ModelConfig(preset="tiny", model_dim=64, ff_dim=64)}
 TYPES: tuple[Dtype, ...] = ("bf16", "float16")
+CTRANSLATE2_TYPES: tuple[Quantization, ...] = ("float16", "bfloat16", "int8_float16")
 ROUNDS = 3
 
 
@@ -172,9 +173,9 @@ def engines(
     if device == "cuda" and not package.get_cuda_device_count():
         print("note: CTranslate2 is left out: it sees no GPU")
         return
-    for kind in {"float16", "int8_float16", "bfloat16"} & package.get_supported_compute_types(
-        device
-    ):
+    for kind in CTRANSLATE2_TYPES:
+        if kind not in package.get_supported_compute_types(device):
+            continue
         export(model, place / kind, "ctranslate2", quantization=kind)
         loaded = load_ctranslate2_engine(place / kind, device=cast(Any, device), threads=1)
         yield f"CTranslate2 {kind}", loaded.engine, loaded.config.decoding, loaded.tokenizers, 0

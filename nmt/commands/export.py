@@ -80,33 +80,18 @@ def export(
         CheckpointError: The model is missing or damaged, or the folder cannot be written.
     """
     check_new_folder(output, source)
-    if target == "safetensors" and quantization != "float32":
-        raise ConfigError(
-            f"Quantization {quantization} is for --to ctranslate2.",
-            fix="Leave --quantization out: safetensors keep the weights as they were trained.",
-        )
-    if is_ctranslate2(source):
-        raise ConfigError(
-            f"{source} is an export already, which cannot be exported again.",
-            fix="Name the run that it was exported from.",
-        )
-    if target == "ctranslate2":
-        import_ctranslate2()
+    _check_target(source, target, quantization)
     bundle = load_model(source, checkpoint, warn=note)
-    if target == "ctranslate2" and (lost := not_followed(bundle.config.decoding)):
-        note(f"CTranslate2 cannot search with {', '.join(lost)}: the export leaves that out")
     sizes = []
 
     def write(folder: Path) -> None:
         if target == "ctranslate2":
-            _write_for_ctranslate2(folder, bundle, quantization)
+            _write_for_ctranslate2(folder, bundle, quantization, note)
+            weights, form = CTRANSLATE2_MODEL, f"CTranslate2, {quantization}"
         else:
-            shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
-            if load_ranges(source, bundle.sha256, note) is not None:
-                shutil.copyfile(source / RANGES, folder / RANGES)
-        weights = folder / (CTRANSLATE2_MODEL if target == "ctranslate2" else MODEL)
-        sizes.append(weights.stat().st_size)
-        form = f"CTranslate2, {quantization}" if target == "ctranslate2" else "safetensors, float32"
+            _write_for_us(folder, source, bundle, note)
+            weights, form = MODEL, "safetensors, float32"
+        sizes.append((folder / weights).stat().st_size)
         card = model_card(bundle, source, form=form, size_bytes=sizes[0])
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
@@ -120,7 +105,34 @@ def export(
     )
 
 
-def _write_for_ctranslate2(folder: Path, bundle: ModelBundle, quantization: Quantization) -> None:
+def _check_target(source: Path, target: Target, quantization: Quantization) -> None:
+    if target == "safetensors" and quantization != "float32":
+        raise ConfigError(
+            f"Quantization {quantization} is for --to ctranslate2.",
+            fix="Leave --quantization out: safetensors keep the weights as they were trained.",
+        )
+    if is_ctranslate2(source):
+        raise ConfigError(
+            f"{source} is an export already, which cannot be exported again.",
+            fix="Name the run that it was exported from.",
+        )
+    if target == "ctranslate2":
+        import_ctranslate2()
+
+
+def _write_for_us(
+    folder: Path, source: Path, bundle: ModelBundle, note: Callable[[str], None]
+) -> None:
+    shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
+    if load_ranges(source, bundle.sha256, note) is not None:
+        shutil.copyfile(source / RANGES, folder / RANGES)
+
+
+def _write_for_ctranslate2(
+    folder: Path, bundle: ModelBundle, quantization: Quantization, note: Callable[[str], None]
+) -> None:
+    if lost := not_followed(bundle.config.decoding):
+        note(f"CTranslate2 cannot search with {', '.join(lost)}: the export leaves that out")
     decoding = followed(bundle.config.decoding)
     config = bundle.config.model_copy(update={"decoding": decoding})
     check_expressible(config.model)

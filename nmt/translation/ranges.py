@@ -41,11 +41,13 @@ def load_ranges(
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        measured_with = found.pop(_WEIGHTS)
+        measured_with = found.pop(_WEIGHTS, None)
+        if measured_with is None:
+            raise ValueError("it does not name its weights")
         ranges = {name: (float(low), float(high)) for name, (low, high) in found.items()}
         if not all(math.isfinite(limit) for limits in ranges.values() for limit in limits):
             raise ValueError("a range is not finite")
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise damaged_extra(path, error) from error
     if measured_with == sha256:
         return ranges
