@@ -12,6 +12,7 @@ One function, `attend`, with two implementations that agree within rounding:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -120,7 +121,7 @@ def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tens
     """
     rows, num_heads, head_dim = query.shape
     if filled is None and query.device.type == "cpu" and past.shape[3] * head_dim >= 448:
-        key, value = past[0].flatten(0, 1), past[1].flatten(0, 1)
+        key, value = past.flatten(1, 2).unbind(0)
         scores = torch.bmm(query.reshape(rows * num_heads, 1, head_dim), key.transpose(1, 2))
         weights = scores.mul_(head_dim**-0.5).softmax(-1)
         return torch.bmm(weights, value).view(rows, num_heads * head_dim)
@@ -128,27 +129,38 @@ def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tens
     return mixed.flatten(1)
 
 
+@cache
+def _number(value: float) -> Tensor:
+    """Return a tensor of one: torch would make one of a number at every product, on a CPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(value)
+
+
+def exact_queries(queries: Tensor, head_dim: int) -> Tensor:
+    """Scale queries and round them to multiples of 1/256, for `read_exactly`: 256 times them."""
+    return (queries * _number(256 * head_dim**-0.5)).round_()
+
+
 def exact_keys(keys: Tensor) -> Tensor:
     """Round keys to multiples of 1/256, for `read_exactly`: what is returned is 1/256 of them."""
-    return (keys * 256).round_().mul_(2**-16)
+    return (keys * _number(256)).round_().mul_(_number(2**-16))
 
 
 def exact_values(values: Tensor) -> Tensor:
     """Round values to multiples of 1/128, for `read_exactly`."""
-    return (values * 128).round_().mul_(2**-7)
+    return (values * _number(128)).round_().mul_(_number(2**-7))
 
 
-@_script
 def read_exactly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Read as attention does, but with numbers so short that no sum of them is ever rounded.
 
     So a result is the same to the bit however many keys of padding there are, and in whatever order
-    a kernel adds up. Queries are rounded to multiples of 1/256, shares to 1/1024 of the largest.
+    a kernel adds up. Shares are rounded to 1/1024 of the largest.
     Sums are exact while terms of a score add up to less than 256, and those of a result to less
     than 128.
 
     Args:
-        query: (B, H, T, E), float32.
+        query: From `exact_queries`. (B, H, T, E), float32.
         key: From `exact_keys`. (B, H, S, E), float32.
         value: From `exact_values`. (B, H, S, E), float32.
         bias: 0, and minus infinity at padding. (B, 1, 1, S).
@@ -156,41 +168,36 @@ def read_exactly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Ten
     Returns:
         (B, H, T, E).
     """
-    short = (query * (256 * query.shape[3] ** -0.5)).round_().flatten(0, 1)
-    scores = torch.bmm(short, key.flatten(0, 1).transpose(1, 2))
-    scores.view(query.shape[0], query.shape[1], -1, bias.shape[3]).add_(bias)
-    shares = scores.sub_(scores.amax(2, keepdim=True)).exp_().mul_(1024).round_()
+    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
+    scores.unflatten(0, (bias.shape[0], -1)).add_(bias)
+    shares = scores.sub_(scores.amax(2, keepdim=True)).exp_().mul_(_number(1024)).round_()
     mixed = torch.bmm(shares, value.flatten(0, 1)).div_(shares.sum(2, keepdim=True))
-    return mixed.view(query.shape)
+    return mixed.unflatten(0, (bias.shape[0], -1))
 
 
 @_script
-def read_source(query: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
+def read_source(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Let K rows of each of B sentences read its source.
 
     On a CPU, plain products take two thirds of the time of the fused kernel for large batches, and
     the fused kernel two thirds of theirs for small ones.
 
     Args:
-        query: (B * K, H, E).
-        memory: Keys and values. (2, B, H, S, E).
+        query: (B, H, K, E).
+        key: (B, H, S, E).
+        value: (B, H, S, E).
         bias: 0, and minus infinity at padding. (B, 1, 1, S).
 
     Returns:
-        (B * K, H * E).
+        (B, H, K, E).
     """
-    rows, num_heads, head_dim = query.shape
-    num_sentences = memory.shape[1]
-    query = query.view(num_sentences, -1, num_heads, head_dim).transpose(1, 2)  # (B, H, K, E)
-    if query.device.type == "cpu" and rows * num_heads >= 64:
-        key, value = memory[0].flatten(0, 1), memory[1].flatten(0, 1)
-        scores = torch.bmm(query.flatten(0, 1), key.transpose(1, 2))
-        scores = scores.view(num_sentences, num_heads, -1, bias.shape[3])
+    sentences, num_heads, rows, head_dim = query.shape
+    if query.device.type == "cpu" and sentences * num_heads * rows >= 64:
+        scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
+        scores = scores.view(sentences, num_heads, rows, -1)
         weights = scores.mul_(head_dim**-0.5).add_(bias).softmax(-1).flatten(0, 1)
-        mixed = torch.bmm(weights, value).view(num_sentences, num_heads, -1, head_dim)
-    else:
-        mixed = F.scaled_dot_product_attention(query, memory[0], memory[1], bias)
-    return mixed.transpose(1, 2).reshape(rows, num_heads * head_dim)
+        return torch.bmm(weights, value.flatten(0, 1)).view(query.shape)
+    return F.scaled_dot_product_attention(query, key, value, bias)
 
 
 def mean_weights(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from nmt.config.model import ModelConfig
 from nmt.model.attention import (
     attend,
     exact_keys,
+    exact_queries,
     exact_values,
     mean_weights,
     read_exactly,
@@ -85,7 +86,7 @@ class SelfAttention(nn.Module):
     def forward(self, values: Tensor, layout: Layout, causal: bool) -> Tensor:
         """(N, D) -> (N, D)."""
         mixed = attend(
-            self._heads(values, layout.positions).flatten(1),
+            self._heads(values, layout.positions),
             None,
             (layout, layout),
             num_heads=self.num_heads,
@@ -95,10 +96,10 @@ class SelfAttention(nn.Module):
         return self.output(mixed)
 
     def _heads(self, values: Tensor, positions: Tensor) -> Tensor:
-        """Queries, keys and values of all heads: (N, D) -> (N, 3 * H, E)."""
+        """Queries, keys and values of all heads side by side: (N, D) -> (N, 3 * H * E)."""
         if self._is_plain:
-            return self.query_key_value(values).view(-1, 3 * self.num_heads, self.head_dim)
-        return torch.cat(self._split(values, positions), dim=1)
+            return self.query_key_value(values)
+        return torch.cat(self._split(values, positions), dim=1).flatten(1)
 
     def read(
         self, values: Tensor, positions: Tensor, bias: Tensor, cells: Tensor, index: Tensor
@@ -116,7 +117,8 @@ class SelfAttention(nn.Module):
         heads = heads.view(bias.shape[0], bias.shape[3], 3, self.num_heads, self.head_dim)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         if self.is_exact:
-            mixed = read_exactly(query, exact_keys(key), exact_values(value), bias)
+            short = exact_queries(query, self.head_dim), exact_keys(key), exact_values(value)
+            mixed = read_exactly(*short, bias)
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -134,13 +136,13 @@ class SelfAttention(nn.Module):
             filled: Where ``past`` has more room than t + 1: 0 up to ``position``, and minus
                 infinity after it. (1, 1, 1, C).
         """
-        heads = self._heads(values, position).unflatten(1, (3, self.num_heads))
-        newly = heads[:, 1:].transpose(0, 1)
+        heads = self._heads(values, position).view(-1, 3, self.num_heads, self.head_dim)
+        query, newly = heads.select(1, 0), heads.narrow(1, 1, 2).transpose(0, 1)
         if filled is None:
             past.select(3, -1).copy_(newly)
         else:
             past.index_copy_(3, position, newly.unsqueeze(3))
-        return self.output(read_past(heads[:, 0], past, filled))
+        return self.output(read_past(query, past, filled))
 
 
 class CrossAttention(nn.Module):
@@ -191,37 +193,42 @@ class CrossAttention(nn.Module):
         )
         return self.output(mixed)
 
-    def remember(self, memory: Tensor, bias: Tensor, cells: Tensor) -> Tensor:
-        """Project the encoder's output (M, D') once: keys and values, (2, B, H, S, E).
+    def remember(self, memory: Tensor, bias: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Project the encoder's output (M, D') once: keys and values, (B, H, S, E) each.
 
         ``bias`` and ``cells`` as in `SelfAttention.read`.
         """
         rows = self.project_memory(memory).index_select(0, cells)
         rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
-        rows = rows.permute(2, 0, 3, 1, 4)
-        if not self.is_exact:
-            return rows
-        return torch.stack((exact_keys(rows[0]), exact_values(rows[1])))
+        key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)
+        return (exact_keys(key), exact_values(value)) if self.is_exact else (key, value)
 
     def step(
-        self, values: Tensor, memory: Tensor, bias: Tensor, seen: list[Tensor] | None = None
+        self,
+        values: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        seen: list[Tensor] | None = None,
     ) -> Tensor:
         """Read the source for R = B * K rows; beams share it. (R, D) -> (R, D).
 
         Args:
             values: What asks.
-            memory: Keys and values of the source, from `remember`.
+            key: Of the source, from `remember`.
+            value: The same.
             bias: 0, and minus infinity at padding. (B, 1, 1, S).
             seen: Where to append how much of each source token is read. (R, S), float32.
         """
-        query = self.project_queries(values).view(-1, self.num_heads, self.head_dim)
-        asking = query.unflatten(0, (memory.shape[1], -1)).transpose(1, 2)  # (B, H, K, E)
+        query = self.project_queries(values)
+        query = query.view(key.shape[0], -1, self.num_heads, self.head_dim).transpose(1, 2)
         if seen is not None:
-            key = memory[0] * 256 if self.is_exact else memory[0]  # see `exact_keys`
-            seen.append(mean_weights(asking, key, bias).flatten(0, 1))
-        if not self.is_exact:
-            return self.output(read_source(query, memory, bias))
-        mixed = read_exactly(asking, memory[0], memory[1], bias)
+            whole = key * 256 if self.is_exact else key  # see `exact_keys`
+            seen.append(mean_weights(query, whole, bias).flatten(0, 1))
+        if self.is_exact:
+            mixed = read_exactly(exact_queries(query, self.head_dim), key, value, bias)
+        else:
+            mixed = read_source(query, key, value, bias)  # (B, H, K, E)
         return self.output(mixed.transpose(1, 2).reshape(values.shape[0], -1))
 
 
@@ -296,7 +303,7 @@ class DecoderLayer(nn.Module):
         self,
         values: Tensor,
         past: Tensor,
-        memory: Tensor,
+        memory: tuple[Tensor, Tensor],
         bias: Tensor,
         position: Tensor,
         seen: list[Tensor] | None = None,
@@ -310,7 +317,7 @@ class DecoderLayer(nn.Module):
             values, lambda x: self.self_attention.step(x, past, position, filled)
         )
         values = self.cross_residual(
-            values, lambda x: self.cross_attention.step(x, memory, bias, seen)
+            values, lambda x: self.cross_attention.step(x, *memory, bias, seen)
         )
         return self.feed_forward_residual(values, self.feed_forward)
 

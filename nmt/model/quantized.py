@@ -18,6 +18,7 @@ from functools import cache, cached_property
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -35,6 +36,7 @@ _LARGEST_WEIGHT, _LARGEST_INPUT = 127, 63
 _LARGEST_WEIGHT_IF_FIXED, _LARGEST_INPUT_IF_FIXED = 63, 127
 _OF_ROWS = 1 / _LARGEST_INPUT, 64  # scale and zero of rows that were divided by their largest value
 _OUTPUT = "output_layer"
+_FEW = 768  # outputs that packed weights do not pay for
 
 _Rounding = tuple[float, int]
 """Scale and zero: x stands for scale * (x - zero)."""
@@ -138,7 +140,8 @@ class _NarrowInt8:
     """`Int8Linear` with few outputs, made for a single batch.
 
     To pack weights with a scale for each output takes microseconds for each of them. So their
-    scales are no part of the pack, but a product of their own.
+    scales are no part of the pack, but a product of their own. Very few are not packed at all:
+    sums of small whole numbers are exact in float32, too, so that results are the same to the bit.
 
     Args:
         rounded: (O, I), int8.
@@ -150,20 +153,31 @@ class _NarrowInt8:
     def __init__(
         self, rounded: Tensor, scales: Tensor, bias: Tensor | None, rounding: _Rounding | None
     ) -> None:
-        operators = _operators()
-        weight = torch._make_per_tensor_quantized_tensor(rounded, 1.0, 0)
-        self._packed = operators.linear_prepack(weight, None)
-        self._multiply = getattr(operators, _PRODUCT)
-        self._scales, self._bias, self._rounding = scales, bias, rounding
+        self._is_fixed, self._bias = rounding is not None, bias
+        scale, self._zero = rounding or _OF_ROWS
+        self._scales, self._inverse = scales * scale, 1 / torch.tensor(scale)
+        largest = max(self._zero, 255 - self._zero) * _LARGEST_WEIGHT * rounded.shape[1]
+        self._weight = rounded.float() if len(rounded) <= _FEW and largest <= 1 << 24 else None
+        if self._weight is None:
+            operators = _operators()
+            weight = torch._make_per_tensor_quantized_tensor(rounded, 1.0, 0)
+            self._packed = operators.linear_prepack(weight, None)
+            self._multiply = getattr(operators, _PRODUCT)
 
     def __call__(self, values: Tensor) -> Tensor:
         """(..., I) -> (..., O), float32."""
-        if self._rounding is not None:
-            products = self._multiply(values, *self._rounding, self._packed).mul_(self._scales)
-        else:
+        inverse, largest = self._inverse, None
+        if not self._is_fixed:
             largest = values.abs().amax(dim=-1, keepdim=True)
-            products = self._multiply(values / largest, *_OF_ROWS, self._packed)
-            products.mul_(self._scales).mul_(largest)
+            inverse = inverse / largest
+        whole = (values * inverse).round_().clamp_(-self._zero, 255 - self._zero)
+        if self._weight is None:
+            products = self._multiply(whole, 1.0, self._zero, self._packed)
+        else:
+            products = F.linear(whole, self._weight)
+        products.mul_(self._scales)
+        if largest is not None:
+            products.mul_(largest)
         return products if self._bias is None else products.add_(self._bias)
 
 

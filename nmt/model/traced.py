@@ -69,8 +69,14 @@ class _Examples:
 
 
 def _traced(model: Transformer, method: str, inputs: tuple[Any, ...]) -> Any:
-    """Record a method; tracing wants the forward of a module."""
+    """Record a method.
+
+    Tracing wants the forward of a module, and makes a module of it, which takes time at each call
+    to find out what it is: when its weights are frozen nothing of it is needed any more.
+    """
     module = nn.Module()
     module.model = model
     module.forward = lambda *values: getattr(module.model, method)(*values)
-    return torch.jit.freeze(torch.jit.trace(module.eval(), inputs, check_trace=False))
+    graph = torch.jit.freeze(torch.jit.trace(module.eval(), inputs, check_trace=False)).graph
+    graph.eraseInput(0)
+    return torch._C._create_function_from_graph(method, graph)

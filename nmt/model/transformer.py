@@ -271,9 +271,8 @@ class Transformer(nn.Module):
             assert isinstance(layer, EncoderLayer)
             values = layer.read(values, positions, bias, cells, index)
         values = self.encoder_norm(values)
-        return torch.stack(
-            [layer.cross_attention.remember(values, bias, cells) for layer in self._decoder]
-        )
+        found = [layer.cross_attention.remember(values, bias, cells) for layer in self._decoder]
+        return torch.stack([part for pair in found for part in pair]).unflatten(0, (-1, 2))
 
     def step(
         self, state: DecoderState, tokens: Tensor, readers: Readers | None = None
@@ -336,9 +335,11 @@ class Transformer(nn.Module):
         if self.target_embedding.positions is not None:
             values = values + table.index_select(0, position).to(values.dtype)
         telling = [] if seen is None else self.aligning_layers
+        parts = memory.flatten(0, 1).unbind(0)
         for number, layer in enumerate(self._decoder):
             tell = seen if layer in telling else None
-            values = layer.step(values, past[number], memory[number], bias, position, tell, filled)
+            read = parts[2 * number], parts[2 * number + 1]
+            values = layer.step(values, past[number], read, bias, position, tell, filled)
         return self.decoder_norm(values)
 
 

@@ -72,18 +72,21 @@ def walk(
     tokens = torch.full((len(source), 1), BOS_ID)  # all walks of a sentence begin as one
     while len(alive):
         log_probs, state = stepper.step(state, tokens.to(device))
-        rules(log_probs, alive, history[:, : tokens.shape[1]])
-        log_probs = log_probs.expand(-1, numbers.shape[1], -1)
+        are_one = tokens.shape[1] < numbers.shape[1]
+        rules(log_probs, alive, history[:, :1] if are_one else history)
+        if are_one:
+            log_probs = log_probs.expand(-1, numbers.shape[1], -1)
         best, ids = pick(log_probs, history.shape[2] + 1, alive, numbers)
         totals = totals + best
-        ends = is_open & ((ids == EOS_ID) | ~(best > -torch.inf))
-        some_end = bool(ends.any())
-        if some_end:
+        leave = are_one
+        if _may_end(best, ids):
+            ends = is_open & ((ids == EOS_ID) | ~(best > -torch.inf))
             found.add(alive, numbers, history, totals, ends)
+            leave = leave or bool(ends.any())
             is_open = is_open & ~ends
-        if some_end or tokens.shape[1] < ids.shape[1]:
+        if leave:
             stay, slots = _open_ones(is_open)
-            parents = slots if tokens.shape[1] == ids.shape[1] else torch.zeros_like(slots)
+            parents = torch.zeros_like(slots) if are_one else slots
             state = stepper.select(state, stay.to(device), parents.to(device))
             alive = alive[stay]
             numbers, is_open, totals, ids = (
@@ -93,6 +96,11 @@ def walk(
         tokens = ids
         history = torch.cat((history, ids.unsqueeze(-1)), dim=2)
     return found.results()
+
+
+def _may_end(best: Tensor, ids: Tensor) -> bool:
+    """Whether any walk ends with these; without tensors, which would take most of a step."""
+    return EOS_ID in ids.flatten().tolist() or not math.isfinite(sum(best.flatten().tolist()))
 
 
 def _open_ones(is_open: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.model.attention import exact_keys, exact_values, read_exactly
+from nmt.model.attention import exact_keys, exact_queries, exact_values, read_exactly
 from nmt.model.quantized import input_ranges, quantize
 from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
@@ -32,7 +32,7 @@ def draw(seed: int, *shape: int) -> Tensor:
 def test_padding_changes_no_bit(
     num_queries: int, num_keys: int, padding: int, width: int, seed: int
 ) -> None:
-    query = 2 * draw(seed, 3, 2, num_queries, width)
+    query = exact_queries(2 * draw(seed, 3, 2, num_queries, width), width)
     keys = exact_keys(draw(seed + 1, 3, 2, num_keys + padding, width))
     values = exact_values(2 * draw(seed + 2, 3, 2, num_keys + padding, width))
     bias = torch.zeros(3, 1, 1, num_keys + padding)
@@ -43,9 +43,8 @@ def test_padding_changes_no_bit(
     assert torch.equal(padded, read_exactly(*inputs))
     alone = read_exactly(query[1:2], keys[1:2], values[1:2], bias[1:2])
     assert torch.equal(padded[1:2], alone)
-    # Apart from the query, what is rounded are shares, to 1/1024 of the largest.
-    short = (query * width**-0.5 * 256).round()
-    expected = F.scaled_dot_product_attention(short, *inputs[1:], scale=1.0)
+    # What is rounded here are shares, to 1/1024 of the largest.
+    expected = F.scaled_dot_product_attention(*inputs, scale=1.0)
     bound = num_keys * 2**-10 * float(values.abs().max())
     torch.testing.assert_close(padded, expected, rtol=0, atol=bound)
 
@@ -56,7 +55,8 @@ def test_it_equals_reading_by_hand() -> None:
     low, high = (round(2 / 2**0.5 * 256) / 256 * x for x in (0.5, 1.0))
     share = round(1024 * 2.718281828 ** (low - high))  # of the first; that of the second is 1024
 
-    found = read_exactly(query, exact_keys(key), exact_values(value), torch.zeros(1, 1, 1, 2))
+    short = exact_queries(query, 2), exact_keys(key), exact_values(value)
+    found = read_exactly(*short, torch.zeros(1, 1, 1, 2))
     expected = torch.tensor([share / (share + 1024), 4 * 1024 / (share + 1024)])
     torch.testing.assert_close(found.flatten(), expected, rtol=1e-6, atol=0)
 
