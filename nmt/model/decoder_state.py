@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
-_LARGE = 1 << 20  # values in caches of which not all are copied when beams change places
+GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
+LARGE = 1 << 20  # values in caches of which not all are copied when beams change places
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class DecoderState:
         """Return a state whose caches have room for one more position."""
         if self.length < self.past.shape[4]:
             return self
-        return replace(self, past=F.pad(self.past, (0, 0, 0, _GROWTH)))
+        return replace(self, past=F.pad(self.past, (0, 0, 0, GROWTH)))
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep some sentences, and in each some beams.
@@ -64,9 +64,9 @@ class DecoderState:
         chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten()
         coverage = None if self.coverage is None else self.coverage.index_select(0, chosen)
         stay_all = len(sentences) == len(self.bias)
-        is_large = self.past.device.type == "cpu" and self.past.numel() >= _LARGE
+        is_large = self.past.device.type == "cpu" and self.past.numel() >= LARGE
         if stay_all and beams.shape[1] == self.num_beams and is_large:
-            slots = _change_places(self.past, self.slots, beams)
+            slots = change_places(self.past, self.slots, beams)
             return replace(self, coverage=coverage, slots=slots)
         rows = self.rows
         if rows is not None:
@@ -86,7 +86,7 @@ def _rows(slots: Tensor) -> Tensor:
     return (slots + first).flatten()
 
 
-def _change_places(past: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
+def change_places(past: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
     """Let every beam go on from another, with as little copying as possible.
 
     The first that goes on from a beam keeps its place, and others get the places of beams from

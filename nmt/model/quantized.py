@@ -18,13 +18,18 @@ from functools import cache, cached_property
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.errors import DeviceError
 from nmt.model.blocks import CrossAttention, SelfAttention
-from nmt.model.layers import OutputLayer
+from nmt.model.layers import (
+    NarrowOutput,
+    OutputLayer,
+    Projection,
+    scaled_products,
+    whole_inputs,
+)
 from nmt.model.transformer import Transformer
 
 _PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
@@ -123,12 +128,20 @@ class Int8Linear(OutputLayer):
     @override
     def narrow(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         rounded, scales = self._unpacked
-        return _NarrowInt8(
-            rounded.index_select(0, tokens),
-            scales.index_select(0, tokens),
-            None if self._bias is None else self._bias.index_select(0, tokens),
-            self._rounding,
+        scale, zero = self._rounding or _OF_ROWS
+        none = scales.new_empty(0)
+        projection = Projection(
+            weight=rounded.index_select(0, tokens),
+            bias=none if self._bias is None else self._bias.index_select(0, tokens),
+            scales=scales.index_select(0, tokens) * scale,
+            inverse=1 / torch.tensor(scale),
+            zero=zero,
+            is_fixed=self._rounding is not None,
         )
+        largest = max(zero, 255 - zero) * _LARGEST_WEIGHT * rounded.shape[1]
+        if len(tokens) > _FEW or largest > 1 << 24:
+            return _PackedInt8(projection)
+        return NarrowOutput(projection._replace(weight=projection.weight.float()))
 
     @cached_property
     def _unpacked(self) -> tuple[Tensor, Tensor]:
@@ -136,49 +149,30 @@ class Int8Linear(OutputLayer):
         return weight.int_repr(), weight.q_per_channel_scales().float()
 
 
-class _NarrowInt8:
-    """`Int8Linear` with few outputs, made for a single batch.
+class _PackedInt8:
+    """A `Projection` of whole numbers, whose weights are packed: for many outputs.
 
     To pack weights with a scale for each output takes microseconds for each of them. So their
-    scales are no part of the pack, but a product of their own. Very few are not packed at all:
-    sums of small whole numbers are exact in float32, too, so that results are the same to the bit.
+    scales are no part of the pack, but a product of their own. Results are those of `project`.
 
     Args:
-        rounded: (O, I), int8.
-        scales: (O,), float32.
-        bias: (O,), float32, or None.
-        rounding: Of inputs, if it is the same for all.
+        projection: With (O, I) weights in int8.
     """
 
-    def __init__(
-        self, rounded: Tensor, scales: Tensor, bias: Tensor | None, rounding: _Rounding | None
-    ) -> None:
-        self._is_fixed, self._bias = rounding is not None, bias
-        scale, self._zero = rounding or _OF_ROWS
-        self._scales, self._inverse = scales * scale, 1 / torch.tensor(scale)
-        largest = max(self._zero, 255 - self._zero) * _LARGEST_WEIGHT * rounded.shape[1]
-        self._weight = rounded.float() if len(rounded) <= _FEW and largest <= 1 << 24 else None
-        if self._weight is None:
-            operators = _operators()
-            weight = torch._make_per_tensor_quantized_tensor(rounded, 1.0, 0)
-            self._packed = operators.linear_prepack(weight, None)
-            self._multiply = getattr(operators, _PRODUCT)
+    def __init__(self, projection: Projection) -> None:
+        operators = _operators()
+        weight = torch._make_per_tensor_quantized_tensor(projection.weight, 1.0, 0)
+        self._packed, self._multiply = (
+            operators.linear_prepack(weight, None),
+            getattr(operators, _PRODUCT),
+        )
+        self._projection = projection
 
     def __call__(self, values: Tensor) -> Tensor:
         """(..., I) -> (..., O), float32."""
-        inverse, largest = self._inverse, None
-        if not self._is_fixed:
-            largest = values.abs().amax(dim=-1, keepdim=True)
-            inverse = inverse / largest
-        whole = (values * inverse).round_().clamp_(-self._zero, 255 - self._zero)
-        if self._weight is None:
-            products = self._multiply(whole, 1.0, self._zero, self._packed)
-        else:
-            products = F.linear(whole, self._weight)
-        products.mul_(self._scales)
-        if largest is not None:
-            products.mul_(largest)
-        return products if self._bias is None else products.add_(self._bias)
+        whole, largest = whole_inputs(values, self._projection)
+        products = self._multiply(whole, 1.0, self._projection.zero, self._packed)
+        return scaled_products(products, largest, self._projection)
 
 
 def input_ranges(model: Transformer, read: Callable[[], object]) -> InputRanges:

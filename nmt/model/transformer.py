@@ -21,7 +21,14 @@ from nmt.config.model import ModelConfig
 from nmt.model.blocks import DecoderLayer, EncoderLayer
 from nmt.model.decoder_state import DecoderState
 from nmt.model.dropout import dropout
-from nmt.model.layers import LearnedPositions, OutputLayer, SinusoidalPositions, make_norm
+from nmt.model.layers import (
+    LearnedPositions,
+    NarrowOutput,
+    OutputLayer,
+    Projection,
+    SinusoidalPositions,
+    make_norm,
+)
 from nmt.model.layout import Layout
 
 _Forward = Callable[..., Tensor]
@@ -213,8 +220,11 @@ class Transformer(nn.Module):
         if self.output_layer is not None:
             return self.output_layer.narrow(tokens)
         weight, bias = self.output_weight.index_select(0, tokens), self.output_bias
-        narrow_bias = None if bias is None else bias.index_select(0, tokens)
-        return lambda hidden: F.linear(hidden, weight, narrow_bias)
+        none = weight.new_empty(0)
+        narrow_bias = none if bias is None else bias.index_select(0, tokens)
+        return NarrowOutput(
+            Projection(weight, narrow_bias, scales=none, inverse=none, zero=0, is_fixed=True)
+        )
 
     @property
     def readers(self) -> Readers:

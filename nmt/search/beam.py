@@ -9,6 +9,7 @@ the best few of every beam, so that a step waits for the device once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -171,14 +172,27 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Expansion:
         beam_size: Hypotheses to keep.
     """
     of_beam, tokens = largest(log_probs, 2 * beam_size)
+    return merge(totals, of_beam, tokens, beam_size)
+
+
+def merge(totals: Tensor, of_beam: Tensor, tokens: Tensor, beam_size: int) -> Expansion:
+    """Merge the best continuations of each beam, (B, K, n) each. See `expand`. It can be recorded.
+
+    Args:
+        totals: Log probability of each hypothesis. (B, K), float32.
+        of_beam: Log probabilities of the next tokens, best first. float32.
+        tokens: Their ids. int64.
+        beam_size: Hypotheses to keep.
+    """
     candidates = (totals.unsqueeze(-1) + of_beam).flatten(1)
-    best, order = candidates.sort(dim=-1, descending=True, stable=True)  # equals keep their order
+    # Equals keep their order.
+    best, order = torch.sort(candidates, stable=True, dim=-1, descending=True)
     best, order = best[:, : 2 * beam_size], order[:, : 2 * beam_size]
     parents = order // of_beam.shape[-1]
     chosen = tokens.flatten(1).gather(1, order)
     short = 2 * beam_size - order.shape[1]
     if short:  # a vocabulary smaller than the beam: hypotheses that do not exist fill up
-        best = F.pad(best, (0, short), value=-torch.inf)
+        best = F.pad(best, (0, short), value=-math.inf)
         parents, chosen = F.pad(parents, (0, short)), F.pad(chosen, (0, short))
     return Expansion(parents, chosen, best)
 
@@ -213,12 +227,16 @@ def unfinished(found: Expansion, beam_size: int) -> tuple[Tensor, Tensor, Tensor
 
     The order stays; those that ended stand behind all others.
     """
-    ends = found.tokens == EOS_ID
+    return going_on(found, found.tokens == EOS_ID, beam_size)
+
+
+def going_on(found: Expansion, ends: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`unfinished`, given which end. (B, 2K), bool. It can be recorded."""
     if not bool(ends.any()):
-        parents, tokens, totals = (values[:, :beam_size] for values in found)
-        return parents, tokens, totals
+        parents, tokens, totals = found
+        return parents[:, :beam_size], tokens[:, :beam_size], totals[:, :beam_size]
     order = ends.int().argsort(dim=1, stable=True)[:, :beam_size]
-    totals = found.log_probs.masked_fill(ends, -torch.inf)
+    totals = found.log_probs.masked_fill(ends, -math.inf)
     return found.parents.gather(1, order), found.tokens.gather(1, order), totals.gather(1, order)
 
 

@@ -8,6 +8,7 @@ Shapes: V values in a row, n blocks of them.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -17,10 +18,23 @@ _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
 _FEW = 1 << 12  # values that one plain search is quicker for
 
 
+def block_size(rows: int, width: int) -> int:
+    """Return a size of blocks that divides rows evenly; ``width`` if one plain search is quicker.
+
+    >>> block_size(5, 8000), block_size(1, 300)
+    (64, 300)
+    """
+    return width if rows * width < _FEW else _even_size(width)
+
+
 @cache
-def _block_size(width: int) -> int:
-    """Return a size of blocks that divides a row evenly; the whole row if there is none."""
+def _even_size(width: int) -> int:
     return next((size for size in _SIZES if width % size == 0), width)
+
+
+def _block_size(values: Tensor) -> int:
+    width = values.shape[-1]
+    return block_size(values.numel() // width, width)
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -39,13 +53,20 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
     (tensor([3., 3.]), tensor([1, 3]))
     """
-    best, index = (x.cpu() for x in _topk(values, min(count + 1, values.shape[-1])))
+    return largest_in_blocks(values, count, _block_size(values))
+
+
+def largest_in_blocks(values: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
+    """`largest`, given the `block_size`. It can be recorded."""
+    best, index = _topk(values, min(count + 1, values.shape[-1]), size)
+    best, index = best.cpu(), index.cpu()
     tied = best[..., 1:] == best[..., :-1]
     if bool(tied.any()):
-        tied = (tied & (best[..., 1:] > -torch.inf)).any(-1)
-        ordered = torch.sort(values[tied], dim=-1, descending=True, stable=True)
-        width = best.shape[-1]
-        best[tied], index[tied] = (x[..., :width].cpu() for x in ordered)
+        rows = (tied & (best[..., 1:] > -math.inf)).any(-1)
+        tied_values = values[rows.to(values.device)]
+        ordered, places = torch.sort(tied_values, stable=True, dim=-1, descending=True)
+        best[rows] = ordered[..., : best.shape[-1]].cpu()
+        index[rows] = places[..., : best.shape[-1]].cpu()
     return best[..., :count], index[..., :count]
 
 
@@ -61,24 +82,27 @@ def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]))
     (tensor(3.), tensor(1))
     """
-    size = _block_size(values.shape[-1])
-    if size == values.shape[-1] or values.numel() < _FEW:
+    return first_largest_in_blocks(values, _block_size(values))
+
+
+def first_largest_in_blocks(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """`first_largest`, given the `block_size`. It can be recorded."""
+    if size == values.shape[-1]:
         best, index = values.max(dim=-1)
         return best, index
     blocks = values.unflatten(-1, (-1, size))  # (..., n, size)
     best, block = blocks.amax(-1).max(dim=-1)
-    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, size))
+    inside = blocks.take_along_dim(block[..., None, None], -2)
     return best, block * size + inside.squeeze(-2).argmax(-1)
 
 
-def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _topk(values: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
     """`torch.topk`, but fast on a CPU."""
-    size = _block_size(values.shape[-1])
-    if values.shape[-1] // size < 4 * count or values.numel() < _FEW:
+    if values.shape[-1] // size < 4 * count:
         best, index = values.topk(count, dim=-1)
         return best, index
     blocks = values.unflatten(-1, (-1, size))  # (..., n, size)
     chosen = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
-    inside = blocks.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, size))
+    inside = blocks.take_along_dim(chosen.unsqueeze(-1), -2)
     best, place = inside.flatten(-2).topk(count, dim=-1)
     return best, chosen.gather(-1, place // size) * size + place % size

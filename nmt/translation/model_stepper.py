@@ -31,16 +31,22 @@ class ModelStepper:
         vocabulary: BatchVocabulary | None = None,
     ) -> None:
         self._model, self._with_coverage, self._vocabulary = model, with_coverage, vocabulary
-        self._readers = readers or model.readers
+        self.readers = readers or model.readers
+        """What it reads with: of a few tokens, the logits are theirs."""
         if vocabulary is not None:
-            self._readers = self._readers._replace(logits=model.narrow_output(vocabulary.tokens))
+            self.readers = self.readers._replace(logits=model.narrow_output(vocabulary.tokens))
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """What ids of the search stand for. (V',), int64; None where they are themselves."""
+        return None if self._vocabulary is None else self._vocabulary.tokens
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Encode the source."""
         return self._model.start(
             source,
             source_lengths,
-            self._readers,
+            self.readers,
             with_coverage=self._with_coverage,
             choice=None if self._vocabulary is None else self._vocabulary.choice,
         )
@@ -52,7 +58,7 @@ class ModelStepper:
         """
         if self._vocabulary is not None:
             tokens = self._vocabulary.tokens.take(tokens)
-        logits, state = self._model.step(state, tokens, self._readers)
+        logits, state = self._model.step(state, tokens, self.readers)
         log_probs = logits.float().log_softmax(dim=-1)
         config = self._model.config
         if config.positions == "learned" and state.length >= config.max_positions:

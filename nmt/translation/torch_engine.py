@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
@@ -27,6 +28,7 @@ from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import Engine, Task
 from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.model_stepper import ModelStepper
+from nmt.translation.recorded_search import RecordedSearch
 from nmt.translation.shortlist import BatchVocabulary, Shortlist
 from nmt.translation.teacher_forcing import forced_log_probs
 
@@ -56,6 +58,9 @@ class TorchEngine(Engine):
             for model in models:
                 model.eval()
         self._readers = [_faster_readers(model) if is_final else None for model in models]
+        self._recorded = None
+        if len(models) == 1 and self._readers[0] is not None and self._device.type == "cpu":
+            self._recorded = RecordedSearch(models[0], self._readers[0])
 
     @override
     def search(
@@ -135,11 +140,26 @@ class TorchEngine(Engine):
         with_coverage = options.coverage_penalty > 0
         if not options.shortlist or self._shortlist is None:
             stepper = self._stepper(with_coverage=with_coverage)
-            return search(stepper, source, lengths, options, task.constraints)
+            return self._find(stepper, source, lengths, options, task.constraints)
         vocabulary = self._shortlist.pick(source, task.constraints)
         stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
         constraints = task.constraints and vocabulary.inside(task.constraints)
-        return vocabulary.outside(search(stepper, source, lengths, options, constraints))
+        return vocabulary.outside(self._find(stepper, source, lengths, options, constraints))
+
+    def _find(
+        self,
+        stepper: Stepper[Any],
+        source: Tensor,
+        lengths: Tensor,
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None,
+    ) -> list[list[Hypothesis]]:
+        found = None
+        if self._recorded is not None and isinstance(stepper, ModelStepper):
+            found = self._recorded.search(stepper, source, options, constraints)
+        if found is not None:
+            return found
+        return search(stepper, source, lengths, options, constraints)
 
     @override
     def attention(
