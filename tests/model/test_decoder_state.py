@@ -58,7 +58,7 @@ def test_moving_few_caches_is_the_same_as_copying_all(
     results = []
     for large in (1, 1 << 60):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(decoder_state, "_LARGE", large)
+            patch.setattr(decoder_state, "LARGE", large)
             results.append(walk(model, seed, num_beams, with_coverage=with_coverage))
     for moved, copied in zip(*results, strict=True):
         torch.testing.assert_close(moved, copied, rtol=1e-5, atol=1e-5)
@@ -67,10 +67,10 @@ def test_moving_few_caches_is_the_same_as_copying_all(
 def test_the_first_that_goes_on_keeps_its_place_and_only_others_move() -> None:
     past = torch.arange(8.0).view(1, 1, 8, 1, 1, 1)
     beams = torch.tensor([[2, 2, 0, 2], [3, 2, 1, 0]])  # two move; none does
-    slots = decoder_state._change_places(past, None, beams)
+    slots = decoder_state.change_places(past, None, beams)
 
     assert slots.tolist() == [[2, 1, 0, 3], [3, 2, 1, 0]]
     assert past.flatten().tolist() == [0, 2, 2, 2, 4, 5, 6, 7]
-    again = decoder_state._change_places(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))
+    again = decoder_state.change_places(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))
     assert again.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
     assert past.flatten().tolist() == [0, 0, 0, 0, 4, 5, 6, 7]
