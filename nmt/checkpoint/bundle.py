@@ -53,7 +53,8 @@ def load_model(
     Args:
         folder: The run or model folder.
         checkpoint: In a run folder: ``best``, ``last``, ``step-N`` or ``average``.
-        warn: Told about damaged checkpoints that ``last`` passes over.
+        warn: Told about damaged checkpoints that ``last`` passes over, and of a choice that
+            changes nothing.
 
     Raises:
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
@@ -101,6 +102,8 @@ def _check_tokenizers(folder: Path, weights_dir: Path) -> None:
 def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> Path:
     if not checkpoints_dir(folder).is_dir():
         if (folder / MODEL).is_file():
+            if checkpoint != "best":
+                warn(f"{folder} holds one model: --checkpoint {checkpoint} changes nothing there.")
             return folder
         raise CheckpointError(
             f"{folder} has neither {MODEL} nor checkpoints.",

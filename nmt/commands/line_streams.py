@@ -11,7 +11,9 @@ import gzip
 import lzma
 import os
 import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -202,13 +204,28 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
             place = path.resolve()  # a link goes on pointing at the same file
             temporary = place.with_name(f".{place.name}.tmp-{os.getpid()}")
             compress = _COMPRESSORS.get(path.suffix, nullcontext)
-            try:
-                with temporary.open("wb") as raw, compress(raw) as stream:
-                    yield cast(IO[bytes], stream)
-                temporary.replace(place)
-            finally:
-                with suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            with _ended_in_order():
+                try:
+                    with temporary.open("wb") as raw, compress(raw) as stream:
+                        yield cast(IO[bytes], stream)
+                    temporary.replace(place)
+                finally:
+                    with suppress(OSError):
+                        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM be an exception, as SIGINT is, so that no temporary file is left."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import yaml
 from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.checkpoint.files import save_checkpoint, write_best
 from nmt.checkpoint.manifest import Manifest
+from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
@@ -130,6 +131,20 @@ def test_last_passes_a_damaged_checkpoint_over_with_a_warning(run_dir: Path) -> 
 
     assert load_model(run_dir, "last", warn=warnings.append).step == 20
     assert "step-00000030/model.safetensors has 0 bytes" in warnings[0]
+
+
+def test_a_choice_among_one_is_told_of(run_dir: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    weights_dir = load_model(run_dir).folder
+
+    def write(folder: Path) -> None:
+        shutil.copy(weights_dir / "model.safetensors", folder)
+
+    write_model_folder(tmp_path / "slim", run_dir, 10, write)
+    load_model(tmp_path / "slim", warn=notes.append)
+    assert notes == []
+    load_model(tmp_path / "slim", "last", warn=notes.append)
+    assert "holds one model: --checkpoint last changes nothing there" in notes[0]
 
 
 def test_a_damaged_best_checkpoint_is_refused(run_dir: Path) -> None:

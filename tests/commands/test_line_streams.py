@@ -7,6 +7,10 @@ import gzip
 import io
 import lzma
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import tracemalloc
@@ -149,6 +153,44 @@ def test_output_appears_when_it_is_complete(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
+    program = """
+        import sys, time
+        from pathlib import Path
+        from nmt.commands.line_streams import open_output
+        with open_output(Path(sys.argv[1])) as stream:
+            stream.write(b"half")
+            print(len(list(Path(sys.argv[1]).parent.iterdir())), flush=True)
+            time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"  # it has begun
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode in (code, -number)  # a KeyboardInterrupt that nobody catches
+    assert (process.returncode == 143) == (number == signal.SIGTERM)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_afterwards_signals_do_what_they_did(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with open_output(tmp_path / "out"):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
+
+    own: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: own.append(number))
+    try:
+        with open_output(tmp_path / "out"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert own == [signal.SIGTERM]
 
 
 def test_a_link_goes_on_pointing_at_its_file(tmp_path: Path) -> None:
