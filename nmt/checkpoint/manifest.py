@@ -13,6 +13,7 @@ from nmt.errors import CheckpointError
 from nmt.version import __version__
 
 FORMAT_VERSION = 1
+_OF_RUN = "Use another checkpoint of the run."
 NAME = "manifest.json"
 _SEAL = "sha256"
 """Key of the manifest's own hash, so that damage is not taken for another release's work."""
@@ -71,7 +72,7 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({type(error).__name__}: {error}).",
-                fix="Use another checkpoint of the run.",
+                fix=_OF_RUN,
             ) from error
         raise UnknownFormatError(
             f"{path} has format version {version}, but this release reads {FORMAT_VERSION}.",
@@ -84,29 +85,27 @@ class Manifest:
         return json.dumps(values | {_SEAL: _hash_of(values)}, indent=2, sort_keys=True) + "\n"
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Compare the files (or some of them) with what was written.
+        """Compare the files with what was written: some of a checkpoint, or all of a model folder.
 
         Raises:
             CheckpointError: Names the file, what was expected and what was found.
         """
+        fix = "Copy or export the folder again." if names is None else _OF_RUN
         for name in self.files if names is None else names:
             expected = self.files.get(name)
             path = folder / name
             if expected is None or not path.is_file():
-                raise CheckpointError(
-                    f"{path} is missing.", fix="Use another checkpoint of the run."
-                )
+                raise CheckpointError(f"{path} is missing.", fix=fix)
             size = path.stat().st_size
             if size != expected.size:
                 raise CheckpointError(
-                    f"{path} has {size:,} bytes, but {expected.size:,} were written.",
-                    fix="Use another checkpoint of the run.",
+                    f"{path} has {size:,} bytes, but {expected.size:,} were written.", fix=fix
                 )
             if (found := _record(path).sha256) != expected.sha256:
                 raise CheckpointError(
                     f"{path} has sha256 {found[:12]}..., but {expected.sha256[:12]}... was "
                     "written: its content has changed.",
-                    fix="Use another checkpoint of the run.",
+                    fix=fix,
                 )
 
 

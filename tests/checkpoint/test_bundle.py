@@ -133,18 +133,32 @@ def test_last_passes_a_damaged_checkpoint_over_with_a_warning(run_dir: Path) -> 
     assert "step-00000030/model.safetensors has 0 bytes" in warnings[0]
 
 
-def test_a_choice_among_one_is_told_of(run_dir: Path, tmp_path: Path) -> None:
-    notes: list[str] = []
+@pytest.fixture
+def slim(run_dir: Path, tmp_path: Path) -> Path:
+    """A model folder."""
     weights_dir = load_model(run_dir).folder
 
     def write(folder: Path) -> None:
         shutil.copy(weights_dir / "model.safetensors", folder)
 
     write_model_folder(tmp_path / "slim", run_dir, 10, write)
-    load_model(tmp_path / "slim", warn=notes.append)
+    return tmp_path / "slim"
+
+
+def test_a_choice_among_one_is_told_of(slim: Path) -> None:
+    notes: list[str] = []
+    load_model(slim, warn=notes.append)
     assert notes == []
-    load_model(tmp_path / "slim", "last", warn=notes.append)
+    load_model(slim, "last", warn=notes.append)
     assert "holds one model: --checkpoint last changes nothing there" in notes[0]
+
+
+def test_a_damaged_model_folder_is_to_be_copied_again(slim: Path) -> None:
+    with (slim / "tokenizer" / "joint.model").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(CheckpointError, match=r"joint.model has .* bytes") as error:
+        load_model(slim)
+    assert error.value.fix == "Copy or export the folder again."
 
 
 def test_a_damaged_best_checkpoint_is_refused(run_dir: Path) -> None:
