@@ -76,7 +76,8 @@ def whole_inputs(values: Tensor, projection: Projection) -> tuple[Tensor, Tensor
     inverse: Tensor = projection.inverse
     largest: Tensor | None = None
     if not projection.is_fixed:
-        largest = values.abs().amax(dim=-1, keepdim=True)
+        # A row of zeros is one of whole zeros.
+        largest = values.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30)
         inverse = inverse / largest
     return (values * inverse).round_().clamp_(-projection.zero, 255 - projection.zero), largest
 

@@ -138,8 +138,10 @@ class Int8Linear(OutputLayer):
             zero=zero,
             is_fixed=self._rounding is not None,
         )
-        largest = max(zero, 255 - zero) * _LARGEST_WEIGHT * rounded.shape[1]
-        if len(tokens) > _FEW or largest > 1 << 24:
+        largest = _LARGEST_INPUT * _LARGEST_WEIGHT
+        if self._rounding is not None:
+            largest = max(zero, 255 - zero) * _LARGEST_WEIGHT_IF_FIXED
+        if len(tokens) > _FEW or largest * rounded.shape[1] > 1 << 24:
             return _PackedInt8(projection)
         return NarrowOutput(projection._replace(weight=projection.weight.float()))
 

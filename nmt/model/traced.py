@@ -8,6 +8,7 @@ recorded and all works as before, slower.
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import nn
 
 from nmt.model.transformer import Readers, Transformer
 from nmt.text.special import BOS_ID
+
+_MAKE_FUNCTION = "_create_function_from_graph"
 
 
 def trace_readers(model: Transformer) -> Readers | None:
@@ -27,7 +30,7 @@ def trace_readers(model: Transformer) -> Readers | None:
     Returns:
         What stands for ``model.readers``, or None where nothing can be recorded.
     """
-    if not hasattr(torch.jit, "trace") or model.output_weight.device.type != "cpu":
+    if not _can_record() or model.output_weight.device.type != "cpu":
         return None
     found = _Examples(model.readers)
     with torch.inference_mode(), warnings.catch_warnings():
@@ -43,6 +46,11 @@ def trace_readers(model: Transformer) -> Readers | None:
             _traced(model, "read_token", found.token),
             _traced(model, "logits", found.hidden),
         )
+
+
+def _can_record() -> bool:
+    is_on = os.environ.get("PYTORCH_JIT", "1") == "1"  # where torch looks, too
+    return is_on and hasattr(torch.jit, "trace") and hasattr(torch._C, _MAKE_FUNCTION)
 
 
 class _Examples:
@@ -79,4 +87,4 @@ def _traced(model: Transformer, method: str, inputs: tuple[Any, ...]) -> Any:
     module.forward = lambda *values: getattr(module.model, method)(*values)
     graph = torch.jit.freeze(torch.jit.trace(module.eval(), inputs, check_trace=False)).graph
     graph.eraseInput(0)
-    return torch._C._create_function_from_graph(method, graph)
+    return getattr(torch._C, _MAKE_FUNCTION)(method, graph)

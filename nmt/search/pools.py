@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
+
+
+def full_size(config: DecodingConfig, beam_size: int) -> int:
+    """Finished hypotheses that fill a pool: patience x beam size, rounded up.
+
+    >>> full_size(DecodingConfig(patience=0.28), 25)
+    7
+    """
+    return max(1, math.ceil(round(config.patience * beam_size, 6)))  # 0.28 * 25 is above 7
 
 
 class Pools:
@@ -24,7 +35,7 @@ class Pools:
         self, longest: Tensor, config: DecodingConfig, beam_size: int, n_best: int
     ) -> None:
         self._penalty = length_penalty(config)
-        self._full, self._n_best = config.patience * beam_size, n_best
+        self._full, self._n_best = full_size(config, beam_size), n_best
         self._found: list[list[Hypothesis]] = [[] for _ in longest]
         self._counts = torch.zeros_like(longest)
         self._is_any_found = False

@@ -28,10 +28,13 @@ from nmt.search.beam import Expansion, going_on, merge
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import Limits, length_penalty, limits_of
+from nmt.search.pools import full_size
 from nmt.search.ranking import block_size, first_largest_in_blocks, largest_in_blocks
 from nmt.text.special import BOS_ID, EOS_ID
 from nmt.translation.model_stepper import ModelStepper
 
+_LONGEST = 1024
+"""Limit of the length beyond which tables up to it would cost more than is gained."""
 _SEARCHES_BEFORE = 8
 """Searches that go without: to record takes as long as some of them."""
 
@@ -94,10 +97,8 @@ class RecordedSearch:
         """
         if len(source) != 1 or constraints is not None or not _is_plain(options):
             return None
-        if self._model.config.positions == "learned":  # a table that ends is a rule of its own
-            return None
-        logits = stepper.readers.logits
-        if not isinstance(logits, NarrowOutput) and logits is not self._readers.logits:
+        limits = limits_of(source.shape[1] - 1, options)
+        if limits.longest > _LONGEST or not self._is_known(stepper.readers.logits):
             return None
         self._searches += 1
         if self._searches <= _SEARCHES_BEFORE:
@@ -106,8 +107,14 @@ class RecordedSearch:
             graphs = self._graphs
         with torch.inference_mode():
             state = stepper.start(source, torch.tensor([source.shape[1]]))
-            sentence = self._sentence(stepper, state, limits_of(source.shape[1] - 1, options))
+            sentence = self._sentence(stepper, state, limits)
             return [_hypotheses(graphs, sentence, state.past, options)]
+
+    def _is_known(self, logits: Callable[[Tensor], Tensor]) -> bool:
+        """Whether the model and these logits can be recorded."""
+        if self._model.config.positions == "learned":  # a table that ends is a rule of its own
+            return False
+        return isinstance(logits, NarrowOutput) or logits is self._readers.logits
 
     def _sentence(self, stepper: ModelStepper, state: DecoderState, limits: Limits) -> Sentence:
         logits, embedding = stepper.readers.logits, self._model.target_embedding
@@ -136,7 +143,7 @@ class _Wishes(NamedTuple):
     """See `nmt.search.ranking`."""
     beam_size: int
     n_best: int
-    full: float
+    full: int
     """Finished hypotheses that end the search."""
 
 
@@ -166,7 +173,7 @@ def _hypotheses(
     """Search, and return the n best."""
     penalty, size = length_penalty(options), options.beam_size
     blocks = block_size(size, len(sentence.tokens))
-    wishes = _Wishes(blocks, size, options.n_best, options.patience * size)
+    wishes = _Wishes(blocks, size, options.n_best, full_size(options, size))
     if size == 1:
         found = graphs.greedy(sentence, past, wishes)
     else:
@@ -306,7 +313,7 @@ def _record_beams(step: _Step) -> Callable[[Sentence, Tensor, _Wishes, list[floa
 
 def _goes_on(scores: list[float], best: float, wishes: _Wishes, largest_penalty: float) -> bool:
     """Whether a search goes on, by the rules of `nmt.search.pools.Pools`."""
-    if len(scores) >= wishes.full and len(scores) > 0:
+    if len(scores) >= wishes.full:
         return False
     is_beaten = False
     if len(scores) >= wishes.n_best:

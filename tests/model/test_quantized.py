@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
+from nmt.model import quantized as quantized_module
 from nmt.model.factory import build_model
 from nmt.model.quantized import Float16Linear, Int8Linear, input_ranges, quantize
 from nmt.model.transformer import Transformer
@@ -251,6 +252,33 @@ def test_few_outputs_are_columns_of_all(
             torch.testing.assert_close(found, whole[..., tokens], rtol=1e-5, atol=1e-5 * largest)
             everything = small.narrow(torch.arange(90))(values)
             torch.testing.assert_close(everything, whole, rtol=1e-5, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("limits", [None, *RANGES])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("width", [24, 1024])
+def test_packed_or_not_few_outputs_are_the_same_to_the_bit(
+    limits: tuple[float, float] | None, bias: bool, width: int
+) -> None:
+    """Also where all numbers are the largest there are, and a row of zeros gives the bias."""
+    exact = layer(width, 40, bias=bias)
+    with torch.no_grad():
+        exact.weight[0], exact.weight[1] = 1.0, -1.0
+        small = Int8Linear(exact.weight, exact.bias, limits)
+    values = torch.cat((rows(6, width, 1), torch.zeros(1, width), torch.full((2, width), 5.0)))
+    values[-1] *= -1
+    tokens = torch.arange(40)
+    plain = small.narrow(tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantized_module, "_FEW", 0)
+        packed = small.narrow(tokens)
+
+    assert type(plain) is not type(packed)
+    assert torch.equal(plain(values), packed(values))
+    if bias:
+        assert exact.bias is not None
+        nothing = plain(torch.zeros(1, width))[0]
+        torch.testing.assert_close(nothing, exact.bias.detach(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bf16", "float16", "int8"])

@@ -107,3 +107,8 @@ def test_any_sizes_go_through_one_recording(
 def test_without_the_recorder_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.jit, "trace")
     assert trace_readers(small_model()) is None
+
+
+def test_where_recording_is_off_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_JIT", "0")
+    assert trace_readers(small_model()) is None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
+from nmt.model import decoder_state
 from nmt.model.decoder_state import LARGE
 from nmt.model.factory import build_model
 from nmt.model.quantized import quantize
@@ -87,8 +88,10 @@ def both(
     recorded = recorder(shape, dtype, large).search(
         ModelStepper(model, readers, vocabulary=vocabulary), source, options, None
     )
-    plain = ModelStepper(model, readers, vocabulary=vocabulary)
-    return recorded, search(plain, source, torch.tensor([source.shape[1]]), options)
+    plain, lengths = ModelStepper(model, readers, vocabulary=vocabulary), [source.shape[1]]
+    with pytest.MonkeyPatch.context() as patch:  # in other rows, last bits of a beam may differ
+        patch.setattr(decoder_state, "LARGE", large)
+        return recorded, search(plain, source, torch.tensor(lengths), options)
 
 
 @settings(deadline=None, max_examples=150)
@@ -98,7 +101,7 @@ def both(
     ids=st.lists(st.integers(4, VOCAB_SIZE - 1), min_size=0, max_size=12),
     few=st.none() | st.integers(2, 300),
     seed=st.integers(0, 99),
-    large=st.sampled_from([1, LARGE]),
+    large=st.sampled_from([1, 3000, LARGE]),  # the second is reached on the way
     beam_size=st.integers(1, 6),
     data=st.data(),
 )
@@ -132,6 +135,29 @@ def test_the_same_is_found_to_the_bit(
     recorded, expected = both(shape, dtype, ids, options, tokens, large)
 
     assert recorded == expected
+
+
+@pytest.mark.parametrize(("patience", "beam_size"), [(0.28, 25), (2.2, 5), (1.1, 10)])
+def test_patience_is_the_same_where_its_product_is_not_exact(
+    patience: float, beam_size: int
+) -> None:
+    options = DecodingConfig(
+        beam_size=beam_size, patience=patience, max_length_factor=1.0, max_length_offset=5
+    )
+    for number in range(4, 24):
+        recorded, expected = both("pre", "float32", [number, 7], options)
+        assert recorded == expected
+
+
+def test_a_limit_that_is_none_is_left_alone() -> None:
+    """No tables are made up to it."""
+    model, readers = small_model("pre", "float32")
+    options = DecodingConfig(max_length_offset=100_000)
+    source = torch.tensor([[5, 3]])
+    assert (
+        RecordedSearch(model, readers).search(ModelStepper(model, readers), source, options, None)
+        is None
+    )
 
 
 def test_weights_of_16_bits_are_recorded_too() -> None:
@@ -210,3 +236,5 @@ def test_threads_share_a_recording() -> None:
         found = list(pool.map(lambda source: engine.search(source, options)[0][0].ids, sources))
 
     assert found == expected
+    assert engine._recorded is not None
+    assert "_graphs" in vars(engine._recorded)
