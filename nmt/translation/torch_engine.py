@@ -94,10 +94,14 @@ class TorchEngine(Engine):
             with ThreadPoolExecutor(
                 count, initializer=torch.set_num_threads, initargs=(1,)
             ) as pool:
-                waiting = [pool.submit(self._search, task, options) for task in tasks]
+                # What takes longest comes first: so no thread is left alone with it at the end.
+                order = sorted(range(len(tasks)), key=lambda place: -_work(tasks[place]))
+                waiting = {
+                    place: pool.submit(self._search, tasks[place], options) for place in order
+                }
                 try:
-                    for future in waiting:
-                        yield future.result()
+                    for place in range(len(tasks)):
+                        yield waiting[place].result()
                 finally:
                     pool.shutdown(wait=True, cancel_futures=True)
                     # What a worker sets, threads that start later begin with.
@@ -199,6 +203,11 @@ class TorchEngine(Engine):
             for model, readers in zip(self._models, self._readers, strict=True)
         ]
         return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)
+
+
+def _work(task: Task) -> int:
+    """About how long a task takes: steps times sentences."""
+    return len(task.sources) * max(map(len, task.sources), default=0)
 
 
 def _faster_readers(model: Transformer) -> Readers | None:

@@ -24,6 +24,7 @@ from nmt.search.choose import search
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.translation import recorded_search
+from nmt.translation.engine import Task
 from nmt.translation.model_stepper import ModelStepper
 from nmt.translation.recorded_search import RecordedSearch
 from nmt.translation.shortlist import BatchVocabulary
@@ -238,3 +239,23 @@ def test_threads_share_a_recording() -> None:
     assert found == expected
     assert engine._recorded is not None
     assert "_graphs" in vars(engine._recorded)
+
+
+def test_the_longest_batches_come_first_and_results_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that no thread is left alone with the longest at the end."""
+    model, _ = small_model("pre", "float32")
+    engine, begun = TorchEngine(model, is_final=True), []
+    tasks = [Task([[5] * length] * count) for length, count in ((1, 2), (9, 2), (4, 2), (30, 1))]
+
+    def search_one(task: Task, _: DecodingConfig) -> list[list[Hypothesis]]:
+        begun.append(len(task.sources[0]))
+        return [[Hypothesis(tuple(ids), 0.0, 0.0)] for ids in task.sources]
+
+    monkeypatch.setattr(engine, "_search", search_one)
+    monkeypatch.setattr(TorchEngine, "num_workers", 2)
+    found = list(engine.search_all(tasks, DecodingConfig()))
+
+    assert sorted(begun[:2]) == [9, 30]
+    assert [len(each[0][0].ids) for each in found] == [1, 9, 4, 30]
