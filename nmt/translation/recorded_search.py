@@ -105,6 +105,8 @@ class RecordedSearch:
             return None
         with self._lock:
             graphs = self._graphs
+        if graphs is None:
+            return None
         with torch.inference_mode():
             state = stepper.start(source, torch.tensor([source.shape[1]]))
             sentence = self._sentence(stepper, state, limits)
@@ -130,10 +132,14 @@ class RecordedSearch:
         )
 
     @cached_property
-    def _graphs(self) -> _Graphs:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its end, one day
-            return _record(self._readers.token, self._readers.logits)
+    def _graphs(self) -> _Graphs | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its end, one day
+                return _record(self._readers.token, self._readers.logits)
+        except (RuntimeError, OSError) as error:  # another release of torch; or no source code
+            warnings.warn(f"searches are not recorded, and slower: {error}", stacklevel=2)
+            return None
 
 
 class _Wishes(NamedTuple):

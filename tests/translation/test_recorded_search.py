@@ -228,6 +228,20 @@ def test_an_engine_records_after_some_sentences(monkeypatch: pytest.MonkeyPatch)
         assert len(recorded) == (number >= 1)
 
 
+def test_without_a_recording_searches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("unknown to this release")
+
+    monkeypatch.setattr(recorded_search, "_record", fail)
+    model, _ = small_model("pre", "float32")
+    engine, options = TorchEngine(model, is_final=True), DecodingConfig()
+    with pytest.warns(UserWarning, match="not recorded, and slower: unknown") as told:
+        found = [engine.search([[7, 8]], options)[0][0].ids for _ in range(3)]
+
+    assert found == [TorchEngine(model).search([[7, 8]], options)[0][0].ids] * 3
+    assert len(told) == 1
+
+
 def test_threads_share_a_recording() -> None:
     model, _ = small_model("rotary", "float32")
     engine, options = TorchEngine(model, is_final=True), DecodingConfig()
@@ -238,7 +252,7 @@ def test_threads_share_a_recording() -> None:
 
     assert found == expected
     assert engine._recorded is not None
-    assert "_graphs" in vars(engine._recorded)
+    assert vars(engine._recorded).get("_graphs") is not None
 
 
 def test_the_longest_batches_come_first_and_results_in_order(
