@@ -18,8 +18,9 @@ from nmt.checkpoint.ctranslate2_package import import_ctranslate2
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.model.blocks import CrossAttention, DecoderLayer, EncoderLayer, SelfAttention
+from nmt.model.embedding import Embedding
 from nmt.model.layers import FeedForward, LearnedPositions, sinusoids
-from nmt.model.transformer import Embedding, Transformer
+from nmt.model.transformer import Transformer
 from nmt.text.special import BOS_ID, EOS_ID, UNK_ID
 
 _EXPRESSED = frozenset({

@@ -13,10 +13,10 @@ from nmt.errors import CheckpointError
 from nmt.version import __version__
 
 FORMAT_VERSION = 1
-_OF_RUN = "Use another checkpoint of the run."
 NAME = "manifest.json"
 _SEAL = "sha256"
 """Key of the manifest's own hash, so that damage is not taken for another release's work."""
+_OF_RUN = "Use another checkpoint of the run."
 
 
 class UnknownFormatError(CheckpointError):

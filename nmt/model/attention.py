@@ -155,9 +155,8 @@ def read_exactly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Ten
     """Read as attention does, but with numbers so short that no sum of them is ever rounded.
 
     So a result is the same to the bit however many keys of padding there are, and in whatever order
-    a kernel adds up. Shares are rounded to 1/1024 of the largest.
-    Sums are exact while terms of a score add up to less than 256, and those of a result to less
-    than 128.
+    a kernel adds up. Shares are rounded to 1/1024 of the largest. Sums are exact while terms of a
+    score add up to less than 256, and those of a result to less than 128.
 
     Args:
         query: From `exact_queries`. (B, H, T, E), float32.

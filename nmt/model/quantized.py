@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from nmt.errors import DeviceError
 from nmt.model.blocks import CrossAttention, SelfAttention
-from nmt.model.layers import (
+from nmt.model.projection import (
     NarrowOutput,
     OutputLayer,
     Projection,
@@ -164,10 +164,8 @@ class _PackedInt8:
     def __init__(self, projection: Projection) -> None:
         operators = _operators()
         weight = torch._make_per_tensor_quantized_tensor(projection.weight, 1.0, 0)
-        self._packed, self._multiply = (
-            operators.linear_prepack(weight, None),
-            getattr(operators, _PRODUCT),
-        )
+        self._packed = operators.linear_prepack(weight, None)
+        self._multiply = getattr(operators, _PRODUCT)
         self._projection = projection
 
     def __call__(self, values: Tensor) -> Tensor:

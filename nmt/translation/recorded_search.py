@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.model.decoder_state import GROWTH, LARGE, DecoderState, change_places
-from nmt.model.layers import NarrowOutput, Projection, project
+from nmt.model.projection import NarrowOutput, Projection, project
 from nmt.model.transformer import Readers, Transformer
 from nmt.search.beam import Expansion, going_on, merge
 from nmt.search.constraints import Constraints
@@ -46,7 +46,7 @@ class Sentence(NamedTuple):
     """What the recorded searches need to know of a sentence."""
 
     table: Tensor
-    """`nmt.model.transformer.Embedding.places`."""
+    """`nmt.model.embedding.Embedding.places`."""
     bias: Tensor
     """Of `nmt.model.decoder_state.DecoderState`, as the next one."""
     memory: Tensor
