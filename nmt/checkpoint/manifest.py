@@ -72,7 +72,7 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({type(error).__name__}: {error}).",
-                fix=_OF_RUN,
+                fix="Use another checkpoint of the run; copy or export a model folder again.",
             ) from error
         raise UnknownFormatError(
             f"{path} has format version {version}, but this release reads {FORMAT_VERSION}.",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from nmt.errors import ConfigError
 
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML configuration file.", show_default=False)
@@ -184,15 +181,10 @@ def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dic
     """
     changes: dict[str, Any] = {}
     if overrides:
-        from nmt.config.loader import load_config
+        from nmt.config.loader import load_config, refuse_idle
 
         changes = load_config(model / "config.yaml", overrides).decoding.model_dump()
-        idle = [text for text in overrides if not re.match(r"\s*decoding\s*[.=]", text)]
-        if idle:
-            raise ConfigError(
-                f"--set {', '.join(idle)} would change nothing: the model is trained already.",
-                fix="Leave it out; only keys of the section decoding count here.",
-            )
+        refuse_idle(overrides, ("decoding",))
     return changes | given(**flags)
 
 

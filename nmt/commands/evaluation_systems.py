@@ -7,12 +7,14 @@ from pathlib import Path
 
 from nmt.commands.evaluation_options import EvaluateOptions
 from nmt.commands.evaluation_set import STANDARD_INPUT, EvaluationSet, read_text
-from nmt.config.loader import load_config
+from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.metrics.sacrebleu import default_tokenizer
 from nmt.translation.guard import GuardCount
 
+_READ = ("decoding", "data", "source_language", "target_language")
+"""What an evaluation reads of a configuration."""
 _TOKENIZED_ENDINGS = 100
 """So many lines ending in a space and a full stop look as if they were tokenized."""
 
@@ -24,7 +26,7 @@ def load_model_config(options: EvaluateOptions) -> RunConfig | None:
 
     Raises:
         CheckpointError: The folder is not there, or is no model.
-        ConfigError: The configuration, a flag or an override is wrong.
+        ConfigError: The configuration, a flag or an override is wrong, or an override idle.
     """
     if options.model is None:
         return None
@@ -41,7 +43,9 @@ def load_model_config(options: EvaluateOptions) -> RunConfig | None:
         )
     flags = [f"decoding.{name}={value}" for name, value in options.decoding.items()]
     # One translation is scored; a beam smaller than the model's n_best is no contradiction here.
-    return load_config(path, [*options.overrides, *flags, "decoding.n_best=1"])
+    config = load_config(path, [*options.overrides, *flags, "decoding.n_best=1"])
+    refuse_idle(options.overrides, _READ)
+    return config
 
 
 def name_systems(paths: Sequence[Path]) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,24 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         if not problems:
             return config
     raise _config_error(problems)
+
+
+def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
+    """Refuse overrides that would change nothing where a trained model is used.
+
+    Args:
+        overrides: As of `load_config`, which has found them in order.
+        read: The first parts of the keys that count there.
+
+    Raises:
+        ConfigError: Names the others.
+    """
+    idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
+    if idle:
+        raise ConfigError(
+            f"--set {', '.join(idle)} would change nothing: the model is trained already.",
+            fix=f"Leave it out; only keys of {', '.join(read)} count here.",
+        )
 
 
 def dump_config(config: RunConfig) -> str:

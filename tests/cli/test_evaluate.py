@@ -466,6 +466,10 @@ def test_the_guard_reports_and_can_be_turned_off(
     [
         (["-b", "300"], "decoding.beam_size"),
         (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
+        (
+            ["--set", "batch.max_tokens=4000", "--set", "source_language=xx", "--set", "name=x"],
+            "--set batch.max_tokens=4000, name=x would change nothing",
+        ),
         (["--device", "tpu"], "--device"),
     ],
 )
