@@ -109,6 +109,21 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 """
         return self.script(script, num=0)[0]
 
+    def machines(self, *arguments: str) -> list[Result]:
+        """Run ``torchrun --nnodes 2 -m nmt train`` twice: a launcher for each of two machines."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            endpoint = f"localhost:{free.getsockname()[1]}"
+        script = f"""
+import os, runpy, sys
+for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    del os.environ[name]  # of a machine, nothing is known before they have met
+sys.argv = ["torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+sys.argv += ["--rdzv-endpoint", "{endpoint}", "-m", "nmt", "train", *{list(arguments)}]
+runpy.run_module("torch.distributed.run", run_name="__main__")
+"""
+        return self.script(script, num=2)
+
     def _ask(self, request: dict[str, Any], trouble: Trouble | None = None) -> list[Result]:
         assert self._server.stdin is not None
         assert self._server.stdout is not None

@@ -234,6 +234,18 @@ def test_torchrun_goes_on_with_what_devices_began_and_ends_as_an_uninterrupted_r
     assert run.lines("validation") == uninterrupted.lines("validation")
 
 
+def test_two_launchers_as_on_two_machines_train_as_one_machine_does(
+    ranks: Ranks, whole: Run, run: Run
+) -> None:
+    """Each machine has a local rank 0; still one writes, and what it writes is the same."""
+    results = ranks.machines(*run.arguments())
+    assert codes(results) == [0, 0], all_stderr(results)
+
+    told = [result for result in results if f"{run.steps()[-1]} steps" in result.stdout]
+    assert len(told) == 1
+    assert run.hashes(run.steps()[-1]) == whole.hashes(run.steps()[-1])
+
+
 @pytest.mark.usefixtures("whole")  # has prepared the data
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_two_processes_train_as_one_that_accumulates(ranks: Ranks, accumulate: int) -> None:
