@@ -37,7 +37,7 @@ _BINDING_TRAINING = (
     "freeze",
 )
 # Of the machine, where a record says nothing of it.
-_NOT_COMPILED = {"compiled": False}
+_UNSAID = {"compiled": False, "deterministic": True}
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -74,20 +74,25 @@ def identity(
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return what arithmetic to the last bit depends on besides the configuration."""
+    is_cpu = device.type == "cpu"
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": "cpu" if is_cpu else torch.cuda.get_device_name(device),
+        "deterministic": is_cpu or torch.are_deterministic_algorithms_enabled(),
         "architecture": platform.machine(),
     }
 
 
 def compare(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Differences:
     """Compare two ``{"identity": ..., "machine": ...}`` records."""
-    was, now = (_NOT_COMPILED | record["machine"] for record in (recorded, present))
+    was, now = (_UNSAID | record["machine"] for record in (recorded, present))
+    machine = _differences(was, now, "")
+    if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
+        machine.append("training.deterministic: is False")
     return Differences(
         tuple(_differences(_completed(recorded["identity"]), present["identity"], "")),
-        tuple(_differences(was, now, "")),
+        tuple(machine),
     )
 
 
@@ -149,7 +154,8 @@ def check_resumable(
     if found.machine and exact:
         raise CheckpointError(
             "Not the same to the bit on this machine:\n  " + "\n  ".join(found.machine),
-            fix="Use the same machine type, torch and training.threads, or drop --exact.",
+            fix="Use the same machine type, torch, training.threads and training.deterministic, or "
+            "drop --exact.",
         )
     return [f"resumed run is not bit-exact: {difference}" for difference in found.machine]
 

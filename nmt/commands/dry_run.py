@@ -17,7 +17,7 @@ from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import Rows, TrainingSetup
 from nmt.config.run import RunConfig
 from nmt.data.batching import padding_waste
-from nmt.engine.device import prepare_process
+from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import OneProcess
 from nmt.engine.peak import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
@@ -47,6 +47,12 @@ def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) ->
     if not quiet and not prepared.up_to_date:
         sys.stderr.write("Prepared the data first: a dry run needs their lengths.\n")
         sys.stderr.write(prepared.as_text() + "\n")
+    device = choose_device(config.training.device)
+    with deterministic(device, wanted=config.training.deterministic):
+        return _measure(config, quiet=quiet, num_updates=num_updates)
+
+
+def _measure(config: RunConfig, *, quiet: bool, num_updates: int) -> DryRunReport:
     batch = fit_batches(config, OneProcess())
     setup = TrainingSetup.build(config.model_copy(update={"batch": batch}))
     plan = setup.loader.plan(0)

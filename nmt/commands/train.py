@@ -27,7 +27,7 @@ from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.engine.device import prepare_process
+from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, Processes, join
 from nmt.errors import ConfigError
 from nmt.model.factory import count_parameters
@@ -68,7 +68,8 @@ def train(
             if processes.rank == 0:
                 _prepare(config, quiet=quiet)
             processes.wait()
-            with StopSignal() as stop:
+            device, wanted = choose_device(config.training.device), config.training.deterministic
+            with StopSignal() as stop, deterministic(device, wanted=wanted):
                 run = _Run(config, stop, processes, quiet=quiet, strict_resume=strict_resume)
                 summary = run.train(exact=exact)
             numbers = [number for number in processes.gather(stop.number) if number is not None]

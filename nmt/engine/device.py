@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +16,11 @@ from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _ONE_GIB = 1 << 30
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -38,7 +45,42 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
         )
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
+    # cuDNN's attention makes a plan for each new shape, up to half a second; batches of text hardly
+    # ever have the same one. And it knows dropout in sixteenths only.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return device
+
+
+@contextmanager
+def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
+    """Have a GPU use kernels that add in the same order each time; a CPU always does.
+
+    To be entered before the GPU multiplies matrices.
+
+    Raises:
+        DeviceError: An operation has no such kernel.
+    """
+    if not wanted or device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS divides sums freely
+    settings: Any = torch.utils.deterministic
+    was_on = torch.are_deterministic_algorithms_enabled()
+    was_filling = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False  # nothing is read here before it is written
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise DeviceError(
+            f"Sums on the GPU have no fixed order: {str(error).splitlines()[0]}",
+            fix="Set training.deterministic to false: then no resumed run is the same to the bit.",
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(was_on)
+        settings.fill_uninitialized_memory = was_filling
 
 
 def prepare_process(threads: int | None) -> None:
@@ -62,4 +104,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the system had no memory left for a tensor."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

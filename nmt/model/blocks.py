@@ -28,7 +28,7 @@ from nmt.model.attention import (
     read_source,
 )
 from nmt.model.dropout import dropout
-from nmt.model.layers import FeedForward, linear, make_norm, rotate
+from nmt.model.layers import FeedForward, RMSNorm, linear, make_norm, rotate
 from nmt.model.layout import Layout
 
 
@@ -38,8 +38,8 @@ class _HeadTransform(nn.Module):
     def __init__(self, config: ModelConfig, head_dim: int, *, rotary: bool) -> None:
         super().__init__()
         self._rotary = rotary
-        self.query_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
+        self.query_norm = RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
         self.is_identity = not (rotary or config.qk_norm)
 
     def queries(self, heads: Tensor, positions: Tensor) -> Tensor:

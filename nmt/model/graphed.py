@@ -27,6 +27,7 @@ Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 
 _MOST_ROWS = 256  # of more the GPU is busy for longer than the launches take
 _MOST_GRAPHS = 64
+_MOST_BYTES = 1 << 30  # of copies of what steps read, all together
 _LEAST_POSITIONS = 16
 _USES_BEFORE = (
     32  # steps of a size that are run as they are: recording it takes as long as some tens
@@ -43,19 +44,22 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._side: Any = None
 
     def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         """Run ``step`` until libraries have all they allocate at first use, then record it."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+            self._side = torch.cuda.Stream()  # one: cuBLAS keeps memory for each stream it has seen
+        side, main = self._side, torch.cuda.current_stream()
         side.wait_stream(main)
         with torch.cuda.stream(side):
             for _ in range(2):
                 step()
         main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        how = {"pool": self._pool, "stream": side, "capture_error_mode": "thread_local"}
+        with torch.cuda.stream(main), torch.cuda.graph(graph, **how):  # a failure stays on `side`
             result = step()
         return graph.replay, result
 
@@ -164,7 +168,8 @@ class GraphedToken:
             _power_of_two(width, _LEAST_POSITIONS),
             _power_of_two(length, _LEAST_POSITIONS),
         )
-        if self._works and sizes.sentences * beams <= _MOST_ROWS:
+        fits = sizes.sentences * beams <= _MOST_ROWS and _num_bytes(sizes, past) <= _MOST_BYTES
+        if self._works and fits:
             with self._lock:
                 step = self._step(sizes, table, memory, past)
                 if step is not None:
@@ -184,14 +189,27 @@ class GraphedToken:
             try:
                 step = _Step(self._model, self._record, sizes, table, memory, past)
             except RuntimeError as error:
-                self._works = False
                 self._steps.clear()
-                warnings.warn(f"decoding steps are not recorded: {error}", stacklevel=2)
+                self._uses.clear()
+                if not isinstance(error, torch.OutOfMemoryError):  # another time there may be room
+                    self._works = False
+                    warnings.warn(f"decoding steps are not recorded: {error}", stacklevel=2)
                 return None
         self._steps[sizes] = step
-        if len(self._steps) > _MOST_GRAPHS:
-            del self._steps[next(iter(self._steps))]
+        while (
+            len(self._steps) > _MOST_GRAPHS
+            or sum(_num_bytes(each, past) for each in self._steps) > _MOST_BYTES
+        ):
+            oldest = next(iter(self._steps))
+            del self._steps[oldest], self._uses[oldest]
         return step
+
+
+def _num_bytes(sizes: _Sizes, past: Tensor) -> int:
+    """Return how much room a step of these sizes takes for what it reads."""
+    layers, _, _, heads, _, width = past.shape
+    cells = sizes.sentences * (sizes.source + sizes.beams * sizes.past)
+    return 2 * layers * cells * heads * width * past.element_size()
 
 
 def _power_of_two(count: int, least: int = 1) -> int:

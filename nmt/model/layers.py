@@ -36,7 +36,20 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
 
 def make_norm(kind: Literal["layer", "rms"], dim: int, *, bias: bool) -> nn.Module:
     """Make a LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), ``dim`` wide."""
-    return nn.LayerNorm(dim, bias=bias) if kind == "layer" else nn.RMSNorm(dim, eps=1e-6)
+    return nn.LayerNorm(dim, bias=bias) if kind == "layer" else RMSNorm(dim, eps=1e-6)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, worked out in float32 and returned in the dtype of its input.
+
+    Under autocast torch's own returns float32 or takes a slow path, as its release has it.
+    """
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, D) -> (N, D), or more dimensions in front."""
+        weight = self.weight.float()
+        return F.rms_norm(x.float(), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):

@@ -139,6 +139,18 @@ def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for()
     assert "--exact" in caught.value.fix
 
 
+@pytest.mark.parametrize(("first", "then"), [(True, False), (False, True), (False, False)])
+def test_sums_in_any_order_are_not_exact(first: bool, then: bool) -> None:
+    """Of a GPU: not even on the machine that began the run."""
+    was, now = record(), record()
+    was["machine"]["deterministic"], now["machine"]["deterministic"] = first, then
+    warnings = check_resumable(was, now, run_dir=Path("x"), exact=False)
+
+    assert ["deterministic" in warning for warning in warnings] == [True]
+    with pytest.raises(CheckpointError, match="deterministic"):
+        check_resumable(was, now, run_dir=Path("x"), exact=True)
+
+
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     folder = tmp_path / "prepared" / "tokenizer"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
-from nmt.engine.device import choose_device, prepare_process
+from nmt.engine.device import choose_device, deterministic, is_out_of_memory, prepare_process
 from nmt.engine.precision import choose_precision, has_fast_bf16
 from nmt.engine.seeding import random_state, restore_random_state
 from nmt.errors import DeviceError
@@ -20,6 +24,69 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DeviceError, match="torch sees no GPU") as caught:
         choose_device("cuda")
     assert caught.value.exit_code == 2
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """What stands for a GPU: chosen, and never used."""
+    for name, answer in {"is_available": True, "device_count": 1, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    yield choose_device("auto")
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_attention_that_plans_for_each_shape_is_turned_off(gpu: torch.device) -> None:
+    assert gpu == torch.device("cuda", 0)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_sums_have_an_order_while_it_is_wanted(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    is_on = torch.are_deterministic_algorithms_enabled
+    settings: Any = torch.utils.deterministic
+    for device, wanted in ((CPU, True), (gpu, False)):
+        with deterministic(device, wanted=wanted):
+            assert not is_on()
+    with deterministic(gpu, wanted=True):
+        assert is_on()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not settings.fill_uninitialized_memory
+    assert not is_on()
+    assert settings.fill_uninitialized_memory
+
+
+def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
+    text = "histc_cuda does not have a deterministic implementation, but you set\nmore"
+    with (
+        pytest.raises(DeviceError, match="histc_cuda does not have") as caught,
+        deterministic(gpu, wanted=True),
+    ):
+        raise RuntimeError(text)
+    assert "training.deterministic to false" in caught.value.fix
+    with pytest.raises(RuntimeError, match="other"), deterministic(gpu, wanted=True):
+        raise RuntimeError("other")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+    ids=str,
+)
+def test_what_a_lack_of_memory_is(error: BaseException, is_it: bool) -> None:
+    assert is_out_of_memory(error) is is_it
 
 
 def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ graph: it sees the same tensors in the same places.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.model import graphed
-from nmt.model.graphed import GraphedToken, graph_readers
+from nmt.model.graphed import CudaGraphs, GraphedToken, graph_readers
 from nmt.model.transformer import Readers, Transformer
 from tests.model.test_traced import VARIANTS, decode, small_model
 
@@ -123,6 +126,20 @@ def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeater.count == 4  # one beam, two beams, and both again
 
 
+def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
+    model = small_model()
+    readers, repeater = with_fixed_sizes(model)
+    position = 2 * 2 * 32 * 4  # keys and values, layers, width, bytes
+    monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16 + 16 + 32) * position - 1)
+    for _ in range(2):
+        assert_alike(model, readers, ([5], 2, 3))  # one beam at first, then two
+    assert repeater.count == 4
+    monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16) * position - 1)
+    assert_alike(model, readers, ([5], 2, 3))
+    assert repeater.count == 4
+
+
 def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "_USES_BEFORE", 5)
     model = small_model()
@@ -146,6 +163,86 @@ def test_a_device_that_records_nothing_goes_on_without() -> None:
     with pytest.warns(UserWarning, match="not recorded: operation not permitted"):
         assert_alike(model, readers, ([5, 3], 2, 4))
     assert len(calls) == 1
+
+
+def test_a_lack_of_memory_passes() -> None:
+    """Recorded steps are given up, and later there are new ones."""
+    repeater, is_full = Repeater(), True
+
+    def record(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        if is_full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return repeater(step)
+
+    model = small_model()
+    readers = model.readers._replace(token=GraphedToken(model, record))
+    assert_alike(model, readers, ([5, 3], 2, 4))
+    is_full = False
+    assert_alike(model, readers, ([5, 3], 2, 4))
+    assert repeater.count > 0
+
+
+class Stream:
+    """Stands for a CUDA stream; the current one is in `Stream.current`."""
+
+    current: ClassVar[Stream]
+
+    def wait_stream(self, other: Stream) -> None:
+        assert other is not self
+
+    @classmethod
+    @contextmanager
+    def use(cls, stream: Stream) -> Iterator[None]:
+        before, cls.current = cls.current, stream
+        try:
+            yield
+        finally:
+            cls.current = before
+
+
+class Capture:
+    """Stands for `torch.cuda.graph`, which leaves its stream only if all went well."""
+
+    def __init__(self, _: object, *, stream: Stream, **how: object) -> None:
+        self._stream, self._before = stream, Stream.current
+        assert how.keys() == {"pool", "capture_error_mode"}
+
+    def __enter__(self) -> None:
+        Stream.current = self._stream
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            Stream.current = self._before
+
+
+def test_a_failed_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = {
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": Stream,
+        "current_stream": lambda: Stream.current,
+        "stream": Stream.use,
+        "graph": Capture,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    main = Stream.current = Stream()
+    seen: list[Stream] = []
+
+    def step(limit: int = 99) -> Tensor:
+        seen.append(Stream.current)
+        if len(seen) > limit:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    record = CudaGraphs()
+    record(step)
+    assert Stream.current is main
+    assert main not in seen
+    with pytest.raises(RuntimeError, match="not permitted"):
+        record(lambda: step(5))
+    assert Stream.current is main
+    assert len(set(seen)) == 1
 
 
 @pytest.mark.gpu
