@@ -278,6 +278,19 @@ def clean_partial(run_dir: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
+def set_damaged_aside(run_dir: Path, newest: int) -> None:
+    """Rename the checkpoints after the newest whole one, which training goes on from.
+
+    All of them are damaged. Under their own names they would count as the newest, and what is saved
+    from now on as expired.
+    """
+    for step, folder in list_checkpoints(run_dir):
+        if step > newest:
+            place = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(place, ignore_errors=True)
+            folder.rename(place)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a small UTF-8 file so that any reader finds the old text or the new one, whole."""
     replace_bytes(path, text.encode("utf-8"))

@@ -6,7 +6,6 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,6 @@ _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """How the present configuration and machine differ from those a checkpoint was written by."""
-
-    binding: tuple[str, ...]
-    """``key: was ..., is ...``: these make another model or other updates."""
-    machine: tuple[str, ...]
-    """Same form: the run goes on, but not to the bit."""
-
-
 def identity(
     config: RunConfig, *, data_hash: str, vocab_hash: str, num_processes: int = 1
 ) -> dict[str, Any]:
@@ -84,16 +73,18 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def compare(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> Differences:
-    """Compare two ``{"identity": ..., "machine": ...}`` records."""
-    was, now = (_UNSAID | record["machine"] for record in (recorded, present))
-    machine = _differences(was, now, "")
+def changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """Compare two `identity` records: ``key: was ..., is ...`` for each that differs."""
+    return _differences(_completed(recorded), present, "")
+
+
+def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """The same for `machine`: the run goes on, but not to the bit."""
+    was, now = ({**_UNSAID, **record} for record in (recorded, present))
+    found = _differences(was, now, "")
     if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
-        machine.append("training.deterministic: is False")
-    return Differences(
-        tuple(_differences(_completed(recorded["identity"]), present["identity"], "")),
-        tuple(machine),
-    )
+        found.append("training.deterministic: is False")
+    return found
 
 
 def _completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,33 +136,54 @@ def check_resumable(
     Raises:
         CheckpointError: The configuration makes another model or other updates.
     """
-    found = compare(recorded, present)
-    if found.binding:
+    refuse_changed_settings(recorded["identity"], present["identity"], run_dir)
+    found = _changed_machine(recorded["machine"], present["machine"])
+    if found and exact:
         raise CheckpointError(
-            f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found.binding),
-            fix="Restore these settings to resume, or set another run_dir to start anew.",
-        )
-    if found.machine and exact:
-        raise CheckpointError(
-            "Not the same to the bit on this machine:\n  " + "\n  ".join(found.machine),
+            "Not the same to the bit on this machine:\n  " + "\n  ".join(found),
             fix="Use the same machine type, torch, training.threads and training.deterministic, or "
             "drop --exact.",
         )
-    return [f"resumed run is not bit-exact: {difference}" for difference in found.machine]
+    return [f"resumed run is not bit-exact: {difference}" for difference in found]
+
+
+def refuse_changed_settings(
+    recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
+) -> None:
+    """Refuse to go on with another `identity`.
+
+    Raises:
+        CheckpointError: The configuration or the data make another model or other updates.
+    """
+    if found := changed_settings(recorded, present):
+        raise CheckpointError(
+            f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found),
+            fix="Restore these settings to resume, or set another run_dir to start anew.",
+        )
+
+
+def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
+    """Return the `identity` in the newest whole checkpoint; None if there is none.
+
+    Raises:
+        CheckpointError: There are checkpoints, and none is whole.
+    """
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        return None
+    state = json.loads((newest / STATE).read_text(encoding="utf-8"))
+    found: dict[str, Any] | None = state.get("identity")
+    return found
 
 
 def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
     """Return what the prepared data of a run hold, or None if they are gone or others by now."""
     try:
         prepared = PreparedManifest.read(config.prepared_dir)
-        newest = newest_checkpoint(run_dir)
-        if newest is None:
-            return None
-        state = json.loads((newest / STATE).read_text(encoding="utf-8"))
+        recorded = recorded_identity(run_dir) or {}
     except (DataError, CheckpointError):
         return None
-    same = state.get("identity", {}).get("data_hash") == prepared.data_hash
-    return prepared if same else None
+    return prepared if recorded.get("data_hash") == prepared.data_hash else None
 
 
 def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:

@@ -61,6 +61,7 @@ def check(
     configs: Annotated[
         list[Path], typer.Argument(metavar="CONFIG", help="YAML configuration files.")
     ],
+    set_: Set = [],  # noqa: B006 - read only
 ) -> None:
     r"""Check configurations; report all problems of all files.
 
@@ -73,7 +74,7 @@ def check(
     failed = 0
     for path in configs:
         try:
-            load_config(path)
+            load_config(path, set_)
         except ConfigError as error:
             failed += 1
             typer.echo(f"error: {error}", err=True)

@@ -16,6 +16,7 @@ from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.training.optimizer import Optimizer
 from nmt.training.progress import TrainingSummary
+from nmt.training.report import shown_perplexity
 from nmt.training.validation import Validator
 
 
@@ -48,7 +49,15 @@ def average_at_end(
     if len(steps) < 2:
         return summary
     paths = [present[step] for step in steps]
-    optimizer.load_weights(average_weights(paths))
+    try:
+        mean = average_weights(paths)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"There is no mean of the last {len(steps)} checkpoints: {error.problem}",
+            fix="All updates are made. Remove this checkpoint and start the same command again for "
+            "a mean of the others, or unset training.average_last.",
+        ) from error
+    optimizer.load_weights(mean)
     scores = validator()
     score = scores.value(config.training.validation.metric)
     result = _best_of(summary, score)
@@ -58,7 +67,8 @@ def average_at_end(
             write_best(run_dir, None)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
         write_average(run_dir / AVERAGE, run_dir, paths, score=score)
-    text = f"mean of the last {len(steps)} checkpoints: perplexity {scores.perplexity:.2f}"
+    text = f"mean of the last {len(steps)} checkpoints: perplexity "
+    text += shown_perplexity(scores.perplexity)
     if scores.bleu is not None and scores.chrf is not None:
         text += f", BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}"
     is_best = result.best == AVERAGE

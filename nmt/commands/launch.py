@@ -18,11 +18,17 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nmt.engine.cores import usable_cores
-from nmt.engine.distributed import PEER_LOST
-from nmt.errors import DeviceError
+from nmt.engine.distributed import LAUNCHED, PEER_LOST, PeerLostError
+from nmt.errors import DeviceError, NmtError
 from nmt.training.signals import StoppedBySignal
 
 _SECONDS_TO_SAVE = 600
+
+
+class ProcessKilledError(NmtError):
+    """A process was ended from outside, as by the system when memory runs out."""
+
+    exit_code = PEER_LOST
 
 
 def launch(
@@ -37,7 +43,8 @@ def launch(
         device: What the configuration says: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
-        DeviceError: There are fewer GPUs, or a process was killed; names it.
+        DeviceError: There are fewer GPUs.
+        ProcessKilledError: Names the process.
         SystemExit: A process failed. It has told why; the code is its own.
         StoppedBySignal: All were asked to stop, and have saved.
     """
@@ -49,6 +56,7 @@ def launch(
         )
     share = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads or share))
+    os.environ[LAUNCHED] = "1"
     # What these say, `nmt` says itself, in fewer words. Some have a level of their own.
     for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
@@ -128,12 +136,14 @@ def _explained(error: ChildFailedError, num_processes: int) -> BaseException:
         return StoppedBySignal(code - 128)
     if code < 0:
         return _killed(rank, failure, num_processes)
+    if code == PEER_LOST:  # nobody else failed, and they leave it to us to tell
+        return PeerLostError("they lost each other")
     return SystemExit(code)
 
 
-def _killed(rank: int, failure: ProcessFailure, num_processes: int) -> DeviceError:
+def _killed(rank: int, failure: ProcessFailure, num_processes: int) -> ProcessKilledError:
     name = signal.Signals(-failure.exitcode).name
-    return DeviceError(
+    return ProcessKilledError(
         f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by {name}; the others "
         "have ended.",
         fix="If memory ran out, lower batch.max_tokens. Start the same command again: it goes on "

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,12 @@ __all__ = ["PrepareReport", "config_hash", "prepare"]
 
 
 def prepare(
-    config: RunConfig, *, force: bool = False, report_only: bool = False, quiet: bool = False
+    config: RunConfig,
+    *,
+    force: bool = False,
+    report_only: bool = False,
+    quiet: bool = False,
+    check: Callable[[PreparedManifest], None] = lambda _: None,
 ) -> PrepareReport:
     """Make ``config.prepared_dir``, unless it is up to date.
 
@@ -40,6 +45,7 @@ def prepare(
         force: Make it anew in any case.
         report_only: Read and report, but write nothing.
         quiet: Show no progress.
+        check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
         DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
@@ -68,7 +74,7 @@ def prepare(
         with _alone(folder, quiet=quiet) as has_waited:
             if has_waited and not force and _is_current(config):
                 return up_to_date
-            return _make(config, folder, quiet=quiet)
+            return _make(config, folder, check, quiet=quiet)
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written: {error.strerror or error}.",
@@ -76,7 +82,9 @@ def prepare(
         ) from error
 
 
-def _make(config: RunConfig, folder: Path, *, quiet: bool) -> PrepareReport:
+def _make(
+    config: RunConfig, folder: Path, check: Callable[[PreparedManifest], None], *, quiet: bool
+) -> PrepareReport:
     start_from = config.training.start_from
     if start_from is not None and not (start_from / TOKENIZER).is_dir():
         raise ConfigError(
@@ -97,7 +105,9 @@ def _make(config: RunConfig, folder: Path, *, quiet: bool) -> PrepareReport:
             )
         text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
         (temporary / "report.json").write_text(text + "\n", encoding="utf-8")
-        _manifest(config, temporary, sources, report, tokenizers).write(temporary)
+        manifest = _manifest(config, temporary, sources, report, tokenizers)
+        check(manifest)
+        manifest.write(temporary)
         _sync(temporary)
         _replace(temporary, folder)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -13,9 +14,22 @@ import torch
 
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.extras import EXTRAS, RANGES, forget_extras
-from nmt.checkpoint.files import Checkpoint, clean_partial, load_checkpoint, newest_checkpoint
+from nmt.checkpoint.files import (
+    Checkpoint,
+    clean_partial,
+    load_checkpoint,
+    newest_checkpoint,
+    set_damaged_aside,
+)
 from nmt.checkpoint.lock import RunLock
-from nmt.checkpoint.run import check_resumable, identity, machine, write_run_files
+from nmt.checkpoint.run import (
+    check_resumable,
+    identity,
+    machine,
+    recorded_identity,
+    refuse_changed_settings,
+    write_run_files,
+)
 from nmt.commands.batch_fit import fit_batches
 from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.checkpoint_saver import CheckpointSaver
@@ -27,8 +41,9 @@ from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedManifest
 from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.distributed import PEER_LOST, Processes, join
+from nmt.engine.distributed import LAUNCHED, PEER_LOST, PeerLostError, Processes, join
 from nmt.errors import ConfigError
 from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
@@ -66,7 +81,7 @@ def train(
     try:
         with RunLock(config.run_dir) if processes.rank == 0 else nullcontext():
             if processes.rank == 0:
-                _prepare(config, quiet=quiet)
+                _prepare(config, processes.size, quiet=quiet)
             processes.wait()
             device, wanted = choose_device(config.training.device), config.training.deterministic
             with StopSignal() as stop, deterministic(device, wanted=wanted):
@@ -76,11 +91,12 @@ def train(
     except Interrupted as interrupted:  # before or after all updates: nothing is to be saved
         processes.leave()
         raise StoppedBySignal(interrupted.number) from None
-    except Exception:
-        if processes.is_first_to_fail():
+    except Exception as error:
+        is_told = isinstance(error, PeerLostError) and LAUNCHED in os.environ
+        if not is_told and processes.is_first_to_fail():
             raise
-        # The launcher ends this process as soon as the one that tells has ended.
-        time.sleep(_SECONDS_TO_TELL)
+        if not is_told:  # the launcher ends this process as soon as the one that tells has ended
+            time.sleep(_SECONDS_TO_TELL)
         raise SystemExit(PEER_LOST) from None
     processes.leave()
     if numbers:
@@ -88,9 +104,19 @@ def train(
     return summary
 
 
-def _prepare(config: RunConfig, *, quiet: bool) -> None:
-    """Prepare the data if need be: it may take long, and stops at once when told to."""
-    prepared = prepare(config, quiet=quiet)
+def _prepare(config: RunConfig, num_processes: int, *, quiet: bool) -> None:
+    """Prepare the data if need be: it may take long, and stops at once when told to.
+
+    What a run has begun with is not replaced by something that the run cannot go on with.
+    """
+
+    def check(manifest: PreparedManifest) -> None:
+        if recorded := recorded_identity(config.run_dir):
+            hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
+            present = identity(config, num_processes=num_processes, **hashes)
+            refuse_changed_settings(recorded, present, config.run_dir)
+
+    prepared = prepare(config, quiet=quiet, check=check)
     if not quiet and not prepared.up_to_date:
         sys.stderr.write(prepared.as_text() + "\n")
 
@@ -152,6 +178,8 @@ class _Run:
             clean_partial(run_dir)
             if checkpoint is None:  # what an earlier run with other data has left here
                 forget_extras(run_dir, *EXTRAS)
+            else:
+                set_damaged_aside(run_dir, checkpoint.step)
             changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
             if checkpoint is not None:
                 warnings += [f"setting changed since the last start: {line}" for line in changes]

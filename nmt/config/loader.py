@@ -35,8 +35,13 @@ class _Layers:
             if path[:end] in self.flags:
                 return f"--set {self.flags[path[:end]]}"
             if end and path[:end] in self.lines:
-                return f"{self.name}:{self.lines[path[:end]]}"
-        return self.name
+                return f"{self.name}:{self.lines[path[:end]]}{self._changed(path)}"
+        return f"{self.name}{self._changed(path)}"
+
+    def _changed(self, path: KeyPath) -> str:
+        """Overrides of parts of a section: a rule of the section may be broken by them."""
+        flags = [text for known, text in self.flags.items() if known[: len(path)] == path]
+        return f" with --set {', '.join(flags)}" if flags else ""
 
     def order(self, path: KeyPath) -> tuple[bool, int]:
         """A key that sorts problems: those of the file by line, then those of the flags."""
@@ -123,9 +128,11 @@ def _override(layers: _Layers, text: str) -> Iterator[str]:
     if problem is not None:
         yield problem.at(f"--set {text}")
         return
-    for known in [known for known in layers.flags if known[: len(path)] == path]:
-        del layers.flags[known]
-    layers.flags[_as_found(layers.values, path)] = text
+    path = _as_found(layers.values, path)
+    for places in (layers.flags, layers.lines):  # of what this has replaced
+        for known in [known for known in places if known[: len(path)] == path]:
+            del places[known]
+    layers.flags[path] = text
 
 
 def _put(values: dict[str, Any], path: KeyPath, value: Any) -> Problem | None:

@@ -13,6 +13,7 @@ from nmt.data.batch import Batch, collate
 from nmt.data.batching import epoch_rows, plan_batches
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
+from nmt.errors import DataError
 
 _LINES_NAMED = 8
 
@@ -62,8 +63,18 @@ class Loader:
         self._resegment = resegment
 
     def plan(self, epoch: int) -> list[npt.NDArray[np.int64]]:
-        """Return the store's rows of each batch of an epoch, in order."""
+        """Return the store's rows of each batch of an epoch, in order.
+
+        Raises:
+            DataError: The weights leave no row.
+        """
         rows = epoch_rows(self.store.corpus, self._weights, seed=self._seed, epoch=epoch)
+        if not len(rows):
+            raise DataError(
+                f"An epoch reads no pair: {len(self.store):,} with weights of "
+                f"{', '.join(map(str, self._weights))}.",
+                fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
+            )
         plan = plan_batches(
             self.store.source_lengths[rows] + 1,
             self.store.target_lengths[rows] + 1,

@@ -28,6 +28,8 @@ P = ParamSpec("P")
 
 PEER_LOST = 75
 """Exit code of a process that ends because a peer has failed."""
+LAUNCHED = "NMT_LAUNCHED"
+"""In the environment of processes whose launcher tells what became of their peers."""
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.01
 _LONGEST_ANSWER = timedelta(seconds=10)

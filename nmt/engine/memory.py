@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import torch
 
 _MEMINFO = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+_OWN_SIZES = Path("/proc/self/statm")
+_NO_LIMIT = 1 << 62
 
 
 def free_bytes(device: torch.device) -> int:
@@ -20,7 +24,7 @@ def free_bytes(device: torch.device) -> int:
         free, _total = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + cached
-    return min(_free_in_machine(), _free_in_group())
+    return min(_free_in_machine(), _free_in_groups(), _free_for_process())
 
 
 def _free_in_machine() -> int:
@@ -33,10 +37,31 @@ def _free_in_machine() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _free_in_group() -> int:
-    """Of a container (cgroup version 2); very much where there is no limit."""
+def _free_in_groups() -> int:
+    """Of a container, or a group of processes and those around it (cgroup version 2)."""
     try:
-        limit = int((_GROUP / "memory.max").read_text(encoding="ascii"))
-        return max(0, limit - int((_GROUP / "memory.current").read_text(encoding="ascii")))
+        inner = re.search(r"^0::/(.*)$", _OWN_GROUP.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        inner = None
+    group = _GROUPS / (inner[1] if inner else "")
+    return min(map(_free_in_group, [group, *group.parents][: -len(_GROUPS.parents)]))
+
+
+def _free_in_group(group: Path) -> int:
+    try:
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        return max(0, limit - int((group / "memory.current").read_text(encoding="ascii")))
     except (OSError, ValueError):
-        return 1 << 62
+        return _NO_LIMIT
+
+
+def _free_for_process() -> int:
+    """What ``ulimit -v`` leaves."""
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(_OWN_SIZES.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        return _NO_LIMIT
+    return _NO_LIMIT if limit == resource.RLIM_INFINITY else max(0, limit - used)

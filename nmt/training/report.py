@@ -15,6 +15,8 @@ from tqdm import tqdm
 
 from nmt.errors import CheckpointError
 
+_READABLE = 1e6  # perplexities above are shown by their magnitude
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
@@ -73,10 +75,19 @@ class ValidationReport:
 
     def line(self) -> str:
         """Return one line to read."""
-        text = f"validation at step {self.step:,}: perplexity {self.perplexity:.2f}"
+        text = f"validation at step {self.step:,}: perplexity {shown_perplexity(self.perplexity)}"
         if self.bleu is not None and self.chrf is not None:
             text += f", BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
         return f"{text} ({self.seconds:.1f} s)"
+
+
+def shown_perplexity(value: float) -> str:
+    """Write it for people: of a model that has gone astray it may have hundreds of digits.
+
+    >>> shown_perplexity(7.391), shown_perplexity(float("1e200"))
+    ('7.39', '1e+200')
+    """
+    return f"{value:.2f}" if value < _READABLE else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,11 @@ class Trainer:
 
     def _diverged(self, problem: str, fix: str) -> DivergedError:
         last = f"step {self._saved_step:,}" if self._saved_step else "none"
-        return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
+        return DivergedError(
+            f"{problem}\n  Last checkpoint: {last}.",
+            fix=f"{fix} That takes another run_dir; training.start_from can begin it with the "
+            "weights of this one.",
+        )
 
     def _note(self, update: _Update) -> None:
         where, splits = self._where(update), update.stats.splits
@@ -265,7 +269,7 @@ class Trainer:
         has_begun, vocab_size = step > self._config.schedule.warmup_steps, self._vocab_size
         if has_begun and not scores.nats_per_token <= math.log(2 * vocab_size):
             raise self._diverged(
-                f"Validation perplexity is {scores.perplexity:,.0f} at step {step:,}, worse than "
+                f"Validation perplexity is {scores.perplexity:.3g} at step {step:,}, worse than "
                 f"twice a guess among all {vocab_size:,} subwords.",
                 "Lower training.schedule.peak_lr or raise its warmup_steps.",
             )

@@ -38,6 +38,16 @@ def test_check_reports_every_file(tmp_path: Path) -> None:
     assert result.stderr.count("unknown key naem; did you mean name?") == 2
 
 
+def test_check_knows_overrides() -> None:
+    command = ["config", "check", str(DEMO), "--set"]
+    good = CliRunner().invoke(app, [*command, "training.seed=5"])
+    bad = CliRunner().invoke(app, [*command, "training.sead=5"])
+
+    assert (good.exit_code, good.stdout) == (0, f"{DEMO}: good\n")
+    assert bad.exit_code == 2
+    assert "--set training.sead=5: unknown key training.sead" in bad.stderr
+
+
 @pytest.mark.parametrize("override", ["training.lr=abc", "training.seed=abc", "nonsense"])
 def test_a_bad_override_is_a_message_and_exit_code_2(override: str) -> None:
     """FAULTS 49."""

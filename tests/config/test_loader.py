@@ -245,6 +245,18 @@ def test_a_bad_override_names_itself_in_the_same_form(
 
 def test_an_override_of_a_whole_section_carries_its_own_problems(small: Path) -> None:
     assert "--set batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
+    train = "data.train=[{tsv: x, columns: [1, -1]}]"
+    problem = refusal(small, train).problem
+    assert problem.startswith(f"--set {train}: data.train.0.columns.1 is -1")
+
+
+def test_a_rule_that_an_override_breaks_names_it(small: Path) -> None:
+    """The section may stand in the file: what is wrong with it does not."""
+    changes = ["training.seed=5", "batch.noise=0", "training.average_last=5"]
+    problem = refusal(small, *changes).problem
+
+    shown = "with --set training.seed=5, training.average_last=5: training: "
+    assert f"c.yaml:7 {shown}" in problem
 
 
 @pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "3"])

@@ -431,6 +431,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert_equal(stopped, whole)
 
 
+def test_what_is_saved_after_a_damaged_checkpoint_is_kept(stopped: Run, whole: Run) -> None:
+    """FAULTS 2 and 10: stopped again before it gets there, the run goes on from where it was."""
+    flip_bit(checkpoint_dir(stopped.folder, 12) / "model.safetensors")
+    assert stopped.train(harm=Harm("update", 1, (signal.SIGTERM,))).code == 143
+    assert stopped.steps() == [10, 11]
+    stopped.finish()
+
+    assert "resuming at step 11" in stopped.log()
+    assert_equal(stopped, whole)
+
+
 def test_when_all_checkpoints_are_damaged_nothing_is_changed(stopped: Run) -> None:
     """FAULT 11."""
     for _, folder in stopped.checkpoints():
@@ -451,18 +462,20 @@ def test_when_all_checkpoints_are_damaged_nothing_is_changed(stopped: Run) -> No
         (["--set=training.seed=2"], "training.seed: was 1, is 2"),
         (["--set=tokenizer.vocab_size=50", "--set=prepared_dir=other"], "vocab_hash: was "),
         (["--set=data.train.0.max_pairs=200", "--set=prepared_dir=fewer"], "data_hash: was "),
+        (["--set=data.train.0.max_pairs=200", "--set=model.ff_dim=48"], "data_hash: was "),
     ],
 )
 def test_another_model_or_other_data_are_refused(
     stopped: Run, flags: list[str], message: str
 ) -> None:
-    """FAULT 12."""
-    before = stopped.contents()
+    """FAULT 12. What the run has begun with stays, too: it is needed when the settings are."""
+    prepared = stopped.config.parent / "prepared" / "manifest.json"
+    before = stopped.contents(), prepared.read_bytes()
     result = stopped.train(*flags)
 
     assert result.code == 4, result.stderr
     assert message in result.stderr
-    assert stopped.contents() == before
+    assert (stopped.contents(), prepared.read_bytes()) == before
 
 
 def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(
@@ -477,6 +490,13 @@ def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(
 
     assert "resumed run is not bit-exact: threads: was 1, is 2" in stopped.log()
     assert stopped.steps()[-1] == 13
+
+
+def test_weights_that_leave_no_pair_are_refused(run: Run) -> None:
+    result = run.train("--set=data.train.0.weight=0.001")
+
+    assert result.code == 3
+    assert "An epoch reads no pair: 300 with weights of 0.001" in result.stderr
 
 
 def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
