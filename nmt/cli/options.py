@@ -179,13 +179,15 @@ def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dic
         ConfigError: The configuration cannot be read, not be changed so, or another section is
             to be changed.
     """
-    changes: dict[str, Any] = {}
-    if overrides:
-        from nmt.config.loader import load_config, refuse_idle
+    changes = given(**flags)
+    if not overrides:
+        return changes
+    from nmt.config.loader import load_config, refuse_idle
 
-        changes = load_config(model / "config.yaml", overrides).decoding.model_dump()
-        refuse_idle(overrides, ("decoding",))
-    return changes | given(**flags)
+    refuse_idle(overrides, ("decoding",))
+    # Together: one may be wrong without the other.
+    both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in changes.items())]
+    return load_config(model / "config.yaml", both).decoding.model_dump()
 
 
 def make_note(quiet: bool) -> Callable[[str], None]:

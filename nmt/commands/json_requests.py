@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never
 
 from nmt.errors import DataError
 
@@ -42,7 +43,7 @@ def parse_requests(lines: Iterable[str], first_number: int) -> Iterator[Request]
 
 def _parse(line: str, number: int) -> Request:
     try:
-        values = json.loads(line)
+        values = json.loads(line, parse_constant=_no_number, parse_float=_finite)
     except json.JSONDecodeError as error:
         where = f"{error.msg}, at column {error.colno}"
         raise _not_understood(number, f"is not JSON ({where})") from error
@@ -65,6 +66,17 @@ def _parse(line: str, number: int) -> Request:
         tuple(values.get("forbidden", ())),
         {name: value for name, value in values.items() if name not in _KNOWN},
     )
+
+
+def _no_number(name: str) -> Never:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large")
+    return number
 
 
 def _not_understood(number: int, what: str) -> DataError:

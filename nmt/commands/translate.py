@@ -23,7 +23,7 @@ from nmt.commands.line_streams import (
     open_output,
     read_chunks,
 )
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.translation.alignment import as_pharaoh
 from nmt.translation.guard import GuardCount
 from nmt.translation.result import TranslationResult
@@ -67,7 +67,7 @@ class OutputFormat:
     ) -> Iterator[str]:
         """Yield the output lines of input line ``number``, from 0; ``others`` only pass through."""
         if self.kind == "json":
-            yield json.dumps({**others, **result.as_dict()}, ensure_ascii=False)
+            yield json.dumps({**others, **result.as_dict()}, ensure_ascii=False, allow_nan=False)
         elif self.alignments:
             yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
         elif self.n_best == 1:
@@ -78,7 +78,11 @@ class OutputFormat:
                 yield f"{number} ||| {text} ||| {score:.4f}"
 
 
-def translate(
+def _raise(error: DataError) -> None:
+    raise error
+
+
+def translate(  # noqa: PLR0913 - two streams, and who is told what
     translator: Translator,
     source: IO[bytes],
     output: IO[bytes],
@@ -88,6 +92,7 @@ def translate(
     name: str = "standard input",
     progress: Callable[[int], object] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
+    fail: Callable[[DataError], None] = _raise,
 ) -> int:
     """Translate every line of ``source`` to ``output``; return how many there were.
 
@@ -100,11 +105,35 @@ def translate(
         name: What messages call ``source``.
         progress: Told the lines of each finished chunk.
         note: Told about odd lines, and at the end what the guard found.
+        fail: Told why a line has no translation. If it lets that pass, the line is answered with
+            ``{"error": ...}``.
     """
     number, count = 0, GuardCount()
     for chunk in read_chunks(source, lines_at_once=lines_at_once, name=name):
         texts = list(decode_lines(chunk, number + 1, note))
-        requests = _requests(texts, number + 1, reads_json=style.reads_json)
+        for request, result in _answers(translator, texts, number + 1, style):
+            if isinstance(result, DataError):
+                output.flush()  # what was asked before is answered
+                fail(result)
+                output.write(json.dumps({"error": result.problem}).encode() + b"\n")
+            else:
+                count = count.plus([result])
+                for line in style.lines(number, result, request.others):
+                    output.write(line.encode("utf-8", "replace") + b"\n")
+            number += 1
+        output.flush()
+        progress(len(chunk))
+    if found := count.note():
+        note(found)
+    return number
+
+
+def _answers(
+    translator: Translator, texts: Sequence[str], first_number: int, style: OutputFormat
+) -> Iterator[tuple[Request, TranslationResult | DataError]]:
+    """Yield the answer to every line: all at once, or in halves down to the lines that fail."""
+    try:
+        requests = _requests(texts, first_number, reads_json=style.reads_json)
         results = translator.translate(
             [request.source for request in requests],
             prefixes=[request.prefix for request in requests],
@@ -113,24 +142,48 @@ def translate(
             alignments=style.alignments,
             attention=style.attention,
             token_scores=style.token_scores,
-            first_line=number + 1,
+            first_line=first_number,
         )
-        count = count.plus(results)
-        for offset, (request, result) in enumerate(zip(requests, results, strict=True)):
-            for line in style.lines(number + offset, result, request.others):
-                output.write(line.encode("utf-8", "replace") + b"\n")
-        output.flush()
-        number += len(chunk)
-        progress(len(chunk))
-    if found := count.note():
-        note(found)
-    return number
+    except DataError as error:
+        if len(texts) == 1:
+            yield Request(texts[0]), error
+        else:
+            middle = len(texts) // 2
+            yield from _answers(translator, texts[:middle], first_number, style)
+            yield from _answers(translator, texts[middle:], first_number + middle, style)
+    else:
+        yield from zip(requests, results, strict=True)
 
 
 def _requests(texts: Sequence[str], first_number: int, *, reads_json: bool) -> list[Request]:
     if reads_json:
         return list(parse_requests(texts, first_number))
     return [Request(text) for text in texts]
+
+
+class _Failures:
+    """Counts the lines that were not answered, and keeps what was wrong with the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: DataError | None = None
+
+    def __call__(self, error: DataError) -> None:
+        self.count += 1
+        self._first = self._first or error
+
+    def check(self) -> None:
+        """Tell of them.
+
+        Raises:
+            DataError: There were some.
+        """
+        if self._first is not None:
+            raise DataError(
+                f"{self.count:,} lines were answered with an error. The first: "
+                f"{self._first.problem}",
+                fix=self._first.fix,
+            )
 
 
 def translate_files(
@@ -145,19 +198,22 @@ def translate_files(
 ) -> int:
     """Translate a file, or standard input, to a file, or standard output; return the lines.
 
-    An output file appears when it is complete: until then it has a temporary name beside it.
+    An output file appears when it is complete: until then it has a temporary name beside it. A line
+    that cannot be answered ends text output, and gets an object of its own in JSON.
     Other arguments are as of `translate`.
 
     Raises:
-        DataError: The input cannot be read or the output cannot be written.
+        DataError: The input cannot be read or the output cannot be written, or there was such a
+            line.
     """
+    failures = _Failures()
     with ExitStack() as stack:
         reader = stack.enter_context(open_input(source))
         writer = stack.enter_context(open_output(output))
         bar = stack.enter_context(
             tqdm(desc="translating", unit=" lines", disable=not show_progress)
         )
-        return translate(
+        number = translate(
             translator,
             reader,
             writer,
@@ -166,4 +222,7 @@ def translate_files(
             name="standard input" if source is None else str(source),
             progress=bar.update,
             note=note,
+            fail=failures if style.kind == "json" else _raise,
         )
+    failures.check()
+    return number

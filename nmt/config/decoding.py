@@ -23,7 +23,7 @@ class DecodingConfig(Section):
     n_best: int = Field(default=1, ge=1)
     """Translations returned per sentence: the best, or that many samples or alternatives. At most
     ``beam_size``, unless they are samples or alternatives."""
-    length_penalty: float = Field(default=1.0, ge=0)
+    length_penalty: float = Field(default=1.0, ge=0, le=20)
     """Exponent of the length normalisation; 0 compares plain log probabilities."""
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
@@ -42,7 +42,7 @@ class DecodingConfig(Section):
     sampling: bool = False
     """Draw every token by chance instead of searching for the best translation. The same line gets
     the same samples, in whatever batch and order."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-4)
     """Of sampling: log probabilities are divided by it; below 1 the likely get likelier."""
     top_k: int = Field(default=0, ge=0)
     """Draw from the most probable k tokens only (Fan et al. 2018); 0 for all."""

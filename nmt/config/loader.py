@@ -83,7 +83,7 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     """Refuse overrides that would change nothing where a trained model is used.
 
     Args:
-        overrides: As of `load_config`, which has found them in order.
+        overrides: As of `load_config`.
         read: The first parts of the keys that count there.
 
     Raises:

@@ -54,8 +54,8 @@ def sample_search(
     def pick(
         log_probs: Tensor, length: int, alive: Tensor, numbers: Tensor
     ) -> tuple[Tensor, Tensor]:
-        chances = uniform(keys[alive].unsqueeze(1), numbers, length).to(log_probs.device)
-        ids = draw(log_probs, chances, config)
+        own = sample_keys(keys[alive].unsqueeze(1), numbers, length).to(log_probs.device)
+        ids = draw(log_probs, own, config)
         return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu(), ids.cpu()
 
     return walk(stepper, source, source_lengths, config, constraints, pick, config.n_best)
@@ -67,8 +67,8 @@ def _key(seed: int, ids: Sequence[int]) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def uniform(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
-    """Numbers in [0, 1), a pure function of their arguments.
+def sample_keys(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
+    """Return 64 bits for each sample of a sentence at one position.
 
     Args:
         keys: Of the sentences. (B, 1), int64.
@@ -76,13 +76,29 @@ def uniform(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
         position: In the output, from 1.
 
     Returns:
-        (B, n), float64, multiples of 2^-32.
+        (B, n), int64.
     """
-    bits = keys + (numbers * _MOST_POSITIONS + position) * _GOLDEN
+    return _mixed(keys + (numbers * _MOST_POSITIONS + position) * _GOLDEN)
+
+
+def exponential(keys: Tensor, ids: Tensor) -> Tensor:
+    """Return numbers above 0, exponentially distributed with mean 1: a pure function.
+
+    Args:
+        keys: Of the samples. (B, n, 1), int64.
+        ids: Tokens. (C,) or (B, n, C), int64.
+
+    Returns:
+        (B, n, C), float32.
+    """
+    bits = _shift(_mixed(keys + (ids + 1) * _GOLDEN), 64 - _BITS)
+    return -torch.log1p(-(bits.float() + 0.5) / (1 << _BITS))
+
+
+def _mixed(bits: Tensor) -> Tensor:
     bits = (bits ^ _shift(bits, 30)) * _MIX_1
     bits = (bits ^ _shift(bits, 27)) * _MIX_2
-    bits = bits ^ _shift(bits, 31)
-    return _shift(bits, 64 - _BITS).double() / (1 << _BITS)
+    return bits ^ _shift(bits, 31)
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
@@ -90,23 +106,26 @@ def _shift(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-def draw(log_probs: Tensor, chances: Tensor, config: DecodingConfig) -> Tensor:
+def draw(log_probs: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
     """Choose one token of each row, by its temperature, then top k, top p and epsilon.
 
-    The chances are read off the tokens in the order of their ids, so that two nearly equal ones
-    that change places by rounding change nothing.
+    Each token has an exponential number of its own, and the largest ratio of probability to number
+    wins: each token as often as it is probable. Probabilities are rounded otherwise in other
+    batches, which matters only where two ratios are all but equal. On a scale of sums it would
+    wherever one token ends and the next begins.
 
     Args:
         log_probs: (B, n, V), float32. Minus infinity for what may not come.
-        chances: In [0, 1). (B, n), float64.
+        keys: Of `sample_keys`. (B, n), int64.
         config: How to sample.
 
     Returns:
         (B, n), int64. Any id in a row that has nothing to draw.
     """
-    scores, ids = log_probs / config.temperature, None
-    if 0 < config.top_k < scores.shape[-1]:
-        ids = scores.topk(config.top_k, dim=-1).indices.sort(dim=-1).values
+    scores = log_probs / config.temperature
+    ids = torch.arange(scores.shape[-1], device=scores.device)
+    if 0 < config.top_k < len(ids):
+        ids = scores.topk(config.top_k, dim=-1).indices
         scores = scores.gather(-1, ids)
     probs = scores.softmax(dim=-1)  # (B, n, C)
     if config.top_p < 1:
@@ -114,10 +133,8 @@ def draw(log_probs: Tensor, chances: Tensor, config: DecodingConfig) -> Tensor:
     if config.epsilon_cutoff:
         least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
         probs = probs * (probs >= least)
-    mass = probs.cumsum(-1, dtype=torch.float64)
-    target = chances.unsqueeze(-1) * mass[..., -1:]
-    places = torch.searchsorted(mass, target, right=True).clamp(max=mass.shape[-1] - 1)
-    return (places if ids is None else ids.gather(-1, places)).squeeze(-1)
+    places = (probs / exponential(keys.unsqueeze(-1), ids)).argmax(-1, keepdim=True)
+    return ids.expand_as(probs).gather(-1, places).squeeze(-1)
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from nmt.errors import ConfigError
 from nmt.translation.engine import Dtype, LoadedEngine, choose_engine
 from nmt.translation.ensemble import Ensemble
+
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 def load_engine(
     folder: Path,
     *,
     engine: Literal["auto", "torch", "ctranslate2"],
-    device: Literal["auto", "cpu", "cuda"],
+    device: DeviceName,
     checkpoint: str,
     threads: int | None,
     note: Callable[[str], None],
@@ -23,8 +25,18 @@ def load_engine(
     dtype: Dtype = "float32",
 ) -> LoadedEngine:
     """Load what a folder is for. See `nmt.translation.translator.Translator.load`."""
+    for name, value, allowed in (
+        ("device", device, get_args(DeviceName)),
+        ("dtype", dtype, get_args(Dtype)),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{name} is {value!r}.", fix=f"It is one of {', '.join(allowed)}.")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads is {threads}.", fix="Leave it out, or give 1 or more.")
     if choose_engine(folder, engine) == "ctranslate2":
         _check_dtype(folder, dtype)
+        if checkpoint != "best":
+            note(f"{folder} holds one model: --checkpoint {checkpoint} changes nothing there.")
         from nmt.translation.ctranslate2_engine import load_ctranslate2_engine  # noqa: PLC0415
 
         return load_ctranslate2_engine(folder, device=device, threads=threads, ensemble=ensemble)

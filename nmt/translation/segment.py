@@ -85,6 +85,7 @@ def constrain(
     wishes: Iterable[Constraints],
     *,
     no_repeat_ngram_size: int,
+    most_tokens: int,
     first_line: int = 1,
 ) -> list[Segment]:
     """Give the segments what is wished for their lines; prefix and required phrases to the first.
@@ -93,10 +94,11 @@ def constrain(
         segments: Of all lines, in order.
         wishes: Of each line.
         no_repeat_ngram_size: A rule of the search, which wishes may contradict.
+        most_tokens: The longest output that the model has learned.
         first_line: What messages count the lines from.
 
     Raises:
-        DataError: The wishes of a line contradict each other, or that rule.
+        DataError: The wishes of a line contradict each other, or that rule, or are too long.
     """
     by_line = list(wishes)
     constrained: list[Segment] = []
@@ -105,6 +107,12 @@ def constrain(
         if problem := own.contradiction(no_repeat_ngram_size):
             raise DataError(
                 f"Line {line + first_line:,}: {problem}.", fix="Take one of the wishes back."
+            )
+        if own.num_tokens > most_tokens:
+            raise DataError(
+                f"Line {line + first_line:,}: its prefix and required phrases have "
+                f"{own.num_tokens:,} subwords, and no translation has more than {most_tokens:,}.",
+                fix="Wish for less, or cut the line into sentences.",
             )
         first, *others = of_line
         later = Constraints(forbidden=own.forbidden)

@@ -162,16 +162,22 @@ class Translator:
         return changed
 
     def translate_stream(
-        self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE
+        self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE, **options: Any
     ) -> Iterator[TranslationResult]:
-        """Translate any number of lines in order, a chunk at a time."""
+        """Translate any number of lines in order, a chunk at a time.
+
+        Args:
+            lines: One sentence each.
+            lines_at_once: Lines of a chunk: more are faster; 1 answers each before it reads on.
+            options: As of `translate`, for all lines alike.
+        """
         chunk: list[str] = []
         for line in lines:
             chunk.append(line)
             if len(chunk) >= lines_at_once:
-                yield from self.translate(chunk)
+                yield from self.translate(chunk, **options)
                 chunk = []
-        yield from self.translate(chunk)
+        yield from self.translate(chunk, **options)
 
     def translate(
         self,
@@ -207,6 +213,7 @@ class Translator:
             ConfigError: An option is unknown or out of bounds, or the engine cannot follow it.
             DataError: A line's wishes cannot be met.
             CheckpointError: The model's weights are broken.
+            TypeError: The lines are a single text, or no texts.
         """
         if changes:
             return self.with_options(**changes).translate(
@@ -220,12 +227,15 @@ class Translator:
                 first_line=first_line,
             )
         texts = list(lines)
+        if isinstance(lines, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("lines are a list of str, one sentence each")
         segments = cut_lines(texts, self._tokenizers.source, self._max_length, self._note)
         if any((prefixes, required, forbidden)):
             segments = constrain(
                 segments,
                 encode_wishes(self._tokenizers.target, len(texts), prefixes, required, forbidden),
                 no_repeat_ngram_size=self.options.no_repeat_ngram_size,
+                most_tokens=self._max_length,
                 first_line=first_line,
             )
         found = self._search(segments)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from nmt.errors import DataError
 from nmt.search.constraints import Constraints
 from nmt.text.tokenizer import Tokenizer
 
+_LETTER = "a"
+_OF_SPACED_WORDS = ("Lu", "Ll", "Lt", "Nd")
+"""Categories of Unicode: letters of an upper and a lower case, and digits. Others, such as full
+stops and the characters of Chinese, follow each other without a space."""
 Phrases = Sequence[Sequence[str]]
 """Of each line, any number of phrases."""
 
@@ -34,8 +39,19 @@ def encode_wishes(
         yield Constraints(
             prefix=tuple(tokenizer.encode(prefixes[line])) if prefixes else (),
             required=_phrases(tokenizer, required[line] if required else ()),
-            forbidden=_phrases(tokenizer, forbidden[line] if forbidden else ()),
+            forbidden=tuple(_forbidden(tokenizer, forbidden[line] if forbidden else ())),
         )
+
+
+def _forbidden(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Yield phrases as they follow a space, and those that need none as they follow a letter."""
+    yield from _phrases(tokenizer, texts)
+    before = tokenizer.encode(_LETTER)
+    for text in texts:
+        if text.strip() and unicodedata.category(text[0]) not in _OF_SPACED_WORDS:
+            both = tokenizer.encode(_LETTER + text)
+            if both[: len(before)] == before and len(both) > len(before):
+                yield tuple(both[len(before) :])
 
 
 def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:

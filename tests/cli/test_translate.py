@@ -409,6 +409,62 @@ def test_flags_that_would_change_nothing_are_refused(
     refused(translate(run_dir, *flags, text="Hund\n"), 2, words, "fix:")
 
 
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        (["-b", 4, "--n-best", 4, "--set", "decoding.diverse_beam_groups=2"], 4),
+        (["--sample", "--set", "decoding.epsilon_cutoff=0.02"], 1),
+        (["-b", 8, "--set", "decoding.n_best=8"], 8),
+    ],
+)
+def test_flags_and_keys_are_checked_together(
+    run_dir: Path, flags: list[object], count: int
+) -> None:
+    assert len(translated(run_dir, *flags, text="der Hund läuft\n")) == count
+
+
+REQUESTS = [
+    {"source": "der Hund"},
+    {"source": "die Katze", "required": ["groß"], "forbidden": ["groß"]},
+    {"sourc": "x"},
+    {"source": "das Haus"},
+    {"source": "Hund", "prefix": "Katze " * 500},
+]
+
+
+def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """Neither they nor the others are lost; the exit code tells."""
+    source, output = tmp_path / "in.json", tmp_path / "out.json"
+    source.write_text("".join(json.dumps(request) + "\n" for request in REQUESTS), "utf-8")
+    flags = ("--input-format", "json", "--format", "json", "-i", source, "-o", output)
+    refused(translate(run_dir, *flags), 3, "3 lines were answered with an error", "Line 2: a req")
+
+    found = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    good = [json.dumps(REQUESTS[row]) for row in (0, 3)]
+    expected = translated(run_dir, *flags[:4], text="\n".join(good))
+    for row, line in zip((0, 3), expected, strict=True):
+        assert found[row]["translation"] == json.loads(line)["translation"]
+    assert found[1]["error"].startswith("Line 2: a required phrase contains a forbidden one")
+    assert found[2]["error"].startswith("Line 3 has no text in source")
+    assert found[4]["error"].startswith("Line 5: its prefix and required phrases have ")
+
+
+@pytest.mark.parametrize("bad", REQUESTS[1:3] + REQUESTS[4:], ids=["wishes", "key", "prefix"])
+def test_text_ends_at_a_request_that_cannot_be_answered(
+    run_dir: Path, bad: dict[str, object]
+) -> None:
+    """After the answers to those before it."""
+    lines = [{"source": line} for line in LINES]
+    text = "\n".join(json.dumps(request) for request in [*lines, bad, *lines])
+    result = translate(run_dir, "--input-format", "json", text=text)
+
+    assert result.exit_code == 3
+    assert f"Line {len(LINES) + 1}" in result.stderr
+    assert result.stdout.splitlines() == translated(run_dir, text="\n".join(LINES))
+
+
 def test_alignments_of_several_translations_are_those_of_the_best(run_dir: Path) -> None:
     flags = ("--format", "json", "--alignments")
     several = translated(run_dir, *flags, "--n-best", 2, text=LINES[0])

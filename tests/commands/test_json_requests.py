@@ -54,6 +54,8 @@ def test_a_line_break_in_a_text_does_not_make_two_lines() -> None:
         ("[" * 10**5, "Line 7 is no JSON for this program"),
         ('{"source": "a", "id": ' + "9" * 5000 + "}", "Line 7 is no JSON for this program"),
         ('{"source": "a"', "Line 7 is not JSON"),
+        ('{"source": "a", "x": NaN}', "Line 7 is no JSON for this program (NaN is no number"),
+        ('{"source": "a", "x": 1e400}', "Line 7 is no JSON for this program (1e400 is too large"),
         ('["a"]', "Line 7 holds no JSON object"),
         ('{"text": "a"}', "Line 7 has no text in source"),
         ('{"source": 3}', "Line 7 has no text in source"),

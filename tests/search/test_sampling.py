@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search import sampling
-from nmt.search.sampling import draw, nucleus, sample_search, uniform
+from nmt.search.sampling import draw, exponential, nucleus, sample_keys, sample_search
 from nmt.text.special import EOS_ID
 from tests.search.naive import Naive, truncated
 from tests.search.toys import Table, TableStepper, random_table, sources
@@ -39,28 +39,37 @@ def settings(**changes: Any) -> DecodingConfig:
     return DecodingConfig.model_validate(values)
 
 
-def drawn(probs: list[float], chance: float) -> int:
-    """The token whose part of [0, 1), in the order of ids, has the chance."""
-    mass = 0.0
-    for token, prob in enumerate(probs):
-        mass += prob
-        if chance < mass:
-            return token
-    raise AssertionError
+def drawn(probs: list[float], key: Tensor) -> int:
+    """The token with the largest ratio of probability to its own number."""
+    numbers = exponential(key.view(1, 1, 1), torch.arange(len(probs)))[0, 0].tolist()
+    return max(range(len(probs)), key=lambda token: probs[token] / numbers[token])
+
+
+def keys_of(count: int) -> Tensor:
+    return sample_keys(torch.tensor([[5]]), torch.arange(count).unsqueeze(0), 1)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_tokens_are_drawn_by_their_truncated_probabilities(options: dict[str, Any]) -> None:
-    """Every token as often as it should be, by 1000 chances at equal distances."""
-    log_probs = random_table(3, 12)(()).clone()
+    """Every token as often as it should be: within 5 standard deviations, by 20,000 draws."""
+    log_probs, count = random_table(3, 12)(()).clone(), 20_000
     log_probs[5] = -torch.inf
-    chances = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    rows = log_probs.expand(1, 1000, -1)
-    counts = Counter(draw(rows, chances.unsqueeze(0), settings(**options))[0].tolist())
+    rows = log_probs.expand(1, count, -1)
+    counts = Counter(draw(rows, keys_of(count), settings(**options))[0].tolist())
     expected = truncated(log_probs.tolist(), settings(**options))
     for token, prob in enumerate(expected):
-        assert counts[token] == pytest.approx(1000 * prob, abs=1.01)
-        assert prob or not counts[token]
+        deviation = math.sqrt(count * prob * (1 - prob))
+        assert counts[token] == pytest.approx(count * prob, abs=5 * deviation + 1e-3)
+
+
+def test_the_rounding_of_probabilities_changes_hardly_a_draw() -> None:
+    """Of 4,000 among 3,000 tokens, with a thousand times the rounding; 30 on a scale of sums."""
+    log_probs = torch.stack([random_table(seed, 3000, 1.0)(()) for seed in range(100)])
+    noise = torch.rand(log_probs.shape, generator=torch.Generator().manual_seed(1)) - 0.5
+    rows = log_probs.unsqueeze(1).expand(-1, 40, -1)
+    keys = keys_of(4000).view(100, 40)
+    others = draw(rows + 1e-3 * noise.unsqueeze(1), keys, settings())
+    assert int((draw(rows, keys, settings()) != others).sum()) <= 5
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99])
@@ -86,8 +95,8 @@ def by_hand(
     total = 0.0
     while True:
         values = naive.next_log_probs(ids)
-        chance = float(uniform(key.view(1, 1), torch.tensor([[number]]), len(ids) + 1))
-        token = drawn(truncated(values, config), chance)
+        own = sample_keys(key.view(1, 1), torch.tensor([[number]]), len(ids) + 1)
+        token = drawn(truncated(values, config), own)
         total += values[token]
         if token == EOS_ID:
             return ids, total
@@ -164,15 +173,16 @@ def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
     """Over sentences, samples and positions; neighbours have nothing to do with each other."""
     keys = torch.arange(100).unsqueeze(1)
     numbers = torch.arange(40).expand(100, -1)
-    chances = torch.stack([uniform(keys, numbers, position) for position in range(1, 26)])
-    assert chances.min() >= 0
-    assert chances.max() < 1
+    own = torch.stack([sample_keys(keys, numbers, position) for position in range(1, 6)])
+    waits = exponential(own.unsqueeze(-1), torch.arange(5))
+    assert waits.min() > 0
+    chances = -torch.expm1(-waits.double())  # (5 positions, 100 keys, 40 numbers, 5 tokens)
     assert chances.flatten().unique().numel() > 0.99 * chances.numel()
     counts = torch.histc(chances, bins=100, min=0, max=1)
     chi_square = float(((counts - 1000) ** 2 / 1000).sum())
     assert 50 < chi_square < 160  # 99 degrees of freedom
-    for dim in range(3):
-        one, other = chances.unfold(dim, 2, 1).flatten(0, 2).unbind(-1)
+    for dim in range(4):
+        one, other = chances.unfold(dim, 2, 1).flatten(0, 3).unbind(-1)
         assert abs(float(torch.corrcoef(torch.stack((one, other)))[0, 1])) < 0.015
 
 

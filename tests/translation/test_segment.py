@@ -35,11 +35,13 @@ def test_segments_know_their_lines_and_blank_lines_have_none(tokenizers: Tokeniz
 def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden() -> None:
     wish = Constraints(prefix=(5,), required=((6,),), forbidden=((7,),))
     segments = [Segment(0, [5]), Segment(1, [5]), Segment(1, [6])]
-    found = constrain(segments, [NONE, wish], no_repeat_ngram_size=0)
+    found = constrain(segments, [NONE, wish], no_repeat_ngram_size=0, most_tokens=2)
     later = Constraints(forbidden=((7,),))
     assert [segment.constraints for segment in found] == [NONE, wish, later]
     assert make_task(found).constraints == [NONE, wish, later]
     assert make_task(found[:1]).constraints is None
+    with pytest.raises(DataError, match="Line 2: its prefix and required phrases have 2 subwords"):
+        constrain(segments, [NONE, wish], no_repeat_ngram_size=0, most_tokens=1)
 
 
 def test_a_segment_without_an_output_is_blamed_on_its_wishes_or_the_weights() -> None:

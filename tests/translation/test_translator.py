@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +120,44 @@ def test_a_stream_gives_what_a_list_gives(translator: Translator) -> None:
     streamed = list(translator.translate_stream(iter(lines), lines_at_once=5))
     listed = translator.translate(lines)
     assert [result.text for result in streamed] == [result.text for result in listed]
+
+
+def test_a_stream_takes_options_and_reads_no_further_than_it_must(translator: Translator) -> None:
+    read: list[str] = []
+    texts = sentences(4, seed=9)
+
+    def lines() -> Iterator[str]:
+        for text in texts:
+            read.append(text)
+            yield text
+
+    stream = translator.translate_stream(lines(), 1, beam_size=1, token_scores=True)
+    first = next(stream)
+
+    assert read == texts[:1]
+    assert first.tokens
+    assert [first.text, *(result.text for result in stream)] == [
+        result.text for result in translator.translate(texts, beam_size=1)
+    ]
+
+
+def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
+    for lines in ("Ein Hund", [None], [b"Hund"]):
+        with pytest.raises(TypeError, match="a list of str"):
+            translator.translate(lines)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("choice", "problem"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"dtype": "int4"}, "dtype is 'int4'"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_choices_that_there_are_not_are_refused(choice: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Translator.load("anywhere", **choice)
 
 
 def test_alternatives_come_best_first_and_begin_with_the_translation(

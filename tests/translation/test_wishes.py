@@ -83,6 +83,20 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     ]  # fmt: skip
 
 
+def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers) -> None:
+    """A full stop after a space, and after a word; a word only where one begins."""
+    target = tokenizers.target
+    (found,) = encode_wishes(target, 1, None, None, [[".", "Hund"]])
+    hund, after_space = (tuple(target.encode(text)) for text in ("Hund", "."))
+    beside = tuple(target.encode("morgen."))[-len(after_space) :]
+
+    assert found.forbidden[:2] == (after_space, hund)
+    assert len(found.forbidden) == 3
+    assert target.decode([*target.encode("nicht"), *found.forbidden[2]]) == "nicht."
+    assert found.forbidden[2] != after_space
+    assert beside  # the vocabulary knows it so
+
+
 def test_the_first_part_of_a_cut_line_gets_the_wishes(
     translator: Translator, tokenizers: Tokenizers
 ) -> None:
