@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,12 +91,30 @@ def run_dir(tokenizer: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def compare(model: Transformer, folder: Path, tolerance: float = 1e-4, **options: Any) -> None:
+@pytest.fixture(scope="module")
+def real_lines(shared_data: Path) -> list[str]:
+    path = shared_data / "multi30k" / "test_2016_flickr.de.gz"
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+@pytest.fixture(scope="module")
+def real_tokenizer(real_lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real") / "tokenizer"
+    return train_tokenizers(folder, lines=real_lines, size=900)
+
+
+def compare(
+    model: Transformer,
+    folder: Path,
+    tolerance: float = 1e-4,
+    lines: Sequence[str] | None = None,
+    **options: Any,
+) -> None:
     """Sentence by sentence, hypothesis by hypothesis, token by token."""
     exported = Translator.load(folder, device="cpu", threads=1, guard=False)
     ours = TorchEngine(model)
     tokenizers = load_tokenizers(folder / "tokenizer")
-    ids = tokenizers.source.encode_batch(sentences(24, seed=3))
+    ids = tokenizers.source.encode_batch(lines or sentences(24, seed=3))
     wanted = exported.with_options(**options).options
     found = exported._engine.search(ids, wanted)
     for one, other in zip(ours.search(ids, wanted), found, strict=True):
@@ -115,6 +135,18 @@ def test_every_architecture_translates_as_ours(name: str, tokenizer: Path, tmp_p
 
     compare(model, tmp_path / "out", beam_size=1)
     compare(model, tmp_path / "out", beam_size=3)
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_translates_real_text_as_ours(
+    name: str, real_lines: list[str], real_tokenizer: Path, tmp_path: Path
+) -> None:
+    model = write_run(tmp_path / "run", real_tokenizer, run_config(ARCHITECTURES[name]))
+    export(tmp_path / "run", tmp_path / "out", "ctranslate2")
+    short = [line for line in real_lines if len(line) < 70][:40]
+
+    compare(model, tmp_path / "out", lines=short, beam_size=3)
 
 
 @needs_ctranslate2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,15 @@ needs_ctranslate2 = pytest.mark.skipif(
 STEP = 30
 
 
-def train_tokenizers(folder: Path, *, joint: bool = True) -> Path:
-    """A ``tokenizer`` folder, learned from a few words."""
+def train_tokenizers(
+    folder: Path, *, joint: bool = True, lines: Sequence[str] | None = None, size: int = 320
+) -> Path:
+    """A ``tokenizer`` folder, learned from some lines, or from a few words."""
     folder.mkdir(parents=True)
-    for name, size in (("joint", 320),) if joint else (("source", 320), ("target", 310)):
-        config = TokenizerConfig(vocab_size=size)
-        train_sentencepiece(iter(sentences(300)), folder / f"{name}.model", config, threads=1)
+    texts = lines or sentences(300)
+    for name, own in (("joint", size),) if joint else (("source", size), ("target", size - 10)):
+        config = TokenizerConfig(vocab_size=own)
+        train_sentencepiece(iter(texts), folder / f"{name}.model", config, threads=1)
     return folder
 
 
