@@ -55,7 +55,7 @@ def sample_search(
         log_probs: Tensor, length: int, alive: Tensor, numbers: Tensor
     ) -> tuple[Tensor, Tensor]:
         own = sample_keys(keys[alive].unsqueeze(1), numbers, length).to(log_probs.device)
-        ids = draw(log_probs, own, config)
+        ids = draw(log_probs, own, config, stepper.tokens)
         return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu(), ids.cpu()
 
     return walk(stepper, source, source_lengths, config, constraints, pick, config.n_best)
@@ -106,7 +106,9 @@ def _shift(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-def draw(log_probs: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
+def draw(
+    log_probs: Tensor, keys: Tensor, config: DecodingConfig, tokens: Tensor | None = None
+) -> Tensor:
     """Choose one token of each row, by its temperature, then top k, top p and epsilon.
 
     Each token has an exponential number of its own, and the largest ratio of probability to number
@@ -118,6 +120,7 @@ def draw(log_probs: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
         log_probs: (B, n, V), float32. Minus infinity for what may not come.
         keys: Of `sample_keys`. (B, n), int64.
         config: How to sample.
+        tokens: What V stands for, as of `Stepper`.
 
     Returns:
         (B, n), int64. Any id in a row that has nothing to draw.
@@ -127,13 +130,14 @@ def draw(log_probs: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
     if 0 < config.top_k < len(ids):
         ids = scores.topk(config.top_k, dim=-1).indices
         scores = scores.gather(-1, ids)
+    names = ids if tokens is None else tokens[ids]
     probs = scores.softmax(dim=-1)  # (B, n, C)
     if config.top_p < 1:
         probs = nucleus(probs, config.top_p)
     if config.epsilon_cutoff:
         least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
         probs = probs * (probs >= least)
-    places = (probs / exponential(keys.unsqueeze(-1), ids)).argmax(-1, keepdim=True)
+    places = (probs / exponential(keys.unsqueeze(-1), names)).argmax(-1, keepdim=True)
     return ids.expand_as(probs).gather(-1, places).squeeze(-1)
 
 

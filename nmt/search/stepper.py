@@ -18,6 +18,11 @@ class Stepper(Protocol[S]):
     What comes after a state may use its memory again: the search goes on from each state once.
     """
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """What the ids of the search stand for. (V,), int64; None where they are themselves."""
+        ...
+
     def start(self, source: Tensor, source_lengths: Tensor) -> S:
         """Read the source, padded (B, S), of these lengths (B,); one beam for each sentence."""
         ...

@@ -66,6 +66,11 @@ class EnsembleStepper:
     def __init__(self, steppers: Sequence[Stepper[Any]], mixture: Mixture) -> None:
         self._steppers, self._mixture = steppers, mixture
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """What ids of the search stand for: the same for all."""
+        return self._steppers[0].tokens
+
     def start(self, source: Tensor, source_lengths: Tensor) -> tuple[Any, ...]:
         """Let every model read the source."""
         return tuple(stepper.start(source, source_lengths) for stepper in self._steppers)

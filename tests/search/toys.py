@@ -56,6 +56,8 @@ class ToyState(NamedTuple):
 class TableStepper:
     """A `Stepper` that looks up its table; remembers what each step asked for."""
 
+    tokens: Tensor | None = None
+
     def __init__(self, table: Table) -> None:
         self._table = table
         self.rows: list[int] = []

@@ -303,6 +303,8 @@ class MaskedState(NamedTuple):
 class MaskedStepper:
     """Scores all tokens, removes those that a sentence may not use, and normalises again."""
 
+    tokens: Tensor | None = None
+
     def __init__(self, model: Transformer, tokens: Tensor, *, with_coverage: bool) -> None:
         self._stepper = ModelStepper(model, with_coverage=with_coverage)
         self._tokens = tokens  # (B, V), bool
