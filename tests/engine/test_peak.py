@@ -44,7 +44,9 @@ def test_torch_s_profiler_sees_the_same_peak_in_forward_and_backward() -> None:
     work()  # from now on there are gradients
     _, peak = measure_peak(work, CPU)
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # torch 2.11 warns if it is not told whether events of several cycles are kept.
+    activities = [ProfilerActivity.CPU]
+    with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         work()
     inner = profiler.profiler
     assert inner is not None
