@@ -278,17 +278,32 @@ def clean_partial(run_dir: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def set_damaged_aside(run_dir: Path, newest: int) -> None:
+def set_damaged_aside(run_dir: Path, newest: int) -> list[Path]:
     """Rename the checkpoints after the newest whole one, which training goes on from.
 
     All of them are damaged. Under their own names they would count as the newest, and what is saved
     from now on as expired.
+
+    Returns:
+        Where they are now.
+
+    Raises:
+        CheckpointError: That cannot be done.
     """
+    places = []
     for step, folder in list_checkpoints(run_dir):
         if step > newest:
             place = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(place, ignore_errors=True)
-            folder.rename(place)
+            try:
+                folder.rename(place)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{folder}, which is damaged, cannot be renamed: {error.strerror or error}.",
+                    fix="Remove it, then start the same command again.",
+                ) from error
+            places.append(place)
+    return places
 
 
 def replace_text(path: Path, text: str) -> None:

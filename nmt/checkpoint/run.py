@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ _BINDING_TRAINING = (
     "freeze",
 )
 # Of the machine, where a record says nothing of it.
-_UNSAID = {"compiled": False, "deterministic": True}
+_UNSAID = {"compiled": False}
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -80,7 +80,10 @@ def changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) ->
 
 def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """The same for `machine`: the run goes on, but not to the bit."""
-    was, now = ({**_UNSAID, **record} for record in (recorded, present))
+    was, now = (
+        {**_UNSAID, "deterministic": record["device"] == "cpu", **record}
+        for record in (recorded, present)
+    )
     found = _differences(was, now, "")
     if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
         found.append("training.deterministic: is False")
@@ -160,6 +163,25 @@ def refuse_changed_settings(
             f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found),
             fix="Restore these settings to resume, or set another run_dir to start anew.",
         )
+
+
+def data_check(
+    config: RunConfig, num_processes: int | None = None
+) -> Callable[[PreparedManifest], None]:
+    """Return what refuses data that the run of ``config`` cannot go on with.
+
+    So that they do not replace those that it has begun with, which it needs when its settings are
+    restored. The number of processes matters only if it is given.
+    """
+
+    def check(manifest: PreparedManifest) -> None:
+        if recorded := recorded_identity(config.run_dir):
+            hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
+            processes = num_processes or recorded.get("num_processes", 1)
+            present = identity(config, num_processes=processes, **hashes)
+            refuse_changed_settings(recorded, present, config.run_dir)
+
+    return check
 
 
 def recorded_identity(run_dir: Path) -> dict[str, Any] | None:

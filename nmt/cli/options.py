@@ -184,10 +184,11 @@ def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dic
         return changes
     from nmt.config.loader import load_config, refuse_idle
 
-    refuse_idle(overrides, ("decoding",))
     # Together: one may be wrong without the other.
     both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in changes.items())]
-    return load_config(model / "config.yaml", both).decoding.model_dump()
+    config = load_config(model / "config.yaml", both)
+    refuse_idle(overrides, ("decoding",))
+    return config.decoding.model_dump()
 
 
 def make_note(quiet: bool) -> Callable[[str], None]:

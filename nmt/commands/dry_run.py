@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nmt.checkpoint.run import data_check
 from nmt.commands.batch_fit import fit_batches
 from nmt.commands.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
 from nmt.commands.prepare import prepare
@@ -32,7 +33,7 @@ def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) ->
     """Work out and measure what training ``config`` from its first update would take.
 
     Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
-    that is thrown away. Neither reads, locks nor writes ``config.run_dir``.
+    that is thrown away. Neither locks nor writes ``config.run_dir``.
 
     Args:
         config: The experiment.
@@ -43,7 +44,7 @@ def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) ->
         NmtError: Data, configuration or device do not allow it; see the message.
     """
     prepare_process(config.training.threads)
-    prepared = prepare(config, quiet=quiet)
+    prepared = prepare(config, quiet=quiet, check=data_check(config))
     if not quiet and not prepared.up_to_date:
         sys.stderr.write("Prepared the data first: a dry run needs their lengths.\n")
         sys.stderr.write(prepared.as_text() + "\n")

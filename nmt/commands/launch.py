@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nmt.engine.cores import usable_cores
-from nmt.engine.distributed import LAUNCHED, PEER_LOST, PeerLostError
+from nmt.engine.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
 from nmt.errors import DeviceError, NmtError
 from nmt.training.signals import StoppedBySignal
 
@@ -45,6 +45,7 @@ def launch(
     Raises:
         DeviceError: There are fewer GPUs.
         ProcessKilledError: Names the process.
+        PeerLostError: They lost each other, and none has failed.
         SystemExit: A process failed. It has told why; the code is its own.
         StoppedBySignal: All were asked to stop, and have saved.
     """
@@ -56,13 +57,16 @@ def launch(
         )
     share = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads or share))
-    os.environ[LAUNCHED] = "1"
     # What these say, `nmt` says itself, in fewer words. Some have a level of their own.
     for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with TemporaryDirectory(prefix="nmt-") as logs:
-        _launch(arguments, num_processes, logs)
+        os.environ[LAUNCHED] = logs
+        try:
+            _launch(arguments, num_processes, logs)
+        finally:
+            del os.environ[LAUNCHED]
 
 
 def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
@@ -85,7 +89,7 @@ def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
     except SignalException as stopped:
         raise StoppedBySignal(stopped.sigval) from None
     except ChildFailedError as error:
-        raise _explained(error, num_processes) from None
+        raise _explained(error, num_processes, Path(logs)) from None
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def _kill_processes() -> None:
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _explained(error: ChildFailedError, num_processes: int) -> BaseException:
+def _explained(error: ChildFailedError, num_processes: int, logs: Path) -> BaseException:
     """Find the process whose failure ended the others."""
 
     def likeness(item: tuple[int, ProcessFailure]) -> tuple[bool, int]:
@@ -136,8 +140,8 @@ def _explained(error: ChildFailedError, num_processes: int) -> BaseException:
         return StoppedBySignal(code - 128)
     if code < 0:
         return _killed(rank, failure, num_processes)
-    if code == PEER_LOST:  # nobody else failed, and they leave it to us to tell
-        return PeerLostError("they lost each other")
+    if code == PEER_LOST and (logs / CAUSE).is_file():  # nobody failed but for a peer
+        return PeerLostError((logs / CAUSE).read_text(encoding="utf-8"))
     return SystemExit(code)
 
 

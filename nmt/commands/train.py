@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -24,10 +23,9 @@ from nmt.checkpoint.files import (
 from nmt.checkpoint.lock import RunLock
 from nmt.checkpoint.run import (
     check_resumable,
+    data_check,
     identity,
     machine,
-    recorded_identity,
-    refuse_changed_settings,
     write_run_files,
 )
 from nmt.commands.batch_fit import fit_batches
@@ -41,9 +39,8 @@ from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.data.prepared import PreparedManifest
 from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.distributed import LAUNCHED, PEER_LOST, PeerLostError, Processes, join
+from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
 from nmt.errors import ConfigError
 from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
@@ -92,7 +89,7 @@ def train(
         processes.leave()
         raise StoppedBySignal(interrupted.number) from None
     except Exception as error:
-        is_told = isinstance(error, PeerLostError) and LAUNCHED in os.environ
+        is_told = isinstance(error, PeerLostError) and tell_launcher(error)
         if not is_told and processes.is_first_to_fail():
             raise
         if not is_told:  # the launcher ends this process as soon as the one that tells has ended
@@ -105,18 +102,8 @@ def train(
 
 
 def _prepare(config: RunConfig, num_processes: int, *, quiet: bool) -> None:
-    """Prepare the data if need be: it may take long, and stops at once when told to.
-
-    What a run has begun with is not replaced by something that the run cannot go on with.
-    """
-
-    def check(manifest: PreparedManifest) -> None:
-        if recorded := recorded_identity(config.run_dir):
-            hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
-            present = identity(config, num_processes=num_processes, **hashes)
-            refuse_changed_settings(recorded, present, config.run_dir)
-
-    prepared = prepare(config, quiet=quiet, check=check)
+    """Prepare the data if need be: it may take long, and stops at once when told to."""
+    prepared = prepare(config, quiet=quiet, check=data_check(config, num_processes))
     if not quiet and not prepared.up_to_date:
         sys.stderr.write(prepared.as_text() + "\n")
 
@@ -179,7 +166,8 @@ class _Run:
             if checkpoint is None:  # what an earlier run with other data has left here
                 forget_extras(run_dir, *EXTRAS)
             else:
-                set_damaged_aside(run_dir, checkpoint.step)
+                aside = set_damaged_aside(run_dir, checkpoint.step)
+                warnings += [f"kept, to be looked at and removed: {place}" for place in aside]
             changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
             if checkpoint is not None:
                 warnings += [f"setting changed since the last start: {line}" for line in changes]

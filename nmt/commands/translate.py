@@ -30,6 +30,11 @@ from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
 
 
+def as_json(values: Mapping[str, Any]) -> str:
+    """Return one line of JSON."""
+    return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """How lines are read and results written."""
@@ -67,7 +72,7 @@ class OutputFormat:
     ) -> Iterator[str]:
         """Yield the output lines of input line ``number``, from 0; ``others`` only pass through."""
         if self.kind == "json":
-            yield json.dumps({**others, **result.as_dict()}, ensure_ascii=False, allow_nan=False)
+            yield as_json({**others, **result.as_dict()})
         elif self.alignments:
             yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
         elif self.n_best == 1:
@@ -115,11 +120,11 @@ def translate(  # noqa: PLR0913 - two streams, and who is told what
             if isinstance(result, DataError):
                 output.flush()  # what was asked before is answered
                 fail(result)
-                output.write(json.dumps({"error": result.problem}).encode() + b"\n")
+                lines = [as_json({**request.others, "error": result.problem})]
             else:
                 count = count.plus([result])
-                for line in style.lines(number, result, request.others):
-                    output.write(line.encode("utf-8", "replace") + b"\n")
+                lines = [*style.lines(number, result, request.others)]
+            output.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
             number += 1
         output.flush()
         progress(len(chunk))
@@ -134,7 +139,28 @@ def _answers(
     """Yield the answer to every line: all at once, or in halves down to the lines that fail."""
     try:
         requests = _requests(texts, first_number, reads_json=style.reads_json)
-        results = translator.translate(
+    except DataError as error:
+        failure, requests = error, [Request(texts[0])]
+    else:
+        answers = _translated(translator, requests, first_number, style)
+        if not isinstance(answers, DataError):
+            yield from zip(requests, answers, strict=True)
+            return
+        failure, translator = answers, translator.without_notes()  # they have been said
+    if len(texts) == 1:
+        yield requests[0], failure
+    else:
+        middle = len(texts) // 2
+        yield from _answers(translator, texts[:middle], first_number, style)
+        yield from _answers(translator, texts[middle:], first_number + middle, style)
+
+
+def _translated(
+    translator: Translator, requests: Sequence[Request], first_number: int, style: OutputFormat
+) -> list[TranslationResult] | DataError:
+    """Translate, or say which of them cannot be."""
+    try:
+        return translator.translate(
             [request.source for request in requests],
             prefixes=[request.prefix for request in requests],
             required=[request.required for request in requests],
@@ -145,14 +171,7 @@ def _answers(
             first_line=first_number,
         )
     except DataError as error:
-        if len(texts) == 1:
-            yield Request(texts[0]), error
-        else:
-            middle = len(texts) // 2
-            yield from _answers(translator, texts[:middle], first_number, style)
-            yield from _answers(translator, texts[middle:], first_number + middle, style)
-    else:
-        yield from zip(requests, results, strict=True)
+        return error.with_traceback(None)
 
 
 def _requests(texts: Sequence[str], first_number: int, *, reads_json: bool) -> list[Request]:
@@ -166,11 +185,12 @@ class _Failures:
 
     def __init__(self) -> None:
         self.count = 0
-        self._first: DataError | None = None
+        self._first = ("", "")
 
     def __call__(self, error: DataError) -> None:
         self.count += 1
-        self._first = self._first or error
+        if self.count == 1:
+            self._first = error.problem, error.fix
 
     def check(self) -> None:
         """Tell of them.
@@ -178,11 +198,10 @@ class _Failures:
         Raises:
             DataError: There were some.
         """
-        if self._first is not None:
+        if self.count:
+            problem, fix = self._first
             raise DataError(
-                f"{self.count:,} lines were answered with an error. The first: "
-                f"{self._first.problem}",
-                fix=self._first.fix,
+                f"Lines answered with an error: {self.count:,}. The first: {problem}", fix=fix
             )
 
 

@@ -27,7 +27,7 @@ class DecodingConfig(Section):
     """Exponent of the length normalisation; 0 compares plain log probabilities."""
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
-    coverage_penalty: float = Field(default=0.0, ge=0)
+    coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
     """Of beam search: weight of what a translation's score loses for source tokens that it hardly
     looked at (Wu et al. 2016, section 7); 0 is off. The paper's 0.2 goes with its
     ``length_penalty`` of 0.2 in the form ``gnmt``: beside scores per token it weighs more."""
@@ -37,7 +37,7 @@ class DecodingConfig(Section):
     diverse_beam_groups: int = Field(default=1, ge=1)
     """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016); must divide
     ``beam_size``. 1 is plain beam search."""
-    diverse_beam_strength: float = Field(default=0.5, ge=0)
+    diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
     """What a token loses of its log probability for each beam of an earlier group that took it."""
     sampling: bool = False
     """Draw every token by chance instead of searching for the best translation. The same line gets

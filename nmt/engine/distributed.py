@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -29,7 +30,9 @@ P = ParamSpec("P")
 PEER_LOST = 75
 """Exit code of a process that ends because a peer has failed."""
 LAUNCHED = "NMT_LAUNCHED"
-"""In the environment of processes whose launcher tells what became of their peers."""
+"""In the environment of processes whose launcher tells why they ended: a folder of its own."""
+CAUSE = "peer-lost"
+"""File in that folder: what a process saw of a peer that was lost."""
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.01
 _LONGEST_ANSWER = timedelta(seconds=10)
@@ -48,6 +51,7 @@ class PeerLostError(NmtError):
             fix="See what ended it, then start all again: training goes on from the last "
             "checkpoint.",
         )
+        self.cause = cause
 
 
 class Processes(Protocol):
@@ -236,6 +240,19 @@ def _save_when_the_launcher_dies() -> None:
     """Ask for SIGTERM then: nobody else would end this process. Does nothing but on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def tell_launcher(error: PeerLostError) -> bool:
+    """Leave it to the launcher to tell of this, which knows what became of the peer.
+
+    Returns:
+        Whether there is one that will.
+    """
+    try:
+        (Path(os.environ[LAUNCHED]) / CAUSE).write_text(error.cause, encoding="utf-8")
+    except (KeyError, OSError):  # torchrun, or a launcher that has ended
+        return False
+    return True
 
 
 def is_first() -> bool:

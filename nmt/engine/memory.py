@@ -50,7 +50,11 @@ def _free_in_groups() -> int:
 def _free_in_group(group: Path) -> int:
     try:
         limit = int((group / "memory.max").read_text(encoding="ascii"))
-        return max(0, limit - int((group / "memory.current").read_text(encoding="ascii")))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        # Of that, copies of files that nobody has read lately are given back when need be.
+        statistics = (group / "memory.stat").read_text(encoding="ascii")
+        files = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+        return max(0, limit - used + (int(files[1]) if files else 0))
     except (OSError, ValueError):
         return _NO_LIMIT
 

@@ -191,7 +191,8 @@ class GraphedToken:
             except RuntimeError as error:
                 self._steps.clear()
                 self._uses.clear()
-                if not isinstance(error, torch.OutOfMemoryError):  # another time there may be room
+                lack = ("out of memory", "ALLOC_FAILED")
+                if not any(text in str(error) for text in lack):  # of room, which may come back
                     self._works = False
                     warnings.warn(f"decoding steps are not recorded: {error}", stacklevel=2)
                 return None

@@ -92,18 +92,21 @@ def exponential(keys: Tensor, ids: Tensor) -> Tensor:
         (B, n, C), float32.
     """
     bits = _shift(_mixed(keys + (ids + 1) * _GOLDEN), 64 - _BITS)
-    return -torch.log1p(-(bits.float() + 0.5) / (1 << _BITS))
+    # Up to the largest number below 1: above it is rounded to 1, of which there is no logarithm.
+    chances = bits.float().add_(0.5).mul_(2.0**-_BITS).clamp_(max=1 - 2**-24)
+    return chances.neg_().log1p_().neg_()
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shift(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift(bits, 27)) * _MIX_2
-    return bits ^ _shift(bits, 31)
+    """Mix all bits of each number, in place."""
+    bits.bitwise_xor_(_shift(bits, 30)).mul_(_MIX_1)
+    bits.bitwise_xor_(_shift(bits, 27)).mul_(_MIX_2)
+    return bits.bitwise_xor_(_shift(bits, 31))
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
     """Shift right, zeros coming in on the left."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
+    return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def draw(

@@ -188,11 +188,10 @@ class Trainer:
 
     def _diverged(self, problem: str, fix: str) -> DivergedError:
         last = f"step {self._saved_step:,}" if self._saved_step else "none"
-        return DivergedError(
-            f"{problem}\n  Last checkpoint: {last}.",
-            fix=f"{fix} That takes another run_dir; training.start_from can begin it with the "
-            "weights of this one.",
-        )
+        if self._saved_step:
+            fix += " That takes another run_dir; training.start_from can begin it with the weights "
+            fix += "of this one."
+        return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 
     def _note(self, update: _Update) -> None:
         where, splits = self._where(update), update.stats.splits

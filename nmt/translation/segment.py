@@ -94,7 +94,7 @@ def constrain(
         segments: Of all lines, in order.
         wishes: Of each line.
         no_repeat_ngram_size: A rule of the search, which wishes may contradict.
-        most_tokens: The longest output that the model has learned.
+        most_tokens: The longest output that there is without wishes.
         first_line: What messages count the lines from.
 
     Raises:
@@ -111,7 +111,7 @@ def constrain(
         if own.num_tokens > most_tokens:
             raise DataError(
                 f"Line {line + first_line:,}: its prefix and required phrases have "
-                f"{own.num_tokens:,} subwords, and no translation has more than {most_tokens:,}.",
+                f"{own.num_tokens:,} subwords, and a translation has at most {most_tokens:,}.",
                 fix="Wish for less, or cut the line into sentences.",
             )
         first, *others = of_line

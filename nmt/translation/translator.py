@@ -235,7 +235,7 @@ class Translator:
                 segments,
                 encode_wishes(self._tokenizers.target, len(texts), prefixes, required, forbidden),
                 no_repeat_ngram_size=self.options.no_repeat_ngram_size,
-                most_tokens=self._max_length,
+                most_tokens=self._longest_output,
                 first_line=first_line,
             )
         found = self._search(segments)
@@ -265,6 +265,12 @@ class Translator:
                 for row, best in zip(rows, hypotheses, strict=True):
                     found[row] = mbr.choose(best, self._text, self.options.n_best) if mbr else best
         return found
+
+    @property
+    def _longest_output(self) -> int:
+        """The most tokens that any output may have without a wish."""
+        options = self.options
+        return int(options.max_length_factor * self._max_length + options.max_length_offset)
 
     @property
     def _search_options(self) -> DecodingConfig:

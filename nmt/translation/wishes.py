@@ -10,9 +10,8 @@ from nmt.search.constraints import Constraints
 from nmt.text.tokenizer import Tokenizer
 
 _LETTER = "a"
-_OF_SPACED_WORDS = ("Lu", "Ll", "Lt", "Nd")
-"""Categories of Unicode: letters of an upper and a lower case, and digits. Others, such as full
-stops and the characters of Chinese, follow each other without a space."""
+# Names of characters of the scripts that have no spaces between words.
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
 Phrases = Sequence[Sequence[str]]
 """Of each line, any number of phrases."""
 
@@ -48,10 +47,20 @@ def _forbidden(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[tuple[int
     yield from _phrases(tokenizer, texts)
     before = tokenizer.encode(_LETTER)
     for text in texts:
-        if text.strip() and unicodedata.category(text[0]) not in _OF_SPACED_WORDS:
+        if text.strip() and not _begins_a_word(text[0]):
             both = tokenizer.encode(_LETTER + text)
             if both[: len(before)] == before and len(both) > len(before):
                 yield tuple(both[len(before) :])
+
+
+def _begins_a_word(character: str) -> bool:
+    """Whether there is a space before it, if it is the first of a word.
+
+    >>> _begins_a_word("H"), _begins_a_word("."), _begins_a_word("犬")
+    (True, False, False)
+    """
+    is_of_word = unicodedata.category(character)[0] in "LMN"
+    return is_of_word and not unicodedata.name(character, "").startswith(_UNSPACED)
 
 
 def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -425,7 +425,7 @@ def test_flags_and_keys_are_checked_together(
 
 REQUESTS = [
     {"source": "der Hund"},
-    {"source": "die Katze", "required": ["groß"], "forbidden": ["groß"]},
+    {"id": 7, "source": "die Katze", "required": ["groß"], "forbidden": ["groß"]},
     {"sourc": "x"},
     {"source": "das Haus"},
     {"source": "Hund", "prefix": "Katze " * 500},
@@ -439,7 +439,7 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
     source, output = tmp_path / "in.json", tmp_path / "out.json"
     source.write_text("".join(json.dumps(request) + "\n" for request in REQUESTS), "utf-8")
     flags = ("--input-format", "json", "--format", "json", "-i", source, "-o", output)
-    refused(translate(run_dir, *flags), 3, "3 lines were answered with an error", "Line 2: a req")
+    refused(translate(run_dir, *flags), 3, "answered with an error: 3. The first: Line 2: a req")
 
     found = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     good = [json.dumps(REQUESTS[row]) for row in (0, 3)]
@@ -447,8 +447,20 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
     for row, line in zip((0, 3), expected, strict=True):
         assert found[row]["translation"] == json.loads(line)["translation"]
     assert found[1]["error"].startswith("Line 2: a required phrase contains a forbidden one")
+    assert found[1]["id"] == 7
     assert found[2]["error"].startswith("Line 3 has no text in source")
     assert found[4]["error"].startswith("Line 5: its prefix and required phrases have ")
+
+
+def test_what_is_said_of_a_line_is_said_once(run_dir: Path) -> None:
+    """Whatever has to be tried again for another line."""
+    long = {"source": " ".join(sentences(60, seed=3))}
+    text = "\n".join(json.dumps(request) for request in [long, *REQUESTS[:2], *[long] * 3])
+    result = translate(run_dir, "--input-format", "json", "--format", "json", text=text)
+
+    assert result.exit_code == 3
+    assert result.stderr.count("cut into") == 4
+    assert len(result.stdout.splitlines()) == 6
 
 
 @pytest.mark.parametrize("bad", REQUESTS[1:3] + REQUESTS[4:], ids=["wishes", "key", "prefix"])

@@ -19,8 +19,8 @@ import torch
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.commands.launch import launch
-from nmt.engine.distributed import PEER_LOST
+from nmt.commands.launch import ProcessKilledError, launch
+from nmt.engine.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
 from nmt.errors import DeviceError
 from nmt.training.signals import StoppedBySignal
 
@@ -97,6 +97,17 @@ def test_those_who_lost_a_peer_are_not_taken_for_the_cause(program: Program) -> 
     assert caught.value.code == 5
 
 
+def test_what_was_seen_is_told_where_nobody_failed_but_for_a_peer(program: Program) -> None:
+    """As with a broken network; and nothing of it is left for other children of this process."""
+    lost = f"echo 'the cable broke' > ${LAUNCHED}/{CAUSE}; exit {PEER_LOST}"
+    program(lost, lost)
+    with pytest.raises(PeerLostError, match="the cable broke") as caught:
+        launch([], num_processes=2, threads=1)
+
+    assert caught.value.exit_code == PEER_LOST
+    assert LAUNCHED not in os.environ
+
+
 def test_those_whom_the_launcher_ends_are_not_taken_for_the_cause(program: Program) -> None:
     """FAULT 28: the first process has not noticed yet when the launcher ends it by SIGTERM."""
     program("exec sleep 60", "exit 4")
@@ -126,7 +137,7 @@ def test_a_killed_process_is_named(
     commands = [WAIT, WAIT]
     commands[rank] = f"echo $$ > {tmp_path}/pid; kill -KILL $$"
     program(commands[0], commands[1])
-    with pytest.raises(DeviceError) as caught:
+    with pytest.raises(ProcessKilledError) as caught:
         launch([], num_processes=2, threads=1)
 
     pid = (tmp_path / "pid").read_text().strip()

@@ -45,7 +45,8 @@ def test_attention_that_plans_for_each_shape_is_turned_off(gpu: torch.device) ->
 def test_sums_have_an_order_while_it_is_wanted(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "restored")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     is_on = torch.are_deterministic_algorithms_enabled
     settings: Any = torch.utils.deterministic
     for device, wanted in ((CPU, True), (gpu, False)):

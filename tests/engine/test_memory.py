@@ -29,7 +29,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def limit(group: Path, limit: str, used: int) -> None:
     (group / "memory.max").write_text(f"{limit}\n")
-    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.current").write_text(f"{used + MEBIBYTE}\n")
+    (group / "memory.stat").write_text(f"active_file 3\ninactive_file {MEBIBYTE}\n")
 
 
 def test_the_narrowest_group_counts(groups: Path) -> None:

@@ -176,6 +176,8 @@ def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
     own = torch.stack([sample_keys(keys, numbers, position) for position in range(1, 6)])
     waits = exponential(own.unsqueeze(-1), torch.arange(5))
     assert waits.min() > 0
+    # Of this one 32 bits are ones, but for the last few: as a float32 that would be 1.
+    assert exponential(torch.tensor([[[3613023184]]]), torch.tensor([6131])).isfinite().all()
     chances = -torch.expm1(-waits.double())  # (5 positions, 100 keys, 40 numbers, 5 tokens)
     assert chances.flatten().unique().numel() > 0.99 * chances.numel()
     counts = torch.histc(chances, bins=100, min=0, max=1)

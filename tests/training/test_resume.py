@@ -439,6 +439,8 @@ def test_what_is_saved_after_a_damaged_checkpoint_is_kept(stopped: Run, whole: R
     stopped.finish()
 
     assert "resuming at step 11" in stopped.log()
+    assert "kept, to be looked at and removed: " in stopped.log()
+    assert (stopped.folder / "checkpoints" / "damaged-step-00000012").is_dir()
     assert_equal(stopped, whole)
 
 
@@ -463,6 +465,7 @@ def test_when_all_checkpoints_are_damaged_nothing_is_changed(stopped: Run) -> No
         (["--set=tokenizer.vocab_size=50", "--set=prepared_dir=other"], "vocab_hash: was "),
         (["--set=data.train.0.max_pairs=200", "--set=prepared_dir=fewer"], "data_hash: was "),
         (["--set=data.train.0.max_pairs=200", "--set=model.ff_dim=48"], "data_hash: was "),
+        (["--set=data.train.0.max_pairs=200", "--dry-run"], "data_hash: was "),
     ],
 )
 def test_another_model_or_other_data_are_refused(
