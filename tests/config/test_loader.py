@@ -69,7 +69,7 @@ CONFIGS = st.builds(
         optimizer=st.builds(OptimizerConfig, epsilon=st.floats(1e-300, 1e-3)),
         schedule=st.builds(ScheduleConfig, peak_lr=st.floats(1e-9, 10)),
     ),
-    decoding=st.builds(DecodingConfig, length_penalty=st.floats(0, 1e9)),
+    decoding=st.builds(DecodingConfig, length_penalty=st.floats(0, 20)),
 )
 
 
