@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError
+from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.batching import batch_by_length, most_rows
@@ -215,25 +216,28 @@ class Translator:
             CheckpointError: The model's weights are broken.
             TypeError: The lines are a single text, or no texts.
         """
-        if changes:
-            return self.with_options(**changes).translate(
-                lines,
-                prefixes=prefixes,
-                required=required,
-                forbidden=forbidden,
-                alignments=alignments,
-                attention=attention,
-                token_scores=token_scores,
-                first_line=first_line,
-            )
         texts = list(lines)
         if isinstance(lines, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("lines are a list of str, one sentence each")
-        segments = cut_lines(texts, self._tokenizers.source, self._max_length, self._note)
+        translator = self.with_options(**changes) if changes else self
+        target, wishes = self._tokenizers.target, None
         if any((prefixes, required, forbidden)):
+            wishes = encode_wishes(target, len(texts), prefixes, required, forbidden)
+        wanted = Details(alignments=alignments, attention=attention, token_scores=token_scores)
+        return translator._translate(texts, wishes, wanted, first_line)
+
+    def _translate(
+        self,
+        texts: Sequence[str],
+        wishes: Iterable[Constraints] | None,
+        wanted: Details,
+        first_line: int,
+    ) -> list[TranslationResult]:
+        segments = cut_lines(texts, self._tokenizers.source, self._max_length, self._note)
+        if wishes is not None:
             segments = constrain(
                 segments,
-                encode_wishes(self._tokenizers.target, len(texts), prefixes, required, forbidden),
+                wishes,
                 no_repeat_ngram_size=self.options.no_repeat_ngram_size,
                 most_tokens=self._longest_output,
                 first_line=first_line,
@@ -243,7 +247,6 @@ class Translator:
         verdicts = self._mend(segments, found)
         by_line = group_by_line(segments, zip(found, verdicts, strict=True), len(texts))
         results = [self._result(*line) for line in zip(texts, by_line, strict=True)]
-        wanted = Details(alignments=alignments, attention=attention, token_scores=token_scores)
         if wanted == Details():
             return results
         best = Outputs(
