@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Never
@@ -59,8 +60,8 @@ def _parse(line: str, number: int) -> Request:
         if not (isinstance(phrases, list) and all(isinstance(each, str) for each in phrases)):
             raise _not_understood(number, f"has no list of texts in {name}")
     return Request(
-        # A line break would make two lines of one.
-        " ".join(values["source"].splitlines()),
+        # A line break would make two lines of one; other separators of Unicode are text.
+        re.sub(r"[\r\n]+", " ", values["source"].strip("\r\n")),
         values.get("prefix", ""),
         tuple(values.get("required", ())),
         tuple(values.get("forbidden", ())),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +60,8 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
         place = corpus.source or corpus.tsv or corpus.jsonl or corpus.huggingface
         demo = f"demo-{corpus.demo}" if corpus.demo else corpus.sacrebleu
         name = corpus.name or str(place or demo)
-        names.append(f"{name} ({len(names)})" if name in names else name)
+        others = (f"{name} ({number})" for number in count(len(names)))
+        names.append(next(each for each in chain([name], others) if each not in names))
     return names[1:]
 
 

@@ -1,10 +1,13 @@
-"""How long an output may be, and what its length counts for. Pure, and without torch.
+"""How long an output may be, what its length counts for, and how many outputs are enough.
+
+Pure, and without torch.
 
 A length counts the tokens of a hypothesis with its EOS.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -46,3 +49,12 @@ def length_penalty(config: DecodingConfig) -> LengthPenalty:
     if config.length_penalty_form == "gnmt":  # Wu et al. (2016), section 7
         return lambda length: float(((5 + length) / 6) ** exponent)
     return lambda length: float(length**exponent)
+
+
+def full_size(config: DecodingConfig, beam_size: int) -> int:
+    """Finished hypotheses that fill a pool: patience x beam size, rounded up.
+
+    >>> full_size(DecodingConfig(patience=0.28), 25)
+    7
+    """
+    return max(1, math.ceil(round(config.patience * beam_size, 6)))  # 0.28 * 25 is above 7

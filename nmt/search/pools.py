@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import length_penalty
-
-
-def full_size(config: DecodingConfig, beam_size: int) -> int:
-    """Finished hypotheses that fill a pool: patience x beam size, rounded up.
-
-    >>> full_size(DecodingConfig(patience=0.28), 25)
-    7
-    """
-    return max(1, math.ceil(round(config.patience * beam_size, 6)))  # 0.28 * 25 is above 7
+from nmt.search.lengths import full_size, length_penalty
 
 
 class Pools:

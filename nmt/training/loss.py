@@ -53,6 +53,8 @@ def chunked_loss(
 
 
 _ROWS_PER_CHUNK = 256
+_CHUNKS_PER_SUM = 4
+"""In 16 bits: so few may be summed before what they add is lost in what is there."""
 _LARGE_VOCABULARY = 16_000
 
 
@@ -90,23 +92,32 @@ class _ChunkedLoss(torch.autograd.Function):
         smoothing: float,
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight)
-        of_bias = None if bias is None else torch.zeros_like(bias)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        is_whole = weight.dtype == torch.float32
+        part = of_weight if is_whole else torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for rows, of_rows, wanted in zip(
+        chunks = zip(
             hidden.split(_ROWS_PER_CHUNK),
             of_hidden.split(_ROWS_PER_CHUNK),
             gold.split(_ROWS_PER_CHUNK),
             strict=True,
-        ):
+        )
+        for number, (rows, of_rows, wanted) in enumerate(chunks, start=1):
             logits = F.linear(rows, weight, bias).float()
             nats += _chunk_gradient(logits, wanted, smoothing)
             gradient = logits.to(hidden.dtype)
             torch.mm(gradient, weight, out=of_rows)
-            of_weight.addmm_(gradient.T, rows)
+            part.addmm_(gradient.T, rows)
             if of_bias is not None:
-                of_bias += gradient.sum(dim=0)
-        ctx.save_for_backward(of_hidden, of_weight, of_bias)
+                of_bias += logits.sum(dim=0)
+            if not is_whole and number % _CHUNKS_PER_SUM == 0:
+                of_weight += part
+                part.zero_()
+        if not is_whole:
+            of_weight += part
+        of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
         return nats
 
     @staticmethod

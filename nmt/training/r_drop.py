@@ -82,8 +82,9 @@ class _RDrop(torch.autograd.Function):
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden)
         cast = weight.to(hidden.dtype)  # they differ under autocast
-        of_weight = torch.zeros_like(weight)
-        of_bias = None if bias is None else torch.zeros_like(bias)
+        # Sums of many chunks: in 16 bits, what a chunk adds would be lost in what is there.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         objective = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[1], _ROWS_PER_CHUNK):
             chunk = slice(start, start + _ROWS_PER_CHUNK)
@@ -97,8 +98,9 @@ class _RDrop(torch.autograd.Function):
             of_hidden[:, chunk] = gradient @ cast
             of_weight += gradient.flatten(0, 1).T @ rows.flatten(0, 1)
             if of_bias is not None:
-                of_bias += gradient.sum(dim=(0, 1))
-        ctx.save_for_backward(of_hidden, of_weight, of_bias)
+                of_bias += gradient.sum(dim=(0, 1), dtype=torch.float32)
+        of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
         return objective
 
     @staticmethod

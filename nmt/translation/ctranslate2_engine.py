@@ -16,7 +16,6 @@ likely tokens are forbidden (``min_length_factor``, ``no_repeat_ngram_size``).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +31,7 @@ from nmt.engine.cores import usable_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import Limits, length_penalty, limits_of
+from nmt.search.lengths import Limits, full_size, length_penalty, limits_of
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
 from nmt.translation.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine, Task
 from nmt.translation.ensemble import Ensemble
@@ -164,7 +163,7 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits: all finished hypotheses, best first."""
         texts = [[self._source_tokens[index] for index in ids] for ids in sources]
-        until = math.ceil(options.beam_size * options.patience)
+        until = full_size(options, options.beam_size)
         results = self._model.translate_batch(
             texts,
             beam_size=options.beam_size,

@@ -27,8 +27,7 @@ from nmt.model.transformer import Readers, Transformer
 from nmt.search.beam import Expansion, going_on, merge
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import Limits, length_penalty, limits_of
-from nmt.search.pools import full_size
+from nmt.search.lengths import Limits, full_size, length_penalty, limits_of
 from nmt.search.ranking import block_size, first_largest_in_blocks, largest_in_blocks
 from nmt.text.special import BOS_ID, EOS_ID
 from nmt.translation.model_stepper import ModelStepper

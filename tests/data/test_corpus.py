@@ -172,5 +172,8 @@ def test_names_are_unique_and_say_where_the_text_is_from() -> None:
     assert corpus_names(corpora) == [
         "demo-train", "demo-train (2)", "valid (3)", "a.tsv", "wmt/wmt14", "wmt14",
     ]  # fmt: skip
+    taken = [{"demo": "train", "name": name} for name in ("a (3)", "a", "a")]
+    names = corpus_names(CorpusConfig.model_validate(place) for place in taken)
+    assert names == ["a (3)", "a", "a (4)"]
     assert corpus_files(corpora[3]) == (Path("a.tsv"),)
     assert corpus_files(corpora[4]) == ()

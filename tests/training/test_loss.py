@@ -84,3 +84,27 @@ def test_chunks_are_chosen_for_float32_and_for_large_vocabularies_on_a_cpu() -> 
     assert choose_loss(torch.bfloat16, cpu, 8000) is plain_loss
     assert choose_loss(torch.bfloat16, cpu, 32_000) is chunked_loss
     assert choose_loss(torch.bfloat16, cuda, 8000) is plain_loss
+
+
+def test_in_16_bits_the_gradient_of_the_weights_is_no_worse_for_the_chunks() -> None:
+    """Many small parts are summed: in 16 bits, the last ones would be lost."""
+    torch.manual_seed(1)
+    rows, width, entries = 16_384, 8, 32
+    hidden = torch.randn(rows, width).bfloat16()
+    weight, bias = torch.randn(entries, width).bfloat16(), torch.randn(entries).bfloat16()
+    gold = torch.randint(0, entries, (rows,))
+    exact = [value.double().requires_grad_() for value in (weight, bias)]
+    logits = F.linear(hidden.double(), *exact)
+    F.cross_entropy(logits, gold, label_smoothing=0.1, reduction="sum").backward()
+
+    def errors(form: LossFunction) -> list[float]:
+        ours = [value.clone().requires_grad_() for value in (weight, bias)]
+        form(hidden, ours[0], ours[1], gold, 0.1).nats.backward()
+        return [
+            float((mine.grad.double() - true.grad).norm() / true.grad.norm())
+            for mine, true in zip(ours, exact, strict=True)
+            if mine.grad is not None and true.grad is not None
+        ]
+
+    for chunked, plain in zip(errors(chunked_loss), errors(plain_loss), strict=True):
+        assert chunked < max(1.5 * plain, 5e-3)
