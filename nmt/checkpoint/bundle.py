@@ -20,6 +20,7 @@ from nmt.checkpoint.files import (
 )
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
+from nmt.checkpoint.run import changed_model
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.factory import build_model
@@ -73,7 +74,7 @@ def load_model(
         manifest.verify(folder)
     else:
         manifest.verify(weights_dir, (MODEL, STATE))
-        _check_tokenizers(folder, weights_dir)
+        _check_run_files(folder, weights_dir, config)
     tokenizers = load_folder_tokenizers(folder)
     try:
         model = build_model(config.model, *tokenizers.vocab_sizes)
@@ -87,12 +88,23 @@ def load_model(
     return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir, sha256)
 
 
-def _check_tokenizers(folder: Path, weights_dir: Path) -> None:
-    """Compare the tokenizers with the record in the checkpoint, before anything parses them."""
+def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None:
+    """Compare configuration and tokenizers with the record in the checkpoint.
+
+    No manifest holds their hashes, as a run's settings may change; but what the weights mean may
+    not, and the tokenizers are compared before anything parses them.
+    """
     state = json.loads((weights_dir / STATE).read_text(encoding="utf-8"))
-    expected = state.get("identity", {}).get("vocab_hash")
-    place = folder / "tokenizer"
-    if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
+    recorded = state.get("identity")
+    if recorded is None:
+        return
+    if found := changed_model(recorded, config):
+        raise CheckpointError(
+            f"{folder / 'config.yaml'} is not of these weights:\n  " + "\n  ".join(found),
+            fix="Restore these settings in it.",
+        )
+    expected, place = recorded["vocab_hash"], folder / "tokenizer"
+    if place.is_dir() and tokenizer_hash(place) != expected:
         raise CheckpointError(
             f"{place} is not the tokenizer this model was trained with.",
             fix="Restore the run's own tokenizer folder; a copy is in the prepared data.",

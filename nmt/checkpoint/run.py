@@ -51,8 +51,11 @@ def identity(
     names = (*_BINDING_TRAINING, *(_BUDGET if ends else ()))
     training = {name: whole["training"][name] for name in names}
     weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
+    # Words that are cut otherwise in each epoch may get longer than the pairs that were kept.
+    limits = {"max_length": config.filters.max_length} if config.batch.bpe_dropout else {}
     return {
         **{name: whole[name] for name in _BINDING_SECTIONS},
+        "filters": limits,
         "training": training,
         "corpus_weights": weights,
         "num_processes": num_processes,
@@ -75,7 +78,16 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """Compare two `identity` records: ``key: was ..., is ...`` for each that differs."""
-    return _differences(_completed(recorded), present, "")
+    return _differences(_completed(recorded, present), present, "")
+
+
+def changed_model(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Compare an `identity` record with what ``config`` says of the model, in the same way."""
+    was = {**recorded, "model": _with_defaults(ModelConfig, recorded["model"])}
+    now = config.model_dump(mode="json")
+    names = ("source_language", "target_language", "model")
+    of_was, of_now = ({name: side[name] for name in names} for side in (was, now))
+    return _differences(of_was, of_now, "")
 
 
 def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
@@ -90,9 +102,9 @@ def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) ->
     return found
 
 
-def _completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
     """Give the record of an earlier release the defaults of the keys that it did not know."""
-    filled = {"num_processes": 1, **recorded}
+    filled = {"num_processes": 1, "filters": present["filters"], **recorded}
     filled["batch"] = _with_defaults(BatchConfig, recorded["batch"])
     filled["model"] = _with_defaults(ModelConfig, recorded["model"])
     training = {name: _default(TrainingConfig, name) for name in _BINDING_TRAINING}

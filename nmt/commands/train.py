@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from nmt.checkpoint.files import (
     set_damaged_aside,
 )
 from nmt.checkpoint.lock import RunLock
+from nmt.checkpoint.measured import read_measured, write_measured
 from nmt.checkpoint.run import (
     check_resumable,
     data_check,
@@ -39,6 +40,7 @@ from nmt.commands.prepare import prepare
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedManifest
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
 from nmt.errors import ConfigError
@@ -124,6 +126,13 @@ class _Run:
         self.processes, self.shared_stop = processes, SharedStop(stop, processes)
         self.warnings: list[str] = []
         self.checkpoint = self._newest(strict=strict_resume)
+        manifest = PreparedManifest.read(config.prepared_dir)
+        self.identity = identity(
+            config,
+            data_hash=manifest.data_hash,
+            vocab_hash=manifest.vocab_hash,
+            num_processes=processes.size,
+        )
         state = self.checkpoint.state if self.checkpoint else {}
         self.batch = self._batch(state)
         setup = TrainingSetup.build(config.model_copy(update={"batch": self.batch}), processes)
@@ -131,24 +140,37 @@ class _Run:
         self.updater, self.optimizer = setup.updater, setup.updater.optimizer
         self.compilation = setup.compilation
         self.model = self.updater.model
-        manifest = self.data.manifest
         self.record = {
-            "identity": identity(
-                config,
-                data_hash=manifest.data_hash,
-                vocab_hash=manifest.vocab_hash,
-                num_processes=processes.size,
-            ),
+            "identity": self.identity,
             "machine": machine(self.device)
             | {"precision": self.updater.precision.name, "compiled": self.compilation.is_on},
             "batch": self.batch.model_dump(mode="json"),
+            "validation": config.training.validation.model_dump(mode="json"),
         }
 
     def _batch(self, state: Mapping[str, Any]) -> BatchConfig:
         """Find numbers for ``auto`` once; a run that goes on keeps them."""
         if self.config.batch.max_tokens == "auto" and "batch" in state:
             return BatchConfig.model_validate(state["batch"])
-        return fit_batches(self.config, self.processes)
+        if self.config.batch.max_tokens != "auto":
+            return self.config.batch
+        found = self._measured_once(
+            "batch",
+            lambda: fit_batches(self.config, self.processes).model_dump(mode="json"),
+        )
+        return BatchConfig.model_validate(found)
+
+    def _measured_once(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Measure, unless a start that was killed before its first checkpoint has done so."""
+        run_dir, is_first = self.config.run_dir, self.processes.rank == 0
+        device = choose_device(self.config.training.device)
+        conditions = {"identity": self.identity, "machine": machine(device)}
+        known = self.processes.share(read_measured(run_dir, conditions) if is_first else {})
+        if name not in known:
+            known = {**known, name: measure()}
+            if is_first:
+                write_measured(run_dir, conditions, known)
+        return known[name]
 
     def train(self, *, exact: bool) -> TrainingSummary:
         """Resume if there is something to resume, and train to the end."""
@@ -177,6 +199,7 @@ class _Run:
         try:
             trainer = self._trainer(reporter, validator, total_steps)
             if checkpoint is not None:
+                warnings += self._drop_other_scores(checkpoint.state)
                 trainer.resume(
                     model=checkpoint.model, optimizer=checkpoint.optimizer, state=checkpoint.state
                 )
@@ -202,6 +225,14 @@ class _Run:
             return summary
         finally:
             reporter.close()
+
+    def _drop_other_scores(self, state: dict[str, Any]) -> list[str]:
+        """Take scores out of the history with which those to come cannot be compared."""
+        was, now = state.get("validation"), self.record["validation"]
+        if was is None or was == now or not state["progress"]["history"]:
+            return []
+        state["progress"]["history"] = []
+        return ["training.validation has changed: best and patience begin anew with it"]
 
     def _newest(self, *, strict: bool) -> Checkpoint | None:
         """Load the newest whole checkpoint; the first process says which that is."""
@@ -265,14 +296,17 @@ class _Run:
         minutes = self.config.training.max_minutes
         if minutes is None:
             return None
-        if recorded is not None:
-            recorded_minutes, steps = recorded
-            return minutes, max(1, round(steps * minutes / recorded_minutes))
-        stop = self.shared_stop
-        seconds = measure_update_seconds(
-            self.updater, self.optimizer, self.loader, check=lambda: stop.gather(stop.check)
-        )
-        return minutes, max(1, math.floor(minutes * 60 / seconds))
+        if recorded is None:
+            stop = self.shared_stop
+            seconds = self._measured_once(
+                "update_seconds",
+                lambda: measure_update_seconds(
+                    self.updater, self.optimizer, self.loader, check=lambda: stop.gather(stop.check)
+                ),
+            )
+            return minutes, max(1, math.floor(minutes * 60 / seconds))
+        recorded_minutes, steps = recorded
+        return minutes, max(1, round(steps * minutes / recorded_minutes))
 
     def _budget(self, timed: tuple[float, int] | None) -> int | None:
         """Return the number of updates in all, if it is known."""

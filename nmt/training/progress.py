@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,7 +29,9 @@ class Progress:
     history: History = field(default_factory=History)
     """Validation scores so far."""
     nats: float = 0.0
-    """Objective summed since the last report."""
+    """Objective summed since the last report, without that of skipped updates."""
+    scored_tokens: int = 0
+    """Target tokens that it is of."""
     source_tokens: int = 0
     target_tokens: int = 0
     padded_tokens: int = 0
@@ -47,7 +50,9 @@ class Progress:
 
     def add_outcome(self, stats: UpdateStats) -> None:
         """Count what the device worked out in one update."""
-        self.nats += stats.nats
+        if not stats.skipped:
+            self.nats += stats.nats
+            self.scored_tokens += stats.target_tokens
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
 
@@ -63,7 +68,7 @@ class Progress:
         return UpdateReport(
             step=self.step,
             epoch=self.position.epoch,
-            loss=self.nats / max(self.target_tokens, 1),
+            loss=self.nats / self.scored_tokens if self.scored_tokens else math.nan,
             learning_rate=learning_rate,
             gradient_norm=gradient_norm,
             target_tokens_per_second=self.target_tokens / seconds,
@@ -74,7 +79,7 @@ class Progress:
 
     def clear_sums(self) -> None:
         """Begin a new interval between reports."""
-        self.nats = 0.0
+        self.nats, self.scored_tokens = 0.0, 0
         self.source_tokens = self.target_tokens = self.padded_tokens = 0
 
     def summary(self, reason: str, seconds: float) -> TrainingSummary:
@@ -90,7 +95,7 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
-        tokens = ("source_tokens", "target_tokens", "padded_tokens")
+        tokens = ("scored_tokens", "source_tokens", "target_tokens", "padded_tokens")
         names = ("step", "total_steps", "timed", "nats", *tokens, "skipped", "skipped_in_a_row")
         values = {name: getattr(self, name) for name in names}
         return values | {"position": asdict(self.position), "history": self.history.as_dict()}
@@ -100,6 +105,7 @@ class Progress:
         """Take `as_dict` back."""
         plain = dict(values)
         timed = plain.pop("timed", None)
+        plain.setdefault("scored_tokens", plain["target_tokens"])  # of an earlier release
         return cls(
             position=Position(**plain.pop("position")),
             history=History.from_dict(plain.pop("history")),

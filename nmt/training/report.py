@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from tqdm import tqdm
 
+from nmt.checkpoint.files import force_to_disk
 from nmt.errors import CheckpointError
 
 _READABLE = 1e6  # perplexities above are shown by their magnitude
@@ -28,7 +30,7 @@ class UpdateReport:
     epoch: int
     """Epochs read to the end."""
     loss: float
-    """Training objective (smoothed) per target token, in nats."""
+    """Training objective (smoothed) per target token, in nats; NaN if all were skipped."""
     learning_rate: float
     """Of the last update."""
     gradient_norm: float
@@ -159,6 +161,7 @@ class _LineFile:
 class JsonLines:
     """Appends one JSON object a line to ``metrics.jsonl``: updates and validations.
 
+    A number that is not finite, such as the norm of a skipped update's gradient, is null.
     But for times, the file of a run that was stopped and resumed equals that of one that was not.
 
     Args:
@@ -177,12 +180,17 @@ class JsonLines:
         """Write one line at once."""
         if not isinstance(event, UpdateReport | ValidationReport):
             return
-        line = {"kind": event.kind, **asdict(event)}
-        self._file.write(json.dumps(line, ensure_ascii=False))
+        line = {"kind": event.kind, **{key: _json(value) for key, value in asdict(event).items()}}
+        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _json(value: Any) -> Any:
+    """Numbers that are not finite have no form in JSON: None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
@@ -196,6 +204,7 @@ def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
             continue  # the last line of a killed process may be half a line
     temporary = path.with_name(f".tmp-{path.name}")  # a kill here must not cost the lines
     temporary.write_bytes(b"".join(kept))
+    force_to_disk(temporary)
     temporary.replace(path)
 
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from nmt.checkpoint.bundle import ModelBundle, load_model
-from nmt.checkpoint.files import save_checkpoint, write_best
+from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.run import identity, write_run_files
@@ -62,7 +62,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {"identity": identity(CONFIG, data_hash="d", vocab_hash=vocab_hash)}
     for step in (10, 20, 30):
         save_checkpoint(run_dir, step, model=weights(step), optimizer={}, state=state)
-    write_best(run_dir, 10)
+    write_best(run_dir, checkpoint_name(10))
     return run_dir
 
 
@@ -114,7 +114,7 @@ def test_an_exported_folder_loads_by_itself(exported: Path) -> None:
 def test_without_a_pointer_the_newest_checkpoint_is_taken(run_dir: Path) -> None:
     (run_dir / "best").unlink()
     assert load_model(run_dir).step == 30
-    write_best(run_dir, 15)
+    write_best(run_dir, checkpoint_name(15))
     assert load_model(run_dir).step == 30
 
 
@@ -218,28 +218,49 @@ def test_an_unknown_key_is_named_with_its_neighbour(run_dir: Path) -> None:
         load_model(run_dir)
 
 
-def test_weights_that_do_not_fit_the_configuration_are_named(run_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("activation", "gelu"), ("num_heads", 4), ("positions", "none")]
+)
+def test_a_configuration_that_gives_the_weights_another_meaning_is_named(
+    run_dir: Path, key: str, value: object
+) -> None:
+    """FAULT 47: their shapes are the same."""
+    change_config(run_dir, lambda values: values["model"].update({key: value}))
+
+    with pytest.raises(CheckpointError, match=rf"model\.{key}: was .*, is {value}"):
+        load_model(run_dir)
+
+
+@pytest.fixture
+def unrecorded(run_dir: Path) -> Path:
+    """A run whose checkpoint does not say what configuration it is of."""
+    shutil.rmtree(run_dir / "checkpoints")
+    save_checkpoint(run_dir, 10, model=weights(10), optimizer={}, state={})
+    return run_dir
+
+
+def test_weights_that_do_not_fit_the_configuration_are_named(unrecorded: Path) -> None:
     """FAULT 47."""
-    change_config(run_dir, lambda values: values["model"].update(ff_dim=48, encoder_layers=2))
+    change_config(unrecorded, lambda values: values["model"].update(ff_dim=48, encoder_layers=2))
 
     with pytest.raises(CheckpointError) as caught:
-        load_model(run_dir)
+        load_model(unrecorded)
 
     assert "missing: encoder.1." in caught.value.problem
-    change_config(run_dir, lambda values: values["model"].update(ff_dim=48, encoder_layers=1))
+    change_config(unrecorded, lambda values: values["model"].update(ff_dim=48, encoder_layers=1))
     with pytest.raises(CheckpointError, match=r"in the file, \(48.*in config\.yaml"):
-        load_model(run_dir)
-    change_config(run_dir, lambda values: values["model"].update(ff_dim=32, output_bias=True))
+        load_model(unrecorded)
+    change_config(unrecorded, lambda values: values["model"].update(ff_dim=32, output_bias=True))
     with pytest.raises(CheckpointError, match="missing: "):
-        load_model(run_dir)
+        load_model(unrecorded)
 
 
-def test_tensors_of_another_model_are_named(run_dir: Path) -> None:
+def test_tensors_of_another_model_are_named(unrecorded: Path) -> None:
     """FAULT 47."""
-    change_config(run_dir, lambda values: values["model"].update(bias=False))
+    change_config(unrecorded, lambda values: values["model"].update(bias=False))
 
     with pytest.raises(CheckpointError, match="not of this model: "):
-        load_model(run_dir)
+        load_model(unrecorded)
 
 
 def test_another_tokenizer_is_refused_before_it_is_parsed(run_dir: Path) -> None:

@@ -115,6 +115,18 @@ def test_a_harmless_setting_may_change(changes: dict[str, Any]) -> None:
     assert check_resumable(record(), record(changes), run_dir=Path("x"), exact=True) == []
 
 
+def test_the_longest_pair_may_change_unless_subwords_are_cut_anew() -> None:
+    """FAULTS 12 and 13: pairs that were kept may get longer than it then."""
+    longer = {"filters.max_length": 77}
+    cut_anew = {"batch.bpe_dropout": 0.1}
+    was, now = (record({**cut_anew, **changes})["identity"] for changes in ({}, longer))
+
+    assert changed_settings(record()["identity"], record(longer)["identity"]) == []
+    assert [line.split(": ")[0] for line in changed_settings(was, now)] == ["filters.max_length"]
+    of_an_earlier_release = {name: was[name] for name in was if name != "filters"}
+    assert changed_settings(of_an_earlier_release, now) == []
+
+
 @pytest.mark.parametrize("shape", ["linear", "cosine", "wsd"])
 def test_the_budget_may_not_change_under_a_schedule_that_ends_with_it(shape: str) -> None:
     """FAULTS 12 and 13: the learning rate of every update would be another."""

@@ -178,8 +178,9 @@ def test_a_missing_part_is_named(own_run: Path, part: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("ff_dim: 48", "ff_dim: 64", ["(64, 32)"]),
-        ("decoder_layers: 1", "decoder_layers: 2", ["missing: decoder.1"]),
+        ("ff_dim: 48", "ff_dim: 64", ["model.ff_dim: was 48, is 64"]),
+        ("activation: relu", "activation: gelu", ["model.activation: was relu, is gelu"]),
+        ("source_language: de", "source_language: fr", ["source_language: was de, is fr"]),
         ("beam_size: 3", "beam_sizes: 3", ["decoding.beam_size?"]),
         ("beam_size: 3", "beam_size: many", ["decoding.beam_size", "many"]),
         ("beam_size: 3", "beam_size: [", ["config.yaml"]),

@@ -524,6 +524,43 @@ def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
     assert run.steps()[-1] == 2 * total
 
 
+def test_a_kill_before_the_first_checkpoint_changes_no_time_budget(run: Run) -> None:
+    """FAULT 1."""
+    minutes = {"max_steps": None, "max_minutes": 0.005, "save_every": 1000, "validate_every": 1000}
+    kill = Harm("update", 17, (signal.SIGKILL,))  # the probe makes 16 of them
+    assert run.train(**minutes, harm=kill).code == -signal.SIGKILL
+    measured = run.folder / "measured.json"
+    first = measured.read_bytes()
+    assert run.steps() == []
+    values = json.loads(first)
+    values["found"]["update_seconds"] = 0.3 / 7  # as nothing here would be
+    measured.write_text(json.dumps(values))
+    run.finish(**minutes)
+
+    assert run.steps() == [7]
+
+
+def test_what_was_measured_for_other_settings_is_measured_again(run: Run) -> None:
+    minutes = {"max_steps": None, "max_minutes": 0.005, "save_every": 1000, "validate_every": 1000}
+    kill = Harm("update", 17, (signal.SIGKILL,))
+    for seed in (1, 2):
+        assert run.train(**minutes, seed=seed, harm=kill).code == -signal.SIGKILL
+        values = json.loads((run.folder / "measured.json").read_text())
+        assert values["conditions"]["identity"]["training"]["seed"] == seed
+
+
+def test_with_another_metric_best_and_patience_begin_anew(run: Run) -> None:
+    run.finish(max_steps=20)
+    assert [step for step, _ in run.state(20)["progress"]["history"]] == [10, 20]
+    run.finish(max_steps=30, validation={"max_sentences": 8, "metric": "loss"})
+
+    assert "training.validation has changed" in run.log()
+    history = run.state(30)["progress"]["history"]
+    assert [step for step, _ in history] == [20, 30]  # the step that it goes on from is due
+    assert all(score < 0 for _, score in history)
+    assert len([line for line in run.metrics() if line["kind"] == "validation"]) == 4
+
+
 def test_a_signal_in_the_probe_of_a_time_budget_is_granted(run: Run) -> None:
     """FAULT 19."""
     stop = Harm("update", 3, (signal.SIGTERM,))
