@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nmt.checkpoint.files import (
     AVERAGE,
+    BEST,
     MODEL,
     STATE,
     checkpoint_dir,
@@ -19,7 +20,7 @@ from nmt.checkpoint.files import (
     read_best,
 )
 from nmt.checkpoint.manifest import Manifest
-from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
+from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers, readable
 from nmt.checkpoint.run import changed_model
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
@@ -61,6 +62,11 @@ def load_model(
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
         ConfigError: ``checkpoint`` is none of these.
     """
+    with readable(folder):
+        return _load_model(folder, checkpoint, warn)
+
+
+def _load_model(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> ModelBundle:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
@@ -122,7 +128,6 @@ def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> 
             fix="Train first: `nmt train CONFIG`.",
         )
     match = re.fullmatch(r"(?:step-)?(\d+)", checkpoint)
-    chosen: Path | None
     if match:
         chosen = checkpoint_dir(folder, int(match[1]))
         if not chosen.is_dir():
@@ -144,8 +149,21 @@ def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> 
             f"checkpoint is {checkpoint!r}.",
             fix="Use --checkpoint best, last, step-N or average.",
         )
-    chosen = read_best(folder) if checkpoint == "best" else None
-    chosen = chosen or newest_checkpoint(folder, warn=warn)
+    return _best_or_newest(folder, warn) if checkpoint == "best" else _newest(folder, warn)
+
+
+def _best_or_newest(folder: Path, warn: Callable[[str], None]) -> Path:
+    best = read_best(folder)
+    if best is not None:
+        return best
+    chosen = _newest(folder, warn)
+    if (folder / BEST).is_file():
+        warn(f"the best checkpoint of {folder} is gone: {chosen.name}, the newest, is used")
+    return chosen
+
+
+def _newest(folder: Path, warn: Callable[[str], None]) -> Path:
+    chosen = newest_checkpoint(folder, warn=warn)
     if chosen is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."

@@ -29,6 +29,8 @@ from nmt.errors import CheckpointError
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 AVERAGE = "average"
 """Model folder in a run folder: the mean of the last checkpoints."""
+BEST = "best"
+"""File in a run folder that names its best weights."""
 _FILES = (MODEL, OPTIMIZER, STATE)
 _TEMPORARY_PREFIX, _REPLACED_PREFIX = ".tmp-", ".replaced-"
 _MARGIN_BYTES = 1 << 20
@@ -317,20 +319,21 @@ def replace_bytes(path: Path, content: bytes) -> None:
     temporary.write_bytes(content)
     force_to_disk(temporary)
     temporary.replace(path)
+    force_to_disk(path.parent)
 
 
-def write_best(run_dir: Path, step: int | None) -> None:
-    """Record which checkpoint is best, or by None that the mean of checkpoints is.
+def write_best(run_dir: Path, name: str | None) -> None:
+    """Record which checkpoint is best, or that the mean of checkpoints is: the name of its folder.
 
-    A hint: it may name one that is gone.
+    A hint: it may name one that is gone, or none.
     """
-    replace_text(run_dir / "best", f"{AVERAGE if step is None else checkpoint_name(step)}\n")
+    replace_text(run_dir / BEST, f"{name or ''}\n")
 
 
 def read_best(run_dir: Path) -> Path | None:
     """Return the folder of the best weights, or None if it is not recorded or is gone."""
     try:
-        name = (run_dir / "best").read_text(encoding="utf-8").strip()
+        name = (run_dir / BEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
     if name == AVERAGE:

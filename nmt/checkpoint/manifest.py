@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 NAME = "manifest.json"
 _SEAL = "sha256"
 """Key of the manifest's own hash, so that damage is not taken for another release's work."""
-_OF_RUN = "Use another checkpoint of the run."
+_OF_RUN = "Use another checkpoint of the run: --checkpoint last, or one of its step-N."
 
 
 class UnknownFormatError(CheckpointError):

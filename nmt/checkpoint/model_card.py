@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.average import RECORD, average_score
+from nmt.checkpoint.average import RECORD, AverageRecord
 from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.run import trained_on
 from nmt.config.run import RunConfig
@@ -115,8 +115,9 @@ def _scores(bundle: ModelBundle, source: Path) -> Iterator[str]:
     """What was measured on the validation set of these weights."""
     validation = bundle.config.training.validation
     if (bundle.folder / RECORD).is_file():
-        score = average_score(bundle.folder)
-        found: dict[str, float] = {} if score is None else {validation.metric: score}
+        made = AverageRecord.read(bundle.folder)
+        metric = made.metric or validation.metric
+        found: dict[str, float] = {} if made.score is None else {metric: made.score}
     else:
         found = _recorded(source / _METRICS, bundle.step)
     if not found:
@@ -132,7 +133,7 @@ def _scores(bundle: ModelBundle, source: Path) -> Iterator[str]:
 def _recorded(path: Path, step: int) -> dict[str, float]:
     """The validation after ``step``, as the run has noted it."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the last may be half a line
         events: list[dict[str, Any]] = [json.loads(line) for line in lines]
     except (OSError, ValueError):
         return {}

@@ -89,7 +89,7 @@ def write_model_folder(
         force_to_disk(place.parent)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder} was not written: {error}.",
+            f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
             fix="Choose an empty place that can be written, with room on its disk.",
         ) from error
     finally:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
+
+_MOST_PLACES = 5
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turn what the operating system refuses while a model is read into one message.
+
+    Raises:
+        CheckpointError: It refuses something.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or folder} cannot be read: {error.strerror or error}.",
+            fix="Let the files of the model be read by you, or copy the folder again.",
+        ) from error
+
+
+def _such_as(places: Sequence[str]) -> str:
+    shown = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
+    return f", such as {shown}" if places else ""
 
 
 def load_folder_config(folder: Path) -> RunConfig:
@@ -18,10 +43,13 @@ def load_folder_config(folder: Path) -> RunConfig:
     """
     path = folder / "config.yaml"
     if not path.is_file():
+        inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
         raise CheckpointError(
             f"{folder} has no config.yaml, so it is no model folder.",
-            fix="Name the run folder that `nmt train` wrote.",
+            fix=f"Name the run folder that `nmt train` wrote{_such_as(inside)}.",
         )
+    with readable(folder):
+        path.open("rb").close()
     try:
         return load_config(path)
     except ConfigError as error:

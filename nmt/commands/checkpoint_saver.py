@@ -9,7 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from nmt.checkpoint.files import list_checkpoints, remove_checkpoint, save_checkpoint, write_best
+from nmt.checkpoint.files import (
+    checkpoint_name,
+    list_checkpoints,
+    remove_checkpoint,
+    save_checkpoint,
+    write_best,
+)
 from nmt.checkpoint.retention import expired
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError
@@ -62,7 +68,7 @@ class CheckpointSaver:
         present = dict(list_checkpoints(self.run_dir))
         scored = History(tuple(entry for entry in history.entries if entry.step in present))
         if scored.best is not None:
-            write_best(self.run_dir, scored.best.step)
+            write_best(self.run_dir, checkpoint_name(scored.best.step))
         scores = {entry.step: entry.score for entry in scored.entries}
         gone = expired(
             present,

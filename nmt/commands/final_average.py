@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nmt.checkpoint.average import average_score, average_weights, write_average
-from nmt.checkpoint.files import AVERAGE, list_checkpoints, write_best
+from nmt.checkpoint.average import AverageRecord, average_weights, write_average
+from nmt.checkpoint.files import AVERAGE, list_checkpoints, read_best, write_best
 from nmt.checkpoint.manifest import Manifest
-from nmt.checkpoint.retention import newest
+from nmt.checkpoint.retention import newest, rank
 from nmt.config.run import RunConfig
 from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
@@ -38,14 +38,17 @@ def average_at_end(
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
     """
     count, run_dir = config.training.average_last, config.run_dir
+    metric = config.training.validation.metric
     if count is None or summary.reason == "signal":
         return summary
-    made = _score_of(run_dir, summary.step)
-    if made is not None:
-        return _best_of(summary, made)
     present = dict(list_checkpoints(run_dir))
     due_every = (config.training.save_every, config.training.validate_every)
     steps = newest(present, count, due_every=due_every)
+    made = _made(run_dir, summary.step)
+    if made is not None and made.score is not None and made.metric in (None, metric):
+        is_choosable = present.keys() >= {*made.steps}
+        if made.steps == tuple(steps) or not is_choosable:
+            return _best_of(summary, made.score)
     if len(steps) < 2:
         return summary
     paths = [present[step] for step in steps]
@@ -59,14 +62,14 @@ def average_at_end(
         ) from error
     optimizer.load_weights(mean)
     scores = validator()
-    score = scores.value(config.training.validation.metric)
+    score = scores.value(metric)
     result = _best_of(summary, score)
     if processes.rank == 0:
-        # Should it end between the two lines, the newest checkpoint counts as best meanwhile.
-        if result.best == AVERAGE:
-            write_best(run_dir, None)
+        # Should it end before the mean is written, the newest checkpoint counts as best meanwhile.
+        if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
+            write_best(run_dir, result.best)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
-        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
+        write_average(run_dir / AVERAGE, run_dir, paths, score=score, metric=metric)
     text = f"mean of the last {len(steps)} checkpoints: perplexity "
     text += shown_perplexity(scores.perplexity)
     if scores.bleu is not None and scores.chrf is not None:
@@ -78,17 +81,17 @@ def average_at_end(
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
     """Take the score of the mean into account."""
-    if summary.best_score is not None and score <= summary.best_score:
+    if summary.best_score is not None and rank(score) <= rank(summary.best_score):
         return summary
     return replace(summary, best=AVERAGE, best_score=score)
 
 
-def _score_of(run_dir: Path, step: int) -> float | None:
-    """Return the score of the mean that an earlier start made of the same checkpoints, or None."""
+def _made(run_dir: Path, step: int) -> AverageRecord | None:
+    """Return what is known of the mean that an earlier start made after ``step``, or None."""
     folder = run_dir / AVERAGE
     try:
         manifest = Manifest.read(folder)
         manifest.verify(folder)
-        return average_score(folder) if manifest.step == step else None
+        return AverageRecord.read(folder) if manifest.step == step else None
     except CheckpointError:
         return None

@@ -172,17 +172,22 @@ def _replace(temporary: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
+    _force_to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
     """Wait until the folder's contents are on the disk: a rename may outrun them."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _force_to_disk(path)
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:

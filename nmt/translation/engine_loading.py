@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
+from nmt.checkpoint.parts import readable
 from nmt.errors import ConfigError
 from nmt.translation.engine import Dtype, LoadedEngine, choose_engine
 from nmt.translation.ensemble import Ensemble
@@ -33,24 +34,27 @@ def load_engine(
             raise ConfigError(f"{name} is {value!r}.", fix=f"It is one of {', '.join(allowed)}.")
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}.", fix="Leave it out, or give 1 or more.")
-    if choose_engine(folder, engine) == "ctranslate2":
-        _check_dtype(folder, dtype)
-        if checkpoint != "best":
-            note(f"{folder} holds one model: --checkpoint {checkpoint} changes nothing there.")
-        from nmt.translation.ctranslate2_engine import load_ctranslate2_engine  # noqa: PLC0415
+    with readable(folder):
+        if choose_engine(folder, engine) == "ctranslate2":
+            _check_dtype(folder, dtype)
+            if checkpoint != "best":
+                note(f"{folder} holds one model: --checkpoint {checkpoint} changes nothing there.")
+            from nmt.translation.ctranslate2_engine import load_ctranslate2_engine  # noqa: PLC0415
 
-        return load_ctranslate2_engine(folder, device=device, threads=threads, ensemble=ensemble)
-    from nmt.translation.torch_loading import load_torch_engine  # noqa: PLC0415 - loads torch
+            return load_ctranslate2_engine(
+                folder, device=device, threads=threads, ensemble=ensemble
+            )
+        from nmt.translation.torch_loading import load_torch_engine  # noqa: PLC0415 - loads torch
 
-    return load_torch_engine(
-        folder,
-        device=device,
-        checkpoint=checkpoint,
-        threads=threads,
-        note=note,
-        ensemble=ensemble,
-        dtype=dtype,
-    )
+        return load_torch_engine(
+            folder,
+            device=device,
+            checkpoint=checkpoint,
+            threads=threads,
+            note=note,
+            ensemble=ensemble,
+            dtype=dtype,
+        )
 
 
 def _check_dtype(folder: Path, dtype: Dtype) -> None:

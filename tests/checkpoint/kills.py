@@ -25,7 +25,7 @@ MOST = 50
 def save(run_dir: Path, step: int, version: str) -> None:
     values = {"weight": torch.full((64,), 1.0 if version == "old" else 2.0)}
     files.save_checkpoint(run_dir, step, model=values, optimizer=values, state={"is": version})
-    files.write_best(run_dir, step)
+    files.write_best(run_dir, files.checkpoint_name(step))
 
 
 def kill_before(number: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -208,6 +211,40 @@ def change_config(folder: Path, change: Callable[[dict[str, dict[str, object]]],
     values = yaml.safe_load(path.read_text())
     change(values)
     path.write_text(yaml.safe_dump(values))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "joint.model"])
+def test_what_may_not_be_read_is_said_to_be_just_that(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The administrator, whom tests may be run by, may read everything."""
+    opened = io.open
+
+    def refusing(file: object, *arguments: Any, **options: Any) -> Any:
+        if str(file).endswith(name):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(io, "open", refusing)
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Permission denied"):
+        load_model(run_dir)
+
+
+def test_a_best_checkpoint_that_is_gone_is_told(run_dir: Path) -> None:
+    notes: list[str] = []
+    assert load_model(run_dir, warn=notes.append).step == 10
+    shutil.rmtree(run_dir / "checkpoints" / checkpoint_name(10))
+    assert notes == []
+    assert load_model(run_dir, warn=notes.append).step == 30
+    assert len(notes) == 1
+    assert "best checkpoint" in notes[0]
+    assert checkpoint_name(30) in notes[0]
+
+
+def test_a_folder_of_runs_names_them(run_dir: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(run_dir.parent)
+    assert f"such as {run_dir}" in caught.value.fix
 
 
 def test_an_unknown_key_is_named_with_its_neighbour(run_dir: Path) -> None:

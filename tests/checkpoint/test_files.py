@@ -26,6 +26,7 @@ from nmt.checkpoint import files
 from nmt.checkpoint.files import (
     Checkpoint,
     checkpoint_dir,
+    checkpoint_name,
     clean_partial,
     list_checkpoints,
     load_checkpoint,
@@ -444,10 +445,10 @@ def test_a_removal_that_is_cut_short_leaves_nothing_that_looks_like_a_checkpoint
 def test_the_pointer_names_a_checkpoint_that_is_there_or_nothing(tmp_path: Path) -> None:
     assert read_best(tmp_path) is None
     folder = save(tmp_path, 10)
-    write_best(tmp_path, 10)
+    write_best(tmp_path, checkpoint_name(10))
     assert read_best(tmp_path) == folder
     assert (tmp_path / "best").read_text() == "step-00000010\n"
-    write_best(tmp_path, 20)
+    write_best(tmp_path, checkpoint_name(20))
     assert read_best(tmp_path) is None
     for text in ("../../etc", "step-00000010/..", "", "\x00"):
         (tmp_path / "best").write_text(text)

@@ -19,6 +19,7 @@ from nmt.checkpoint.extras import EXTRAS, GUARD, RANGES, SHORTLIST
 from nmt.checkpoint.files import (
     MODEL,
     checkpoint_dir,
+    checkpoint_name,
     load_tensors,
     save_checkpoint,
     write_best,
@@ -306,7 +307,7 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         other.output_weight.add_(0.5)
     save_checkpoint(run_dir, 40, model=other.state_dict(), optimizer={}, state={})
-    write_best(run_dir, STEP)
+    write_best(run_dir, checkpoint_name(STEP))
     paths = [checkpoint_dir(run_dir, step) for step in (STEP, 40)]
     write_average(run_dir / "average", run_dir, paths, score=7.25)
 
