@@ -101,16 +101,14 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
     not, and the tokenizers are compared before anything parses them.
     """
     state = json.loads((weights_dir / STATE).read_text(encoding="utf-8"))
-    recorded = state.get("identity")
-    if recorded is None:
-        return
+    recorded = state.get("identity", {})
     if found := changed_model(recorded, config):
         raise CheckpointError(
             f"{folder / 'config.yaml'} is not of these weights:\n  " + "\n  ".join(found),
             fix="Restore these settings in it.",
         )
-    expected, place = recorded["vocab_hash"], folder / "tokenizer"
-    if place.is_dir() and tokenizer_hash(place) != expected:
+    expected, place = recorded.get("vocab_hash"), folder / "tokenizer"
+    if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
         raise CheckpointError(
             f"{place} is not the tokenizer this model was trained with.",
             fix="Restore the run's own tokenizer folder; a copy is in the prepared data.",

@@ -83,9 +83,9 @@ def changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) ->
 
 def changed_model(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     """Compare an `identity` record with what ``config`` says of the model, in the same way."""
-    was = {**recorded, "model": _with_defaults(ModelConfig, recorded["model"])}
+    was = {**recorded, "model": _with_defaults(ModelConfig, recorded.get("model", {}))}
     now = config.model_dump(mode="json")
-    names = ("source_language", "target_language", "model")
+    names = [name for name in ("source_language", "target_language", "model") if name in recorded]
     of_was, of_now = ({name: side[name] for name in names} for side in (was, now))
     return _differences(of_was, of_now, "")
 

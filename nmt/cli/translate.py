@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +38,7 @@ from nmt.cli.options import (
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from nmt.commands.translate_together import Team
     from nmt.config.decoding import DecodingConfig
     from nmt.translation.mbr import MbrChoice
     from nmt.translation.translator import Translator
@@ -45,6 +49,7 @@ Examples:
   echo "Guten Morgen!" | nmt translate runs/demo --beam-size 1
   nmt translate runs/demo -i in.de.gz --format json --n-best 3
   nmt translate runs/demo -i in.de --sample --top-p 0.9 --n-best 5
+  torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.de -o out.en
 """
 
 
@@ -159,55 +164,76 @@ def translate(
     from nmt.commands.translate import OutputFormat, translate_files
     from nmt.translation.translator import Translator
 
-    style = OutputFormat(
-        format_.value,
-        n_best or 1,
-        alignments,
-        reads_json=input_format is Format.json,
-        attention=attention,
-        token_scores=token_scores,
-    )
-    note = make_note(quiet)
-    translator = Translator.load(
-        model,
-        device=device.value,
-        checkpoint=checkpoint,
-        dtype=dtype.value,
-        threads=threads,
-        note=note,
-        ensemble=make_ensemble(with_, weights, ensemble_mean),
-        guard=not no_guard,
-    )
-    changes = decoding_changes(
-        model,
-        set_,
-        beam_size=beam_size,
-        n_best=n_best,
-        length_penalty=length_penalty,
-        sampling=sample or None,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        shortlist=shortlist,
-        batch_tokens=batch_tokens,
-    )
-    if choice := make_mbr(mbr, mbr_candidates, mbr_from, beam_size):
-        translator = _with_mbr(translator, choice, model)
-    translator = translator.with_options(**changes)
-    _check_beam(translator.options, beam_size)
-    if selfcheck:
-        _selfcheck(model, translator)
-        return
-    translate_files(
-        translator,
-        input_file,
-        output_file,
-        replace(style, n_best=translator.options.n_best),
-        note=note,
-        lines_at_once=1 if stream else None,
-        show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
-    )
+    with _team() as team:
+        note = make_note(quiet)
+        if team is not None:
+            note = team.make_note(note)
+            if selfcheck:
+                raise ConfigError(
+                    "--selfcheck does not go with several processes.",
+                    fix="Call it without torchrun: what it finds holds for any number of them.",
+                )
+        style = OutputFormat(
+            format_.value,
+            n_best or 1,
+            alignments,
+            reads_json=input_format is Format.json,
+            attention=attention,
+            token_scores=token_scores,
+        )
+        translator = Translator.load(
+            model,
+            device=device.value,
+            checkpoint=checkpoint,
+            dtype=dtype.value,
+            threads=threads,
+            note=note,
+            ensemble=make_ensemble(with_, weights, ensemble_mean),
+            guard=not no_guard,
+        )
+        changes = decoding_changes(
+            model,
+            set_,
+            beam_size=beam_size,
+            n_best=n_best,
+            length_penalty=length_penalty,
+            sampling=sample or None,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            shortlist=shortlist,
+            batch_tokens=batch_tokens,
+        )
+        if choice := make_mbr(mbr, mbr_candidates, mbr_from, beam_size):
+            translator = _with_mbr(translator, choice, model)
+        translator = translator.with_options(**changes)
+        _check_beam(translator.options, beam_size)
+        if selfcheck:
+            _selfcheck(model, translator)
+            return
+        run = translate_files if team is None else team.translate_files
+        run(
+            translator,
+            input_file,
+            output_file,
+            replace(style, n_best=translator.options.n_best),
+            note=note,
+            lines_at_once=1 if stream else None,
+            show_progress=input_file is not None and not quiet and sys.stderr.isatty(),
+        )
+
+
+@contextmanager
+def _team() -> Iterator[Team | None]:
+    """Join the processes that torchrun has started beside this one, if it has."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from nmt.commands.translate_together import join_team  # loads torch
+
+        with join_team() as team:
+            yield team
+    else:
+        yield None
 
 
 def _check_beam(options: DecodingConfig, beam_size: int | None) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeAlias
 
 from tqdm import tqdm
 
@@ -83,21 +84,147 @@ class OutputFormat:
                 yield f"{number} ||| {text} ||| {score:.4f}"
 
 
-def _raise(error: DataError) -> None:
-    raise error
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a line has no translation: a `DataError` as a value, which may go to another process."""
+
+    problem: str
+    """What is wrong, and where."""
+    fix: str
+    """What to do about it."""
 
 
-def translate(  # noqa: PLR0913 - two streams, and who is told what
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What came of some lines, in numbers. Tallies add up."""
+
+    num_lines: int = 0
+    """Lines answered, be it with an error."""
+    guard: GuardCount = field(default_factory=GuardCount)
+    """How often the guard was alarmed."""
+    num_failures: int = 0
+    """Lines answered with an error."""
+    first_failure: Failure | None = None
+    """What was wrong with the first of these."""
+
+    def plus(self, later: Tally) -> Tally:
+        """Count the lines of ``later``, too."""
+        mine, theirs = self.guard, later.guard
+        return Tally(
+            self.num_lines + later.num_lines,
+            GuardCount(
+                mine.lines + theirs.lines,
+                mine.alarmed + theirs.alarmed,
+                mine.mended + theirs.mended,
+            ),
+            self.num_failures + later.num_failures,
+            self.first_failure or later.first_failure,
+        )
+
+    def check(self) -> None:
+        """Tell of the lines answered with an error.
+
+        Raises:
+            DataError: There are some.
+        """
+        if self.first_failure is not None:
+            raise DataError(
+                f"Lines answered with an error: {self.num_failures:,}. The first: "
+                f"{self.first_failure.problem}",
+                fix=self.first_failure.fix,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What is written for some lines, and what came of them."""
+
+    output: bytes = b""
+    """Whole lines."""
+    tally: Tally = Tally()
+    """Of the lines that ``output`` answers."""
+    end: Failure | None = None
+    """Why nothing may be written after ``output``; None if that answers all lines."""
+
+
+Answerer: TypeAlias = Callable[[Sequence[bytes], int], Answers]
+"""Answers some lines of the input; the number of the first is counted from 1."""
+
+
+def answer_lines(
+    translator: Translator,
+    style: OutputFormat,
+    lines: Sequence[bytes],
+    first_number: int,
+    *,
+    note: Callable[[str], None] = lambda _: None,
+) -> Answers:
+    """Translate ``lines``: an `Answerer` by its last two arguments.
+
+    A line that has no translation gets ``{"error": ...}`` in JSON; text ends before it.
+
+    Args:
+        translator: The model, with its decoding options.
+        style: How they are read and written.
+        lines: As they come.
+        first_number: Of these in the whole input, from 1.
+        note: Told about odd lines.
+    """
+    texts = list(decode_lines(lines, first_number, note))
+    output, tally = bytearray(), Tally()
+    for request, result in _answers(translator, texts, first_number, style):
+        if isinstance(result, DataError):
+            failure = Failure(result.problem, result.fix)
+            if style.kind == "text":
+                return Answers(bytes(output), tally, failure)
+            written = [as_json({**request.others, "error": failure.problem})]
+            one = Tally(1, num_failures=1, first_failure=failure)
+        else:
+            number = first_number - 1 + tally.num_lines
+            written = [*style.lines(number, result, request.others)]
+            one = Tally(1, GuardCount().plus([result]))
+        output += b"".join(line.encode("utf-8", "replace") + b"\n" for line in written)
+        tally = tally.plus(one)
+    return Answers(bytes(output), tally)
+
+
+def _answer_stream(
+    answer: Answerer,
+    source: IO[bytes],
+    output: IO[bytes],
+    *,
+    lines_at_once: int,
+    name: str,
+    progress: Callable[[int], object],
+    note: Callable[[str], None],
+) -> Tally:
+    """Write what ``answer`` makes of every line of ``source``, flushed after every chunk.
+
+    Raises:
+        DataError: The input is damaged, or a line ends the output.
+    """
+    tally = Tally()
+    for lines in read_chunks(source, lines_at_once=lines_at_once, name=name):
+        found = answer(lines, tally.num_lines + 1)
+        output.write(found.output)
+        output.flush()
+        if found.end is not None:
+            raise DataError(found.end.problem, fix=found.end.fix)
+        progress(len(lines))
+        tally = tally.plus(found.tally)
+    if told := tally.guard.note():
+        note(told)
+    return tally
+
+
+def translate(
     translator: Translator,
     source: IO[bytes],
     output: IO[bytes],
     style: OutputFormat,
     *,
     lines_at_once: int = MOST_LINES,
-    name: str = "standard input",
-    progress: Callable[[int], object] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
-    fail: Callable[[DataError], None] = _raise,
 ) -> int:
     """Translate every line of ``source`` to ``output``; return how many there were.
 
@@ -107,30 +234,22 @@ def translate(  # noqa: PLR0913 - two streams, and who is told what
         output: Where translations go, flushed after every chunk.
         style: How they are read and written.
         lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
-        name: What messages call ``source``.
-        progress: Told the lines of each finished chunk.
         note: Told about odd lines, and at the end what the guard found.
-        fail: Told why a line has no translation. If it lets that pass, the line is answered with
-            ``{"error": ...}``.
+
+    Raises:
+        DataError: The input is damaged, or there is a line that cannot be answered.
     """
-    number, count = 0, GuardCount()
-    for chunk in read_chunks(source, lines_at_once=lines_at_once, name=name):
-        texts = list(decode_lines(chunk, number + 1, note))
-        for request, result in _answers(translator, texts, number + 1, style):
-            if isinstance(result, DataError):
-                output.flush()  # what was asked before is answered
-                fail(result)
-                lines = [as_json({**request.others, "error": result.problem})]
-            else:
-                count = count.plus([result])
-                lines = [*style.lines(number, result, request.others)]
-            output.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
-            number += 1
-        output.flush()
-        progress(len(chunk))
-    if found := count.note():
-        note(found)
-    return number
+    tally = _answer_stream(
+        partial(answer_lines, translator, style, note=note),
+        source,
+        output,
+        lines_at_once=lines_at_once,
+        name="standard input",
+        progress=lambda _: None,
+        note=note,
+    )
+    tally.check()
+    return tally.num_lines
 
 
 def _answers(
@@ -180,31 +299,6 @@ def _requests(texts: Sequence[str], first_number: int, *, reads_json: bool) -> l
     return [Request(text) for text in texts]
 
 
-class _Failures:
-    """Counts the lines that were not answered, and keeps what was wrong with the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first = ("", "")
-
-    def __call__(self, error: DataError) -> None:
-        self.count += 1
-        if self.count == 1:
-            self._first = error.problem, error.fix
-
-    def check(self) -> None:
-        """Tell of them.
-
-        Raises:
-            DataError: There were some.
-        """
-        if self.count:
-            problem, fix = self._first
-            raise DataError(
-                f"Lines answered with an error: {self.count:,}. The first: {problem}", fix=fix
-            )
-
-
 def translate_files(
     translator: Translator,
     source: Path | None,
@@ -225,23 +319,40 @@ def translate_files(
         DataError: The input cannot be read or the output cannot be written, or there was such a
             line.
     """
-    failures = _Failures()
+    return answer_files(
+        partial(answer_lines, translator, style, note=note),
+        source,
+        output,
+        note=note,
+        lines_at_once=lines_at_once or MOST_LINES,
+        show_progress=show_progress,
+    )
+
+
+def answer_files(
+    answer: Answerer,
+    source: Path | None,
+    output: Path | None,
+    *,
+    note: Callable[[str], None],
+    lines_at_once: int,
+    show_progress: bool,
+) -> int:
+    """Do what `translate_files` does, with whatever answers the lines."""
     with ExitStack() as stack:
         reader = stack.enter_context(open_input(source))
         writer = stack.enter_context(open_output(output))
         bar = stack.enter_context(
             tqdm(desc="translating", unit=" lines", disable=not show_progress)
         )
-        number = translate(
-            translator,
+        tally = _answer_stream(
+            answer,
             reader,
             writer,
-            style,
-            lines_at_once=lines_at_once or MOST_LINES,
+            lines_at_once=lines_at_once,
             name="standard input" if source is None else str(source),
             progress=bar.update,
             note=note,
-            fail=failures if style.kind == "json" else _raise,
         )
-    failures.check()
-    return number
+    tally.check()
+    return tally.num_lines

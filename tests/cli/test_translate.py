@@ -18,12 +18,13 @@ from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.extras import SHORTLIST
 from nmt.checkpoint.files import save_checkpoint
-from nmt.checkpoint.run import write_run_files
+from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from nmt.text.tokenizer import tokenizer_hash
 from nmt.translation.guard import GuardThresholds
 from nmt.translation.shortlist import shortlist_bytes
 from nmt.translation.shortlist_file import ShortlistFile, ShortlistParts
@@ -57,7 +58,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     weights = build_model(config.model, size, size).state_dict()
     write_run_files(folder / "run", config, folder / "tokenizer")
-    save_checkpoint(folder / "run", 1, model=weights, optimizer={"m": torch.zeros(1)}, state={})
+    record = identity(config, data_hash="d", vocab_hash=tokenizer_hash(folder / "tokenizer"))
+    moments = {"m": torch.zeros(1)}
+    save_checkpoint(folder / "run", 1, model=weights, optimizer=moments, state={"identity": record})
     return folder / "run"
 
 
@@ -159,7 +162,7 @@ def test_a_line_that_is_too_long_gives_a_line_and_a_note(run_dir: Path) -> None:
     ("part", "word"),
     [
         ("config.yaml", "config.yaml"),
-        ("tokenizer/joint.model", "joint.model"),
+        ("tokenizer/joint.model", "tokenizer"),
         ("checkpoints", "checkpoints"),
         ("checkpoints/step-00000001/manifest.json", "manifest.json"),
         ("checkpoints/step-00000001/model.safetensors", "model.safetensors"),

@@ -1,0 +1,162 @@
+"""``nmt translate`` under torchrun: two processes that behave as one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from nmt.checkpoint.files import checkpoint_dir
+from nmt.cli.app import app
+from nmt.commands.translate import Answers, Failure, Tally
+from nmt.commands.translate_together import join_answers, part_of
+from nmt.text.sentencepiece import SentencePieceTokenizer
+from nmt.text.tokenizer import Tokenizers
+from nmt.translation.guard import GuardThresholds
+from tests.translation.conftest import sentences
+from tests.translation.models import run_config, save_run, small_model, train_tokenizer
+
+LINES = [line.encode() for line in sentences(9, seed=4, longest=8)]
+FLAGS = ("--device", "cpu", "--threads", "1")
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a model that was never trained, and a guard that is always alarmed."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(folder / "tokenizer")
+    joint = SentencePieceTokenizer.load(tokenizer / "joint.model")
+    model = small_model(Tokenizers(joint, joint))
+    run = save_run(folder / "run", model, tokenizer, run_config())
+    limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)
+    (run / "guard.json").write_text(limits.text())
+    return run
+
+
+def alone(run: Path, *arguments: object, text: bytes = b"") -> Result:
+    flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
+    return CliRunner().invoke(app, ["translate", *flags], input=text)
+
+
+def together(
+    run: Path, *arguments: object, text: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run it in two processes; if they do not end, the test fails."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *launcher, "-m", "nmt", "translate", run, *FLAGS, *arguments]
+    return subprocess.run(
+        [str(word) for word in command],
+        input=text,
+        capture_output=True,
+        # Without GPUs: there may be one, and then two processes are refused.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def said(stderr: str) -> list[str]:
+    """What the command itself has said, in an order of its own: processes speak when they can."""
+    return sorted(x for x in stderr.splitlines() if x.startswith(("note:", "error:", "  fix:")))
+
+
+def test_text_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
+    """With blank lines, odd bytes on both sides, and a line that has to be cut.
+
+    And with a damaged checkpoint, which all see but one tells of.
+    """
+    source, run = tmp_path / "in.de", tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    shutil.copytree(checkpoint_dir(run, 1), checkpoint_dir(run, 2))
+    long = b" ".join(LINES)
+    lines = [b"\xef\xbb\xbf", b"Hund\xff", *LINES, b"", b" ", long, b"Kat\xffze", *LINES, b""]
+    source.write_bytes(b"\n".join(lines))
+    expected = alone(run, "-i", source, "--n-best", 2)
+    assert expected.exit_code == 0
+
+    found = together(run, "-i", source, "--n-best", 2)
+
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == expected.stdout_bytes
+    assert said(found.stderr.decode()) == said(expected.stderr)
+    assert "note: damaged checkpoint passed over" in expected.stderr
+    assert "note: line 15, byte 4: 0xff" in expected.stderr
+    assert "note: guard: 21 of 24 lines alarmed" in expected.stderr
+
+
+def test_json_from_a_pipe_tells_of_bad_lines_once(run_dir: Path) -> None:
+    good = [json.dumps({"source": line.decode(), "id": i}) for i, line in enumerate(LINES)]
+    bad = '{"sourc": "x"}'
+    text = "\n".join([good[0], bad, *good, bad, good[0]]).encode()
+    flags = ("--input-format", "json", "--format", "json")
+    expected = alone(run_dir, *flags, text=text)
+    assert expected.exit_code == 3
+
+    found = together(run_dir, *flags, text=text)
+
+    assert found.returncode != 0
+    assert found.stdout == expected.stdout_bytes
+    assert said(found.stderr.decode()) == said(expected.stderr)
+    assert "answered with an error: 2. The first: Line 2 has" in expected.stderr
+
+
+def test_text_ends_before_a_line_that_cannot_be_answered(run_dir: Path) -> None:
+    """Also if a process has answered later ones; in many small chunks."""
+    lines = [json.dumps({"source": line.decode()}) for line in LINES[:5]]
+    text = "\n".join([*lines, "{", *lines]).encode()
+    flags = ("--input-format", "json", "--stream", "--no-guard")
+    expected = alone(run_dir, *flags, text=text)
+    assert expected.stdout_bytes.count(b"\n") == 5
+
+    found = together(run_dir, *flags, text=text)
+
+    assert found.returncode != 0
+    assert found.stdout == expected.stdout_bytes
+    assert said(found.stderr.decode()) == said(expected.stderr)
+
+
+def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.de.gz", tmp_path / "out.en"
+    content = gzip.compress(os.urandom(1 << 10).hex().encode())
+    source.write_bytes(content[: len(content) // 2])
+
+    found = together(run_dir, "-i", source, "-o", output)
+
+    assert found.returncode != 0
+    problem, fix = said(found.stderr.decode())[::-1]
+    assert "cut off" in problem + fix
+    assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
+
+
+@given(st.lists(st.binary(max_size=1), max_size=30), st.integers(1, 9))
+def test_the_parts_of_a_chunk_are_the_chunk(lines: list[bytes], size: int) -> None:
+    parts: list[Sequence[bytes]] = []
+    for rank in range(size):
+        begin, part = part_of(lines, rank, size)
+        assert begin == sum(map(len, parts))
+        parts.append(part)
+    assert [line for part in parts for line in part] == lines
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_the_first_line_that_ends_the_output_ends_it() -> None:
+    failure = Failure("Line 2 is bad.", "Change it.")
+    parts = [
+        Answers(b"1\n", Tally(1), failure),
+        Answers(b"3\n", Tally(1), Failure("Line 4 is bad.", "Change it.")),
+    ]
+    assert join_answers(parts) == parts[0]
+    assert join_answers([Answers(b"0\n", Tally(1)), *parts]) == Answers(
+        b"0\n1\n", Tally(2), failure
+    )
