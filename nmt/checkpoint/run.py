@@ -35,6 +35,7 @@ _BINDING_TRAINING = (
     "ema_decay",
     "freeze",
 )
+_HASH_LENGTH = 64
 # Of the machine, where a record says nothing of it.
 _UNSAID = {"compiled": False}
 # A schedule that falls to its end depends on where the end is.
@@ -134,7 +135,15 @@ def _differences(was: Any, now: Any, path: str) -> list[str]:
         return found
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return _differences(dict(enumerate(was)), dict(enumerate(now)), path)
-    return [] if was == now else [f"{path}: was {was}, is {now}"]
+    return [] if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
+
+
+def _shown(value: Any) -> str:
+    """As it stands in a configuration; of a hash, enough to tell it from another."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = str(value)
+    return f"{text[:12]}..." if len(text) == _HASH_LENGTH else text
 
 
 def check_resumable(
@@ -171,9 +180,11 @@ def refuse_changed_settings(
         CheckpointError: The configuration or the data make another model or other updates.
     """
     if found := changed_settings(recorded, present):
+        fix = "Restore these settings to resume, or set another run_dir to start anew."
+        if any(line.startswith("data_hash") for line in found):
+            fix += " The data_hash is of the training pairs: of corpora, filters and tokenizer."
         raise CheckpointError(
-            f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found),
-            fix="Restore these settings to resume, or set another run_dir to start anew.",
+            f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found), fix=fix
         )
 
 

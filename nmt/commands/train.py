@@ -16,6 +16,7 @@ from nmt.checkpoint.extras import EXTRAS, RANGES, forget_extras
 from nmt.checkpoint.files import (
     Checkpoint,
     clean_partial,
+    list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
     set_damaged_aside,
@@ -34,6 +35,7 @@ from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
 from nmt.commands.final_average import average_at_end
+from nmt.commands.fine_tuning import check_start, start_notes
 from nmt.commands.make_shortlist import make_shortlist
 from nmt.commands.measure_ranges import measure_ranges
 from nmt.commands.prepare import prepare
@@ -43,7 +45,6 @@ from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
-from nmt.errors import ConfigError
 from nmt.model.factory import count_parameters
 from nmt.training.html_report import HtmlReport
 from nmt.training.progress import TrainingSummary
@@ -56,8 +57,6 @@ from nmt.training.trainer import Surroundings, Trainer
 from nmt.training.validation import Validator
 
 _SECONDS_TO_TELL = 5
-# Of the model section: they change no weight's meaning.
-_REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 
 
 def train(
@@ -105,6 +104,8 @@ def train(
 
 def _prepare(config: RunConfig, num_processes: int, *, quiet: bool) -> None:
     """Prepare the data if need be: it may take long, and stops at once when told to."""
+    if not list_checkpoints(config.run_dir):
+        check_start(config)
     prepared = prepare(config, quiet=quiet, check=data_check(config, num_processes))
     if not quiet and not prepared.up_to_date:
         sys.stderr.write(prepared.as_text() + "\n")
@@ -274,17 +275,7 @@ class _Run:
         if folder is None:
             return
         start = load_model(folder)
-        was, now = (c.model.model_dump() for c in (start.config, self.config))
-        differing = [
-            f"model.{key}: {was[key]} there, {now[key]} here"
-            for key in now
-            if key not in _REGULARISATION and was[key] != now[key]
-        ]
-        if differing:
-            raise ConfigError(
-                f"{folder} (training.start_from) has another model:\n  " + "\n  ".join(differing),
-                fix=f"Copy the model section of {folder}/config.yaml.",
-            )
+        self.warnings += start_notes(self.config, start)
         self.optimizer.load_weights(start.model.state_dict())
 
     def _time_budget(self, recorded: tuple[float, int] | None) -> tuple[float, int] | None:
@@ -324,11 +315,14 @@ class _Run:
     def _greeting(self, start: int, total_steps: int | None) -> str:
         sizes = count_parameters(self.model)
         parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        verb = f"resuming at step {start:,}" if start else "training"
-        end = f"to step {total_steps:,}" if total_steps else "until patience ends"
+        if total_steps is not None and start >= total_steps:
+            where = f"at step {start:,}, and training ends at step {total_steps:,}"
+        else:
+            where = f"resuming at step {start:,}" if start else "training"
+            where += f" to step {total_steps:,}" if total_steps else " until patience ends"
         many = f" in each of {self.processes.size} processes" if self.processes.size > 1 else ""
         return (
-            f"{verb} {end}: {sum(sizes.values()):,} parameters ({parts}), "
+            f"{where}: {sum(sizes.values()):,} parameters ({parts}), "
             f"{len(self.data.train):,} pairs, {self.updater.precision.name} on {self.device}, "
             f"{torch.get_num_threads()} threads{many}{self._compiled()}{self._fitted()}"
         )

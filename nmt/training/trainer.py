@@ -139,6 +139,9 @@ class Trainer:
                     reason = "signal"
                 reason = reason or self._finished()
         self._save_end()
+        if reason == "signal":
+            text = f"stopped at step {self.progress.step:,}: the same command goes on from there"
+            self._reporter.report(NoteReport(self.progress.step, text))
         return self.progress.summary(reason, self._seconds + self._interval_seconds)
 
     @property

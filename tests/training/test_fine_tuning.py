@@ -110,6 +110,32 @@ def test_a_model_of_another_shape_is_refused_with_the_keys(base: Path) -> None:
     assert str(base) in caught.value.problem
 
 
+@pytest.mark.parametrize("changes", [{"model": {"ff_dim": 64}}, {"freeze": ["encodr"]}], ids=str)
+@pytest.mark.usefixtures("base")
+def test_what_cannot_begin_is_refused_before_the_data_are_prepared(
+    changes: dict[str, Any],
+) -> None:
+    values = tuned(**{key: value for key, value in changes.items() if key != "model"})
+    values["model"] = {**values["model"], **changes.get("model", {})}
+    with pytest.raises(ConfigError):
+        start(values)
+
+    assert not Path("prepared/tuned").exists()
+
+
+@pytest.mark.usefixtures("base")
+def test_what_one_may_not_expect_is_told() -> None:
+    """Of a model for other languages, and of a vocabulary that is not made."""
+    values = tuned(max_steps=1) | {"source_language": "fr"}
+    values["tokenizer"] = {**values["tokenizer"], "vocab_size": 70}
+    log = (start(values) / "log.txt").read_text()
+
+    assert "runs/base was trained from de to en, this run is from fr to en" in log
+    assert "the vocabulary is that of runs/base (60 entries)" in log
+    log = (start(tuned("again", max_steps=1)) / "log.txt").read_text()
+    assert "runs/base" not in log
+
+
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

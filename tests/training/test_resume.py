@@ -223,8 +223,10 @@ def test_a_run_stopped_and_resumed_in_new_processes_equals_one_that_was_not(
 def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Run) -> None:
     """FAULTS 3 and 19."""
     for updates, step in ((8, 8), (15, 23)):
-        assert run.train(harm=Harm("update", updates, (signal.SIGTERM,))).code == 143
+        stopped = run.train(harm=Harm("update", updates, (signal.SIGTERM,)))
+        assert stopped.code == 143
         assert run.steps()[-1] == step
+        assert f"stopped at step {step}: the same command goes on from there" in stopped.stderr
     run.finish("--exact", "--strict-resume")
 
     assert_equal(run, whole)
@@ -552,6 +554,8 @@ def test_what_was_measured_for_other_settings_is_measured_again(run: Run) -> Non
 def test_with_another_metric_best_and_patience_begin_anew(run: Run) -> None:
     run.finish(max_steps=20)
     assert [step for step, _ in run.state(20)["progress"]["history"]] == [10, 20]
+    again = run.train(max_steps=10)
+    assert "at step 20, and training ends at step 10: " in again.stderr
     run.finish(max_steps=30, validation={"max_sentences": 8, "metric": "loss"})
 
     assert "training.validation has changed" in run.log()
