@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint.files import MODEL, load_tensors, replace_text
+from nmt.checkpoint.disk import replace_text
+from nmt.checkpoint.files import MODEL, load_tensors
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.retention import by_score

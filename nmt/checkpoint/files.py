@@ -22,6 +22,7 @@ import safetensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nmt.checkpoint.disk import TEMPORARY_PREFIX, force_to_disk, replace_text
 from nmt.checkpoint.manifest import NAME as MANIFEST
 from nmt.checkpoint.manifest import Manifest, UnknownFormatError
 from nmt.errors import CheckpointError
@@ -32,7 +33,7 @@ AVERAGE = "average"
 BEST = "best"
 """File in a run folder that names its best weights."""
 _FILES = (MODEL, OPTIMIZER, STATE)
-_TEMPORARY_PREFIX, _REPLACED_PREFIX = ".tmp-", ".replaced-"
+_REPLACED_PREFIX = ".replaced-"
 _MARGIN_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -96,7 +97,7 @@ def save_checkpoint(
     """
     folder = checkpoint_dir(run_dir, step)
     parent = folder.parent
-    temporary = parent / f"{_TEMPORARY_PREFIX}{folder.name}-{os.getpid()}"
+    temporary = parent / f"{TEMPORARY_PREFIX}{folder.name}-{os.getpid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _check_space(parent, model, optimizer)
@@ -132,7 +133,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 def remove_checkpoint(folder: Path) -> None:
     """Delete a checkpoint. If that is cut short, nothing is left under its name."""
-    leaving = folder.with_name(f"{_TEMPORARY_PREFIX}old-{folder.name}-{os.getpid()}")
+    leaving = folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}-{os.getpid()}")
     shutil.rmtree(leaving, ignore_errors=True)
     folder.rename(leaving)
     shutil.rmtree(leaving, ignore_errors=True)
@@ -167,15 +168,6 @@ def _check_space(parent: Path, *groups: Mapping[str, Tensor]) -> None:
             errno.ENOSPC,
             f"it needs {needed / mebibyte:,.1f} MiB, {free / mebibyte:,.1f} MiB are free",
         )
-
-
-def force_to_disk(path: Path) -> None:
-    """Return when a file, or the names in a folder, would survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -273,7 +265,7 @@ def clean_partial(run_dir: Path) -> None:
     for path in checkpoints_dir(run_dir).glob(f"{_REPLACED_PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)
     for folder in (run_dir, checkpoints_dir(run_dir)):
-        for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
+        for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -306,20 +298,6 @@ def set_damaged_aside(run_dir: Path, newest: int) -> list[Path]:
                 ) from error
             places.append(place)
     return places
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small UTF-8 file so that any reader finds the old text or the new one, whole."""
-    replace_bytes(path, text.encode("utf-8"))
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a small file so that any reader finds the old content or the new one, whole."""
-    temporary = path.with_name(f"{_TEMPORARY_PREFIX}{path.name}")
-    temporary.write_bytes(content)
-    force_to_disk(temporary)
-    temporary.replace(path)
-    force_to_disk(path.parent)
 
 
 def write_best(run_dir: Path, name: str | None) -> None:

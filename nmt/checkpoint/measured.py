@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.files import replace_text
+from nmt.checkpoint.disk import replace_text
 from nmt.errors import CheckpointError
 
 MEASURED = "measured.json"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from nmt.checkpoint.disk import force_to_disk, replace_bytes, replace_text
 from nmt.checkpoint.extras import OF_DATA
-from nmt.checkpoint.files import checkpoints_dir, force_to_disk, replace_bytes, replace_text
+from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.manifest import NAME as MANIFEST
 from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError, ConfigError

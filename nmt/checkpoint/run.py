@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoint.files import STATE, newest_checkpoint, replace_text
+from nmt.checkpoint.disk import replace_text
+from nmt.checkpoint.files import STATE, newest_checkpoint
 from nmt.config.base import Section
 from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config

@@ -19,10 +19,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from nmt.checkpoint.disk import force_to_disk
 from nmt.commands.preparation import TOKENIZER, TRAIN, VALID, Preparation
 from nmt.commands.prepare_report import PrepareReport
+from nmt.config.language import check_languages
 from nmt.config.run import RunConfig
-from nmt.data.corpus import corpus_files
+from nmt.data.corpus import check_files, corpus_files
 from nmt.data.prepared import FORMAT_VERSION, MANIFEST, PreparedData, PreparedManifest
 from nmt.errors import ConfigError, DataError
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
@@ -48,6 +50,7 @@ def prepare(
         check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
+        ConfigError: A language has another code.
         DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
             cannot be written.
         TokenizerError: The text allows no vocabulary of this size.
@@ -59,6 +62,7 @@ def prepare(
                 fix="Write the text to a file first.",
             )
     if report_only:
+        _check(config)
         with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
             return Preparation(config, Path(scratch), stores=False, quiet=quiet).run()[0]
     folder = config.prepared_dir
@@ -85,6 +89,7 @@ def prepare(
 def _make(
     config: RunConfig, folder: Path, check: Callable[[PreparedManifest], None], *, quiet: bool
 ) -> PrepareReport:
+    _check(config)
     start_from = config.training.start_from
     if start_from is not None and not (start_from / TOKENIZER).is_dir():
         raise ConfigError(
@@ -113,6 +118,17 @@ def _make(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return report
+
+
+def _check(config: RunConfig) -> None:
+    """Check, before much is read, what can be checked at once."""
+    check_languages(config.languages)
+    data = config.data
+    check_files({
+        **{f"data.train.{number}": corpus for number, corpus in enumerate(data.train)},
+        "data.valid": data.valid,
+        **{f"data.test.{name}": corpus for name, corpus in data.test.items()},
+    })  # fmt: skip
 
 
 def _left_overs(folder: Path) -> list[Path]:
@@ -172,22 +188,14 @@ def _replace(temporary: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    _force_to_disk(folder.parent)
+    force_to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
     """Wait until the folder's contents are on the disk: a rename may outrun them."""
     for path in [*folder.rglob("*"), folder]:
-        _force_to_disk(path)
-
-
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        force_to_disk(path)
 
 
 def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:

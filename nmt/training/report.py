@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from tqdm import tqdm
 
-from nmt.checkpoint.files import force_to_disk
+from nmt.checkpoint.disk import force_to_disk
 from nmt.errors import CheckpointError
 
 _READABLE = 1e6  # perplexities above are shown by their magnitude
@@ -68,6 +68,8 @@ class ValidationReport:
     """exp(loss)."""
     bleu: float | None
     """BLEU of the decoded translations."""
+    bleu_tokenizer: str | None = None
+    """What its words were found with; scores by different ones cannot be compared."""
     chrf: float | None
     """ChrF2 of the decoded translations."""
     seconds: float
@@ -79,7 +81,9 @@ class ValidationReport:
         """Return one line to read."""
         text = f"validation at step {self.step:,}: perplexity {shown_perplexity(self.perplexity)}"
         if self.bleu is not None and self.chrf is not None:
-            text += f", BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
+            others = self.bleu_tokenizer not in (None, "13a")
+            label = f" (tokenizer {self.bleu_tokenizer})" if others else ""
+            text += f", BLEU {self.bleu:.2f}{label}, chrF {self.chrf:.2f}"
         return f"{text} ({self.seconds:.1f} s)"
 
 

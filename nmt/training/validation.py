@@ -27,6 +27,8 @@ class Scores:
     """Cross-entropy of the reference without smoothing."""
     bleu: float | None = None
     """BLEU of the decoded translations, in 0 to 100."""
+    bleu_tokenizer: str | None = None
+    """What BLEU's words were found with; None where there is no BLEU."""
     chrf: float | None = None
     """ChrF2 of the decoded translations, in 0 to 100."""
     samples: tuple[tuple[str, str, str], ...] = ()
@@ -50,6 +52,7 @@ class Scores:
             loss=self.nats_per_token,
             perplexity=self.perplexity,
             bleu=self.bleu,
+            bleu_tokenizer=self.bleu_tokenizer,
             chrf=self.chrf,
             seconds=seconds,
             samples=self.samples,
@@ -61,6 +64,8 @@ class TextScores:
     """Scores of decoded text."""
 
     bleu: float
+    bleu_tokenizer: str
+    """What BLEU's words were found with."""
     chrf: float
     samples: tuple[tuple[str, str, str], ...]
 
@@ -118,7 +123,7 @@ class Validator:
         nats_per_token = nats / max(tokens, 1)
         if text is None:
             return Scores(nats_per_token)
-        return Scores(nats_per_token, text.bleu, text.chrf, text.samples)
+        return Scores(nats_per_token, text.bleu, text.bleu_tokenizer, text.chrf, text.samples)
 
     def _sum_loss(self) -> tuple[float, int]:
         """Return loss and tokens of the batches of this process."""

@@ -90,6 +90,16 @@ def test_scoring_a_model_is_scoring_what_it_translates(world: Path, tmp_path: Pa
     assert first["scores"] == second["scores"]
 
 
+def test_training_says_when_bleu_is_not_counted_as_usual(world: Path, tmp_path: Path) -> None:
+    flags = [f"prepared_dir={tmp_path / 'prepared'}", "target_language=ja", "training.max_steps=1"]
+    arguments = [part for flag in flags for part in ("--set", flag)]
+    result = nmt("train", world / "config.yaml", "--run-dir", tmp_path / "run", *arguments)
+
+    assert result.exit_code == 0, result.stderr
+    assert "(tokenizer char), chrF" in result.stderr
+    assert "(tokenizer char), chrF" in (tmp_path / "run" / "log.txt").read_text("utf-8")
+
+
 def test_a_checkpoint_that_is_not_there_is_refused(world: Path) -> None:
     for command in (("evaluate", world / "run"), ("translate", world / "run")):
         refused(4, "step-00000003", *command, "--checkpoint", "step-4")
@@ -136,7 +146,7 @@ def test_a_configuration_that_does_not_fit_the_weights_is_told(run: Path) -> Non
     """Fault 47."""
     config = run / "config.yaml"
     config.write_text(config.read_text("utf-8").replace("ff_dim: 64", "ff_dim: 96"), "utf-8")
-    refused(4, "(96, 32)", "evaluate", run)
+    refused(4, "model.ff_dim: was 64, is 96", "evaluate", run)
 
 
 def test_a_place_that_cannot_be_written_is_named(world: Path) -> None:
