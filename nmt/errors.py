@@ -34,12 +34,16 @@ class DataError(NmtError):
     exit_code = 3
 
     @classmethod
-    def not_parallel(cls, source: str, target: str, counts: tuple[int, int]) -> DataError:
+    def not_parallel(
+        cls,
+        source: str,
+        target: str,
+        counts: tuple[int, int],
+        *,
+        fix: str = "Line i of both files must translate each other; re-export the pair together.",
+    ) -> DataError:
         """Two files that should pair line by line differ in length."""
-        return cls(
-            f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}.",
-            fix="Line i of both files must translate each other; re-export the pair together.",
-        )
+        return cls(f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}.", fix=fix)
 
 
 class TokenizerError(DataError):

@@ -14,67 +14,51 @@ from nmt.errors import ConfigError
 app = typer.Typer(help="Show, check and describe configurations.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(epilog="\b\nExample:\n  nmt config schema > nmt.schema.json")
 def schema() -> None:
-    r"""Print the JSON schema of a configuration, for editors.
-
-    \b
-    Example:
-      nmt config schema > nmt.schema.json
-    """
+    """Print the JSON schema of a configuration, for editors."""
     from nmt.config.run import RunConfig
 
     typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
 
 
-@app.command()
+@app.command(epilog="\b\nExample:\n  nmt config keys > configs/KEYS.md")
 def keys() -> None:
-    r"""Print every key with its default, what it allows and what it does, as Markdown.
-
-    \b
-    Example:
-      nmt config keys > configs/KEYS.md
-    """
+    """Print every key with its default, what it allows and what it does, as Markdown."""
     from nmt.config.reference import describe_keys
 
     typer.echo(describe_keys(), nl=False)
 
 
-@app.command()
+@app.command(epilog="\b\nExample:\n  nmt config show configs/demo.yaml --set model.preset=modern")
 def show(
     config: Config,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
 ) -> None:
-    r"""Print the resolved configuration: every key, with defaults and presets filled in.
-
-    \b
-    Example:
-      nmt config show configs/demo.yaml --set model.preset=modern
-    """
+    """Print the resolved configuration: every key, with defaults and presets filled in."""
     from nmt.config.loader import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, set_)), nl=False)
 
 
-@app.command()
+@app.command(epilog="\b\nExample:\n  nmt config check configs/*.yaml")
 def check(
     configs: Annotated[
-        list[Path], typer.Argument(metavar="CONFIG", help="YAML configuration files.")
+        list[Path],
+        # The usage line names it; in a list of arguments it would be called a `list[Path]`.
+        typer.Argument(metavar="CONFIG", help="YAML configuration files.", hidden=True),
     ],
     set_: Set = [],  # noqa: B006 - read only
 ) -> None:
-    r"""Check configurations; report all problems of all files.
-
-    \b
-    Example:
-      nmt config check configs/*.yaml
-    """
+    """Check YAML configuration files; report all problems of all files."""
+    from nmt.config.language import check_languages
     from nmt.config.loader import load_config
 
     failed = 0
     for path in configs:
         try:
-            load_config(path, set_)
+            languages = load_config(path, set_).languages
+            check_languages({f"{path}: {key}": code for key, code in languages.items()})
         except ConfigError as error:
             failed += 1
             typer.echo(f"error: {error}", err=True)

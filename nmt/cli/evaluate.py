@@ -188,4 +188,6 @@ def evaluate(
         print_json(evaluation.as_dict())
     else:
         typer.echo(evaluation.as_text())
+    if evaluation.unsaved is not None:
+        raise evaluation.unsaved
     raise_if_missed(evaluation.gates)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import Processes, interleave
-from nmt.metrics.sacrebleu import MetricOptions, corpus_score
+from nmt.metrics.sacrebleu import MetricOptions, corpus_score, default_tokenizer
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import load_tokenizers
 from nmt.training.signals import SharedStop
@@ -39,7 +39,8 @@ class DecodingValidator:
             for metric in ("bleu", "chrf")
         )
         samples = zip(self.source, hypotheses, self.reference, strict=True)
-        return TextScores(bleu, chrf, tuple(samples)[:_NUM_SAMPLES])
+        tokenizer = self.options.tokenize or default_tokenizer(self.options.target_language)
+        return TextScores(bleu, tokenizer, chrf, tuple(samples)[:_NUM_SAMPLES])
 
     def _translate(self) -> list[str]:
         own = self.source[self.processes.rank :: self.processes.size]
@@ -82,6 +83,5 @@ def decoding_validator(
 
 def _metric_options(config: RunConfig) -> MetricOptions:
     """Score by the target language, but with nothing that may not be installed."""
-    language = config.target_language
-    tokenizer = "char" if language[:2].lower() in ("ja", "ko") else None
-    return MetricOptions(target_language=language, tokenize=tokenizer)
+    tokenizer = default_tokenizer(config.target_language)
+    return MetricOptions(tokenize="char" if tokenizer.endswith("-mecab") else tokenizer)

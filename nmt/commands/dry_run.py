@@ -59,7 +59,10 @@ def _measure(config: RunConfig, *, quiet: bool, num_updates: int) -> DryRunRepor
     plan = setup.loader.plan(0)
     epoch = _epoch(setup, plan)
     if not quiet:
-        sys.stderr.write(f"Making {num_updates} and a few updates to measure time and memory.\n")
+        sys.stderr.write(
+            "Measuring memory on the largest batches, and time in a probe of "
+            f"{num_updates} updates.\n"
+        )
     memory = _memory(setup, plan)
     seconds = measure_update_seconds(
         setup.updater, setup.updater.optimizer, setup.loader, num_updates=num_updates

@@ -18,6 +18,7 @@ from nmt.commands.evaluation_systems import (
     model_name,
     name_systems,
     read_hypotheses,
+    save_lines,
     shown_name,
     translate_set,
 )
@@ -86,7 +87,8 @@ def run_evaluation(options: EvaluateOptions, *, say: Callable[[str], None]) -> E
         say: Receives remarks for the user, one line each.
 
     Returns:
-        The scores of every system, and whether the gates were met.
+        The scores of every system, whether the gates were met, and what kept the translations
+        from being saved.
 
     Raises:
         ConfigError: Flags that contradict each other, unknown names.
@@ -108,11 +110,15 @@ def run_evaluation(options: EvaluateOptions, *, say: Callable[[str], None]) -> E
     if options.baseline is not None:
         lines = read_hypotheses(options.baseline, whole, options.limit)
         baseline = (shown_name(options.baseline), lines)
+    unsaved = None
     if config is not None:
-        systems.insert(0, (model_name(options), translate_set(options, config, chosen, say)))
+        lines = translate_set(options, config, chosen, say)
+        systems.insert(0, (model_name(options), lines))
+        if options.save_hypotheses is not None:
+            unsaved = save_lines(options.save_hypotheses, lines)
     for remark in find_remarks(systems, chosen, options):
         say(remark)
-    return _score(systems, baseline, scorers, chosen, options)
+    return replace(_score(systems, baseline, scorers, chosen, options), unsaved=unsaved)
 
 
 def _streams(references: Sequence[str] | Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nmt.errors import DataError
 from nmt.metrics.base import Score
 from nmt.metrics.gate import GateResult
 
@@ -40,6 +41,8 @@ class Evaluation:
     """What it was compared with."""
     gates: tuple[GateResult, ...] = ()
     """Every system at every gate."""
+    unsaved: DataError | None = None
+    """Why the model's translations could not be saved; to be raised once the scores are told."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what was not asked for is left out."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import nearest_word
+from nmt.config.language import check_languages
 from nmt.config.run import RunConfig
-from nmt.data.corpus import BadPair, ReadOptions, read_corpus
+from nmt.data.corpus import BadPair, ReadOptions, check_files, read_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.metrics.sacrebleu import published_test_set
 from nmt.text.lines import decode_line, read_lines, split_lines
@@ -19,6 +20,7 @@ STANDARD_INPUT = Path("-")
 """Names standard input where a file of lines is expected."""
 
 _UNBOUNDED_CHARACTERS = 1 << 30
+_ONE_SENTENCE = "Line i of every file must belong to sentence i: export them together again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> Evaluati
         ConfigError: The flags contradict each other, or name no test set that exists.
         DataError: A file is missing, damaged, empty or not parallel.
     """
-    target_language = _target_language(choice.pair, config)
+    target_language = _target_language(choice, config)
     if choice.references:
         if choice.name is not None:
             raise ConfigError(
@@ -85,6 +87,7 @@ def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> Evaluati
     tests = config.data.test if config else {}
     name = choice.name or _only_test(tests, config)
     if config and name in tests:
+        _check_agreement(choice.pair, name, config)
         return _from_config(name, tests[name], config)
     if choice.pair is None and config is None:
         raise ConfigError(
@@ -121,10 +124,24 @@ def check_pair(pair: str) -> str:
     return pair
 
 
-def _target_language(pair: str | None, config: RunConfig | None) -> str | None:
-    if pair is not None:
-        return check_pair(pair).partition("-")[2]
-    return config.target_language if config else None
+def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
+    if choice.pair is None:
+        return config.target_language if config else None
+    source, _, target = check_pair(choice.pair).partition("-")
+    if choice.references:  # the names of published sets are compared with what is published
+        where = f"-l {choice.pair}"
+        check_languages({f"{where}, source": source, f"{where}, target": target})
+    return target
+
+
+def _check_agreement(pair: str | None, name: str, config: RunConfig) -> None:
+    """Refuse other languages for a test set than the configuration that names it has."""
+    own = f"{config.source_language}-{config.target_language}"
+    if pair not in (None, own):
+        raise ConfigError(
+            f"Test set {name} of the model's configuration is {own}, not {pair}.",
+            fix="Leave -l out: it is for files and for sacrebleu's test sets.",
+        )
 
 
 def _only_test(tests: dict[str, CorpusConfig], config: RunConfig | None) -> str:
@@ -168,11 +185,13 @@ def _checked(
         raise DataError(f"{names[0]} has no lines.", fix="Give a file with references in it.")
     for name, side in zip(names[1:], sides[1:], strict=True):
         if len(side) != len(result):
-            raise DataError.not_parallel(names[0], name, (len(result), len(side)))
+            counts = (len(result), len(side))
+            raise DataError.not_parallel(names[0], name, counts, fix=_ONE_SENTENCE)
     return result
 
 
 def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> EvaluationSet:
+    check_files({f"data.test.{name}": corpus})
     if corpus.sacrebleu is not None:
         pair = f"{config.source_language}-{config.target_language}"
         found = _published(corpus.sacrebleu, pair, (), config.target_language)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nmt.commands.evaluation_options import EvaluateOptions
 from nmt.commands.evaluation_set import STANDARD_INPUT, EvaluationSet, read_text
+from nmt.commands.line_streams import open_output
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
@@ -73,19 +74,24 @@ def read_hypotheses(path: Path, whole: EvaluationSet, limit: int | None) -> tupl
     """
     lines = read_text(path)
     if len(lines) != len(whole) and len(lines) != limit:
-        raise DataError.not_parallel(str(path), whole.name, (len(lines), len(whole)))
+        raise DataError.not_parallel(
+            str(path),
+            whole.name,
+            (len(lines), len(whole)),
+            fix="Line i must translate sentence i of the test set: translate all of it, and drop "
+            "no line.",
+        )
     return lines[:limit]
 
 
 def translate_set(
     options: EvaluateOptions, config: RunConfig, chosen: EvaluationSet, say: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """Translate the source lines with the model, and save the result if that was asked for.
+    """Translate the source lines with the model.
 
     Raises:
         ConfigError: There is no model, or the set has no source lines.
         CheckpointError: The model cannot be loaded.
-        DataError: The translations cannot be saved.
     """
     if options.model is None or chosen.source is None:
         raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
@@ -107,20 +113,17 @@ def translate_set(
     results = translator.translate(chosen.source, **config.decoding.model_dump())
     if found := GuardCount().plus(results).note():
         say(found)
-    lines = tuple(result.text for result in results)
-    if options.save_hypotheses is not None:
-        _write_lines(options.save_hypotheses, lines)
-    return lines
+    return tuple(result.text for result in results)
 
 
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
+def save_lines(path: Path, lines: Iterable[str]) -> DataError | None:
+    """Write lines to a file. Return why that is impossible: what it costs is for others to say."""
     try:
-        path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            fix="Choose another place for --save-hypotheses.",
-        ) from error
+        with open_output(path) as stream:
+            stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    except DataError as error:
+        return error
+    return None
 
 
 def find_remarks(
@@ -140,7 +143,11 @@ def find_remarks(
     tokenizer = options.tokenize or default_tokenizer(chosen.target_language)
     sample = "".join(chosen.references[0][:100])
     if tokenizer == "13a" and sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3:
+        is_japanese = sum("\u3041" <= c <= "\u30fa" for c in sample) > len(sample) / 10  # kana
+        language, code, fitting = (
+            ("Japanese", "ja", "ja-mecab or char") if is_japanese else ("Chinese", "zh", "zh")
+        )
         yield (
-            "The references look Chinese or Japanese, but BLEU's tokenizer is 13a; name the "
-            "languages (-l en-zh) or the tokenizer (--tokenize zh)."
+            f"The references look {language}, but BLEU's tokenizer is 13a; name the languages "
+            f"(-l en-{code}) or the tokenizer (--tokenize {fitting})."
         )

@@ -92,7 +92,8 @@ class Preparation:
             TokenizerError: The text allows no vocabulary of this size.
         """
         start = time.perf_counter()
-        held_out = HeldOut(self._held_out())
+        sets, unchecked = self._held_out()
+        held_out = HeldOut(sets)
         sample, repeated = self._look(held_out)
         tokenizers = self._learn(sample)
         statistics = self._encode_train(repeated, tokenizers)
@@ -107,6 +108,7 @@ class Preparation:
             counts={name: _plain(counts) for name, counts in self._counts.items()},
             findings={name: _plain(check.found) for name, check in self._checks.items()},
             overlap=held_out.overlap(),
+            unchecked=unchecked,
             sides=tuple(side.report() for side in statistics),
             joint=self._config.tokenizer.joint,
             warnings=tuple(warnings),
@@ -114,14 +116,16 @@ class Preparation:
         )
         return report, tokenizers
 
-    def _held_out(self) -> dict[str, list[tuple[str, str]]]:
-        """Read the validation and test sets, but for those that might have to be downloaded."""
+    def _held_out(self) -> tuple[dict[str, list[tuple[str, str]]], tuple[str, ...]]:
+        """Read the validation and test sets; name those that might have to be downloaded."""
         sets = {VALID: self._config.data.valid, **self._config.data.test}
-        return {
+        remote = tuple(name for name, each in sets.items() if each.sacrebleu or each.huggingface)
+        read = {
             name: [pair[:2] for pair in read_corpus(corpus, self._options) if _is_usable(pair)]
             for name, corpus in sets.items()
-            if not (corpus.sacrebleu or corpus.huggingface)
+            if name not in remote
         }
+        return read, remote
 
     def _look(self, held_out: HeldOut) -> tuple[Reservoir, Flags]:
         """First pass. Return the sample to learn from, and which usable pairs are repetitions."""

@@ -84,6 +84,8 @@ class PrepareReport:
     """Per training corpus: pairs that look odd but were not dropped for it."""
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Per held-out set: its pairs, and how many sources and whole pairs the training has too."""
+    unchecked: tuple[str, ...] = ()
+    """Held-out sets that were not looked for, as they might have to be downloaded."""
     sides: tuple[SideReport, ...] = ()
     """Source and target of the training data."""
     joint: bool = True
@@ -102,6 +104,7 @@ class PrepareReport:
         """Return plain data for JSON."""
         return asdict(self) | {
             "sides": [asdict(side) for side in self.sides],
+            "unchecked": list(self.unchecked),
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
         }
@@ -138,7 +141,21 @@ class PrepareReport:
                     f"sentences of {name} are in the training data, {overlap['pairs_in_train']:,} "
                     "with the same translation"
                 )
+        yield from self._without_overlap()
         yield from (f"warning: {text}" for text in self.warnings)
         rate = self.num_read / max(self.seconds, 1e-3)
         what = self.folder if self.written else "report only, nothing written"
         yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
+
+    def _without_overlap(self) -> Iterator[str]:
+        """Say of what the training data has nothing, so that silence is not taken for it."""
+        clean = [
+            f"{name} ({overlap['pairs']:,} pairs)"
+            for name, overlap in self.overlap.items()
+            if not overlap["sources_in_train"]
+        ]
+        if clean:
+            yield f"overlap: no source sentence of {', '.join(clean)} is in the training data"
+        if self.unchecked:
+            names = ", ".join(self.unchecked)
+            yield f"overlap: not compared with {names}, which might have to be downloaded"

@@ -99,7 +99,10 @@ class DecodingConfig(Section):
         if not self.sampling:
             for key in self._changed(_OF_SAMPLING):
                 value = getattr(self, key)
-                yield f"{key} ({value}) is an option of sampling: set sampling to true"
+                yield (
+                    f"{key} ({value}) is an option of sampling: set sampling to true "
+                    "(`nmt translate --sample`)"
+                )
         if self.sampling and self.return_alternatives:
             yield "sampling and return_alternatives exclude each other"
         elif self.sampling or self.return_alternatives:
@@ -119,7 +122,10 @@ class DecodingConfig(Section):
 
     def _beam_disagreements(self) -> Iterator[str]:
         if self.n_best > self.beam_size:
-            yield f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})"
+            yield (
+                f"n_best ({self.n_best}) is more than beam_size ({self.beam_size}): "
+                "raise beam_size (--beam-size)"
+            )
         elif self.n_best > self.patience * self.beam_size:
             yield (
                 f"n_best ({self.n_best}) is more than patience x beam_size "

@@ -12,6 +12,8 @@ from typing import Any, Final
 ANY: Final = "*"
 """Stands for a list position or a name of the user's choice in a `Key` path."""
 
+_SHORTEST_START: Final = 4
+
 _OTHER_WORDS: Mapping[str, str] = MappingProxyType({
     "adam_betas": "betas",
     "adam_eps": "epsilon",
@@ -113,6 +115,9 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     ):  # fmt: skip
         shared += 1
     same_section = shared == len(path) - 1 == len(key.path) - 1
+    is_start = wanted.startswith(name) or name.startswith(wanted)
+    if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
+        alike = max(alike, 0.9)  # above a key of the very name elsewhere
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
 
 

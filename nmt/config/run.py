@@ -56,6 +56,11 @@ class RunConfig(Section):
     training: TrainingConfig
     decoding: DecodingConfig = DecodingConfig()
 
+    @property
+    def languages(self) -> dict[str, str]:
+        """The codes of both languages, by their keys."""
+        return {"source_language": self.source_language, "target_language": self.target_language}
+
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str) -> str:

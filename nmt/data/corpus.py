@@ -7,7 +7,7 @@ side makes the pair blank, bad or over-long, and never shifts the other side.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, count, islice, zip_longest
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from nmt.config.data import CorpusConfig
 from nmt.data.demo import demo_pairs
-from nmt.data.huggingface import huggingface_pairs, local_files
+from nmt.data.huggingface import huggingface_pairs, local_files, text_in
 from nmt.data.published import published_pairs
 from nmt.errors import DataError
 from nmt.text.lines import decode_line, open_binary, split_lines
@@ -71,6 +71,38 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     if config.huggingface is not None:
         paths += local_files(config.huggingface)
     return tuple(path for path in paths if path is not None)
+
+
+def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
+    """Check that the files of corpora exist, before any is read.
+
+    Args:
+        corpora: Corpora by their keys in the configuration, for example ``data.train.0``.
+
+    Raises:
+        DataError: Names every file that does not, with its key.
+    """
+    missing = [
+        f"{key}.{side}: {path} does not exist."
+        for key, corpus in corpora.items()
+        for side in ("source", "target", "tsv", "jsonl")
+        if (path := getattr(corpus, side)) is not None and _is_missing(path)
+    ]
+    if missing:
+        raise DataError(
+            "\n  ".join(missing),
+            fix="Check the path; relative paths start at the working directory.",
+        )
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # reading it says what is wrong
+        return False
+    return False
 
 
 def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
@@ -200,8 +232,8 @@ def _jsonl_pairs(path: Path, options: ReadOptions) -> Iterator[SentencePair | Ba
             continue
         try:
             translation = json.loads(line)["translation"]
-            left = _json_text(translation[options.source_language])
-            right = _json_text(translation[options.target_language])
+            left = _json_text(text_in(options.source_language, translation))
+            right = _json_text(text_in(options.target_language, translation))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f'{path}, line {number:,}: no {{"translation": '

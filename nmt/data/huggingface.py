@@ -28,7 +28,7 @@ def huggingface_pairs(
     for number, row in enumerate(_rows(name, config), start=1):
         try:
             texts = row.get("translation") or row
-            left, right = texts[source_language], texts[target_language]
+            left, right = text_in(source_language, texts), text_in(target_language, texts)
         except (KeyError, TypeError) as error:
             raise DataError(
                 f"{name}, row {number:,}: no text for {source_language} and {target_language}; "
@@ -38,6 +38,18 @@ def huggingface_pairs(
         yield _text(left), _text(right)
     if number == 0:
         raise DataError(f"{name} (split {config.split}) has no rows.", fix="Check the split.")
+
+
+def text_in(language: str, texts: Mapping[str, Any]) -> Any:
+    """Return the text in a language; data may have ``pt_BR`` where we say ``pt-BR``.
+
+    >>> text_in("pt-BR", {"en": "yes", "pt_BR": "sim"})
+    'sim'
+
+    Raises:
+        KeyError: There is none.
+    """
+    return texts[language if language in texts else language.replace("-", "_")]
 
 
 def local_files(name: str) -> list[Path]:

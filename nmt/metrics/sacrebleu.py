@@ -88,7 +88,10 @@ class Scorer:
         """
         if len(hypotheses) != self._num_sentences:
             raise DataError.not_parallel(
-                "the hypothesis", "the reference", (len(hypotheses), self._num_sentences)
+                "the hypothesis",
+                "the reference",
+                (len(hypotheses), self._num_sentences),
+                fix="Line i of both must belong to sentence i: give as many lines of each.",
             )
         rows = self._engine._extract_corpus_statistics(hypotheses, None)
         # Summed by sacrebleu itself: integers stay integers, and the last digit is the same.
@@ -201,9 +204,9 @@ def _make_bleu(options: MetricOptions, references: Sequence[Sequence[str]] | Non
             if name.endswith("mecab")
             else "Its model is downloaded on first use; check the connection"
         )
+        why = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"BLEU's tokenizer {name} cannot be used here"
-            + ("." if name.endswith("mecab") else f": {error}"),
+            f"BLEU's tokenizer {name} cannot be used here: {why}",
             fix=f"{remedy}. chrf needs no tokenizer.",
         ) from error
 
@@ -233,7 +236,10 @@ def _check_references(references: Sequence[Sequence[str]]) -> None:
     for number, stream in enumerate(references[1:], start=2):
         if len(stream) != len(references[0]):
             raise DataError.not_parallel(
-                "reference 1", f"reference {number}", (len(references[0]), len(stream))
+                "reference 1",
+                f"reference {number}",
+                (len(references[0]), len(stream)),
+                fix="Line i of both must belong to sentence i: give as many lines of each.",
             )
 
 

@@ -38,6 +38,32 @@ def test_check_reports_every_file(tmp_path: Path) -> None:
     assert result.stderr.count("unknown key naem; did you mean name?") == 2
 
 
+@pytest.mark.parametrize("name", ["schema", "keys", "show", "check"])
+def test_help_shows_the_example_on_its_own_line(name: str) -> None:
+    text = CliRunner().invoke(app, ["config", name, "--help"]).stdout
+
+    assert f"\n  Example:\n    nmt config {name} " in text
+    assert "\\b" not in text
+    assert "list[" not in text
+
+
+@pytest.mark.parametrize("command", [["train"], ["prepare"], ["config", "check"]])
+def test_a_value_apart_from_its_key_is_told_to_be_one_argument(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, str(DEMO), "--set", "training.max_steps", "100"])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--set training.max_steps: write KEY=VALUE, as one argument" in result.stderr
+    assert "--set training.max_steps=VALUE" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["prepare", "--report-only"]])
+def test_a_country_is_no_language(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, str(DEMO), "--set", "target_language=cz"])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "target_language: cz is a country; the code of Czech is cs" in result.stderr
+
+
 def test_check_knows_overrides() -> None:
     command = ["config", "check", str(DEMO), "--set"]
     good = CliRunner().invoke(app, [*command, "training.seed=5"])

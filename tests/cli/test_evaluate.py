@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import subprocess
 import sys
 from collections import defaultdict
@@ -231,6 +232,21 @@ def test_chinese_is_tokenized_as_chinese_once_its_name_is_known(tmp_path: Path) 
     assert "tok:zh" in score["signature"]
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("今日は天気がいいので、公園へ。", "-l en-ja) or the tokenizer (--tokenize ja-mecab or ch"),
+        ("列夫・托尔斯泰是一位伟大的作家。", "-l en-zh) or the tokenizer (--tokenize zh)"),
+    ],
+)  # fmt: skip
+def test_the_tokenizer_that_is_advised_fits_the_script(
+    tmp_path: Path, line: str, advice: str
+) -> None:
+    path = write(tmp_path / "text", [line] * 3)
+    result = invoke("--hypothesis", path, "--reference", path)
+    assert (result.exit_code, advice in result.stderr) == (0, True)
+
+
 def test_tokenized_text_is_remarked_on_unless_quiet(tmp_path: Path) -> None:
     path = write(tmp_path / "text.en", ["this looks tokenized ."] * 3)
     flags = ("--hypothesis", path, "--reference", path)
@@ -311,6 +327,9 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
         (["--tokenize", "13b"], "Did you mean 13a?"),
         (["--limit", "0"], "--limit"),
         (["-l", "german"], "not a pair of languages"),
+        (["-l", "en-jp"], "the code of Japanese is ja"),
+        (["-l", "cz-de"], "the code of Czech is cs"),
+        (["-l", "en-ar_MA"], "write ar-MA or ar"),
         (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
         (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
@@ -348,6 +367,8 @@ def test_line_counts_that_differ_are_both_named(tmp_path: Path) -> None:
         assert result.exit_code == 3
         assert "1,000" in result.stderr
         assert "999" in result.stderr
+        assert "must translate sentence i" in result.stderr
+        assert "each other" not in result.stderr
     result = invoke(
         "--hypothesis", thousand, "--reference", thousand, "--reference", fewer, "--limit", 5
     )
@@ -512,6 +533,23 @@ def test_test_sets_are_listed_when_one_must_be_chosen(model: Path) -> None:
     assert (result.exit_code, "Did you mean one?" in result.stderr) == (2, True)
 
 
+def test_other_languages_than_the_model_has_are_refused_for_its_own_test_sets(model: Path) -> None:
+    UpperCaser.calls = {}
+    result = invoke(model, "-t", "one", "-l", "de-en")
+    assert (result.exit_code, UpperCaser.calls) == (2, {})
+    assert "one of the model's configuration is en-de, not de-en" in result.stderr
+    assert invoke(model, "-t", "one", "-l", "en-de").exit_code == 0
+
+
+def test_a_test_set_whose_file_is_gone_is_told_with_its_key(model: Path) -> None:
+    """Fault 33."""
+    missing = model.parent / "test.upper"
+    missing.unlink()
+    result = invoke(model, "-t", "two")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"data.test.two.target: {missing} does not exist." in result.stderr
+
+
 def test_a_model_needs_source_lines(model: Path, files: tuple[Path, Path]) -> None:
     result = invoke(model, "--reference", files[1])
     assert (result.exit_code, "--source FILE" in result.stderr) == (2, True)
@@ -535,6 +573,24 @@ def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> 
     UpperCaser.calls = {}
     result = invoke(model, "-t", "one", "--save-hypotheses", model / "missing" / "out.txt")
     assert (result.exit_code, UpperCaser.calls) == (2, {})
+
+
+def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> None:
+    """Fault 8: and nothing that looks like translations is left, or lost."""
+    flags = (model, "-t", "one", "--json", "--resamples", 0)
+    new, old, before = model / "new.txt", write(model / "old.txt", ["old"]), scores_of(*flags)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for place in (new, old):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            result = invoke(*flags, "--save-hypotheses", place, "--fail-under", "bleu=0")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert result.exit_code == 3
+        assert f"{place} cannot be written" in result.stderr
+        assert json.loads(result.stdout)["systems"] == before["systems"]
+    assert sorted(path.name for path in model.iterdir()) == ["config.yaml", "old.txt"]
+    assert old.read_text("utf-8") == "old\n"
 
 
 # --- From the shell and from Python ------------------------------------------------------------

@@ -270,6 +270,7 @@ def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert json.loads(first.stdout)["budget"]["updates"] == 45
     assert "Prepared the data first" in first.stderr
+    assert "on the largest batches, and time in a probe of 12 updates." in first.stderr
     assert second.stdout.startswith("dry run of toy on cpu, float32, 1 threads: nothing is trained")
     assert second.stderr == ""
     assert (tmp_path / "prepared").is_dir()

@@ -16,6 +16,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
@@ -23,8 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.commands import line_streams
-from nmt.commands.line_streams import decode_lines, open_input, open_output, read_chunks
-from nmt.errors import DataError
+from nmt.commands.line_streams import (
+    check_output,
+    decode_lines,
+    open_input,
+    open_output,
+    read_chunks,
+)
+from nmt.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -35,7 +42,10 @@ def pipe() -> Iterator[tuple[IO[bytes], int]]:
         yield stream, writing
 
 
-@given(st.binary(max_size=300), st.integers(1, 4))
+WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+
+
+@given(st.binary(max_size=300).filter(lambda x: not x.startswith(WIDE_MARKS)), st.integers(1, 4))
 def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> None:
     """Fault 42: as `wc -l` counts, and one more for an end without an LF."""
     chunks = list(read_chunks(io.BytesIO(data), lines_at_once=lines_at_once))
@@ -198,6 +208,83 @@ def test_a_link_goes_on_pointing_at_its_file(tmp_path: Path) -> None:
         stream.write(b"new\n")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
+@pytest.mark.parametrize("name", ["file", "link", "file.gz"])
+def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int, name: str) -> None:
+    """Also while it is written, and whatever new files get."""
+    place = tmp_path / ("file.gz" if name == "file.gz" else "file")
+    place.write_text("old\n")
+    place.chmod(mode)
+    (tmp_path / "link").symlink_to(place)
+    with open_output(tmp_path / name) as stream:
+        stream.write(b"new\n")
+        modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {mode}
+    assert place.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".lz4", ".zip", ".7z"])
+def test_names_of_compressions_that_there_are_not_are_refused(suffix: str) -> None:
+    with pytest.raises(ConfigError, match=rf"out\{suffix}: .* \{suffix}") as raised:
+        check_output(Path(f"out{suffix}"))
+    assert ".gz, .bz2, .xz" in raised.value.fix
+
+
+def test_a_device_may_be_both_input_and_output() -> None:
+    null = Path(os.devnull)
+    check_output(null, null)
+    check_output(None, null, None)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, bytes])
+def test_standard_input_is_decompressed_by_its_first_bytes(
+    pipe: tuple[IO[bytes], int],
+    monkeypatch: pytest.MonkeyPatch,
+    compress: Callable[[bytes], bytes],
+) -> None:
+    stream, writing = pipe
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    os.write(writing, compress(b"one\ntwo\n"))
+    os.close(writing)
+    with open_input(None) as reading:
+        assert list(read_chunks(reading)) == [[b"one", b"two"]]
+
+
+def test_a_look_at_the_first_bytes_keeps_no_line_back(
+    pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 43."""
+    stream, writing = pipe
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    os.write(writing, b"1\n")
+    with open_input(None) as reading:
+        chunks = read_chunks(reading)
+        assert next(chunks) == [b"1"]
+        os.write(writing, b"two\n")
+        assert next(chunks) == [b"two"]
+        os.close(writing)
+        assert list(chunks) == []
+
+
+def test_standard_input_that_is_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    with Path(os.devnull).open("rb") as stream:
+        os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+        with pytest.raises(DataError, match="input cannot be read: Is a dir"), open_input(None):
+            pass
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_mark_of_wide_characters_is_refused(encoding: str) -> None:
+    data = "\ufeffeins\n".encode(encoding)
+    with pytest.raises(DataError, match=rf"it is UTF-{encoding[4:6]}, not UTF-8"):
+        next(read_chunks(io.BytesIO(data), name="it"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

@@ -198,6 +198,36 @@ def test_overlap_markup_and_control_characters_are_counted(tmp_path: Path) -> No
     assert report.findings["numbers"][CONTROL] == 1
 
 
+def test_a_comparison_that_finds_no_overlap_is_told_with_its_sets(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    strange = write(tmp_path, "test.de", ["hundert", "tausend"])
+    tests = {"far": {"source": strange, "target": strange}, "wmt": {"sacrebleu": "wmt14"}}
+    data = config.data.model_dump(mode="json") | {"test": tests}
+
+    report = prepare(config_for(tmp_path, data=data), report_only=True, quiet=True)
+
+    lines = report.as_text().splitlines()
+    assert "overlap: no source sentence of far (2 pairs) is in the training data" in lines
+    assert "overlap: not compared with wmt, which might have to be downloaded" in lines
+    assert report.as_dict()["unchecked"] == ["wmt"]
+
+
+def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
+    """FAULTS 33."""
+    config = config_for(tmp_path)
+    tests = {"bad": {"source": str(tmp_path / "valid.de"), "target": "nope.en"}}
+    data = config.data.model_dump(mode="json") | {"test": tests}
+    data["train"].append({"tsv": "nope.tsv"})
+
+    with pytest.raises(DataError) as caught:
+        prepare(config_for(tmp_path, data=data), quiet=True)
+
+    assert caught.value.problem.split("\n  ") == [
+        "data.train.1.tsv: nope.tsv does not exist.",
+        "data.test.bad.target: nope.en does not exist.",
+    ]
+
+
 def test_duplicates_go_if_that_is_wished(tmp_path: Path) -> None:
     """FAULTS 40."""
     source, target = corpus(60)

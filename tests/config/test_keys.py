@@ -20,6 +20,8 @@ from nmt.config.reference import describe_keys
         ("sourc_language", "source_language"),
         ("model.layers", "model.encoder_layers"),
         ("model.d_model", "model.model_dim"),
+        ("data.validation", "data.valid"),
+        ("validation.metric", "training.validation.metric"),
         ("data.train.1.sourc", "data.train.1.source"),
         ("data.valid.src", "data.valid.source"),
         ("data.test.news.targe", "data.test.news.target"),

@@ -7,9 +7,11 @@ from pydantic import BaseModel, ValidationError
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.decoding import DecodingConfig
+from nmt.config.language import check_languages
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
+from nmt.errors import ConfigError
 
 DATA = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
 RUN: dict[str, Any] = {
@@ -35,10 +37,10 @@ SCHEDULE_FREE: dict[str, Any] = {
         (CorpusConfig, {"demo": "train", "subset": "de-en"}, "belong to huggingface"),
         (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
         (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "cannot name a test set"),
-        (DecodingConfig, {"n_best": 6}, r"n_best \(6\) is more than beam_size \(5\)"),
+        (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise .*--beam-size"),
         (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
         (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
-        (DecodingConfig, {"top_p": 0.9}, r"top_p \(0.9\) is an option of sampling"),
+        (DecodingConfig, {"top_p": 0.9}, r"top_p \(0.9\) is an .*translate --sample"),
         (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* of sampling"),
         (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search, not of sampling"),
         (DecodingConfig, {"sampling": True, "return_alternatives": True}, "exclude each other"),
@@ -79,6 +81,24 @@ def test_a_rule_between_keys_is_explained(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         section.model_validate(values)
+
+
+@pytest.mark.parametrize("code", ["ary", "se", "br", "uk", "xx", "zzz", "ar-MA", "eng_Latn", "EN"])
+def test_a_language_may_have_a_rare_code_or_none_of_a_standard(code: str) -> None:
+    check_languages(RunConfig.model_validate({**RUN, "source_language": code}).languages)
+
+
+def test_wrong_codes_of_languages_are_all_told() -> None:
+    """But loaded: a model that was trained with them can be used."""
+    values = {**RUN, "source_language": "jp", "target_language": "ar_MA"}
+
+    with pytest.raises(ConfigError) as caught:
+        check_languages(RunConfig.model_validate(values).languages)
+
+    assert caught.value.problem == (
+        "source_language: jp is a country; the code of Japanese is ja\n"
+        "  target_language: ar_MA has an underscore; write ar-MA or ar."
+    )
 
 
 def test_rules_between_sections_are_all_reported() -> None:

@@ -113,6 +113,14 @@ def test_a_row_of_json_without_both_texts_is_named(tmp_path: Path, row: str) -> 
         pairs_of(jsonl=path)
 
 
+def test_json_may_spell_a_language_with_an_underscore(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"translation": {"en": "yes", "pt_BR": "sim"}}\n', "utf-8")
+    corpus = CorpusConfig(jsonl=path)
+
+    assert list(read_corpus(corpus, ReadOptions("en", "pt-BR"))) == [SentencePair("yes", "sim", 1)]
+
+
 def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
     """FAULTS 35 and 36: a text of the validation set must stay one line of its file."""
     rows = [

@@ -100,8 +100,11 @@ def test_the_tokenizer_follows_the_target_language() -> None:
 def test_japanese_without_its_package_names_the_remedy() -> None:
     if find_spec("MeCab") is None:
         options = MetricOptions(target_language="ja")
-        with pytest.raises(ConfigError, match=r"--tokenize char"):
+        with pytest.raises(
+            ConfigError, match=r"not have them installed.\n.*sacrebleu\[ja\]"
+        ) as caught:
             corpus_score(["猫"], [["猫"]], "bleu", options)
+        assert "--tokenize char" in caught.value.fix
         assert corpus_score(["猫"], [["猫"]], "chrf", options).value == pytest.approx(100)
         assert resolve_tokenizer(options).tokenize == "char"
     else:

@@ -7,6 +7,7 @@ import json
 import re
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,20 @@ def test_scores_that_were_not_measured_are_left_out() -> None:
     )
 
     assert plain.line() == "validation at step 5: perplexity 2.72 (0.5 s)"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "shown"),
+    [("13a", "BLEU 21.50, chrF"), ("char", "BLEU 21.50 (tokenizer char), c")],
+)
+def test_bleu_says_with_what_it_is_counted(tmp_path: Path, tokenizer: str, shown: str) -> None:
+    event = replace(validation(20), bleu_tokenizer=tokenizer)
+    reporter = make_reporter(tmp_path, start=0, total=20, quiet=True)
+    reporter.report(event)
+    reporter.close()
+
+    assert shown in (tmp_path / "log.txt").read_text("utf-8")
+    assert [line["bleu_tokenizer"] for line in read(tmp_path / "metrics.jsonl")] == [tokenizer]
 
 
 def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) -> None:
