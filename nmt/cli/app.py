@@ -6,10 +6,11 @@ import io
 import os
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import override
 
 from nmt.cli import average, config, evaluate, export, prepare, score, train, translate
 from nmt.cli.options import VERBOSE
@@ -31,6 +32,19 @@ Exit codes:
 """
 BROKEN_PIPE = 141
 """What a shell reports for a program stopped by SIGPIPE."""
+_STDERR = 2
+"""The descriptor of standard error."""
+
+
+class _Talk(io.FileIO):
+    """Standard error. What cannot be written to it is lost, and nothing else is."""
+
+    @override
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or len(data)  # nothing written: full, and not waited for
+        except OSError:
+            return len(data)
 
 
 class _Commands(TyperGroup):
@@ -97,8 +111,19 @@ app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.add_typer(config.app, name="config")
 
 
+def _open_talk() -> TextIO:
+    """Return a standard error that never fails: a lost log must not cost data or an exit code."""
+    if sys.stderr is None:  # closed by whoever started the process
+        # No file may get its descriptor, which libraries write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+    talk = _Talk(_STDERR, "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(talk), line_buffering=True)
+
+
 def main() -> None:
     """Run the command line."""
+    if sys.stderr is sys.__stderr__:  # nobody has put another one there
+        sys.stderr = _open_talk()
     # A C locale would make them ASCII; text here is UTF-8, and lines end in LF, on every machine.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

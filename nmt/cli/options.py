@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,14 +11,64 @@ from typing import Annotated, Any
 
 import typer
 
+from nmt.errors import CheckpointError, ConfigError
+
+
+def _with_equals_sign(overrides: list[str]) -> list[str]:
+    """Refuse ``--set KEY VALUE`` before the value is taken for an argument too many."""
+    bad = [text for text in overrides if "=" not in text]
+    if bad:
+        raise ConfigError(
+            f"--set {bad[0]}: write KEY=VALUE, as one argument.",
+            fix=f"Put an equals sign and no space between, as in --set {bad[0]}=VALUE.",
+        )
+    return overrides
+
+
+def file_name(text: str) -> Path:
+    """Read the name of a file, which is opened, and checked, by whoever needs it.
+
+    Raises:
+        BadParameter: It is empty, which would name the working directory.
+    """
+    if not text:
+        raise typer.BadParameter("the name is empty. Is a variable of the shell not set?")
+    return Path(text)
+
+
+def file_or_standard(text: str) -> Path | None:
+    """Read the name of a file; ``-``, which is standard input or output, is none."""
+    return None if text == "-" else file_name(text)
+
+
+def _model_folder(text: str) -> Path:
+    """Read the name of a folder that holds a model.
+
+    Raises:
+        CheckpointError: It may not be read.
+    """
+    folder = file_name(text)
+    is_seen = os.access(folder, os.F_OK) and folder.is_dir()
+    if is_seen and not os.access(folder, os.R_OK | os.X_OK):
+        raise CheckpointError(
+            f"{folder} cannot be read: you have no permission.",
+            fix="Let the model be read by you, or copy the folder again.",
+        )
+    return folder
+
+
 Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="YAML configuration file.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CONFIG", parser=file_name, help="YAML configuration file.", show_default=False
+    ),
 ]
 Set = Annotated[
     list[str],
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        callback=_with_equals_sign,
         help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
     ),
 ]
@@ -26,12 +77,16 @@ SetOfModel = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        callback=_with_equals_sign,
         help="Change one key of the model's configuration, for example decoding.patience=2. "
         "Repeatable.",
     ),
 ]
 Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Run or model folder.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MODEL", parser=_model_folder, help="Run or model folder.", show_default=False
+    ),
 ]
 Checkpoint = Annotated[
     str,
@@ -41,7 +96,13 @@ Checkpoint = Annotated[
 ]
 OutputFile = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="Where to write; standard output if not given."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        parser=file_or_standard,
+        help="Where to write; standard output if not given, or -.",
+    ),
 ]
 OutputFolder = Annotated[
     Path,

@@ -20,6 +20,7 @@ from nmt.cli.options import (
     Threads,
     Verbose,
     decoding_changes,
+    file_name,
     make_note,
 )
 
@@ -37,12 +38,18 @@ def score(
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=file_name,
             help="Source lines; - is standard input. Without files, standard input holds "
             "source<TAB>target.",
         ),
     ] = None,
     target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Translations; line i is of source line i.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=file_name,
+            help="Translations; line i is of source line i; - is standard input.",
+        ),
     ] = None,
     output_file: OutputFile = None,
     plain_sum: Annotated[
@@ -80,10 +87,12 @@ def score(
     0 at best. Blank to blank is 0; a blank translation of a line is the probability of ending at
     once; a translation of a blank line, and a pair too long for the model, is -inf (JSON: null).
     """
+    from nmt.commands.line_streams import check_output, first_few
     from nmt.commands.score import ScoreFormat, check_inputs, score_files, wants_progress
     from nmt.translation.scorer import Scorer
 
     check_inputs(source, target)
+    check_output(output_file, source, target)
     note = make_note(quiet)
     scorer = Scorer.load(
         model,
@@ -102,6 +111,6 @@ def score(
         target,
         output_file,
         ScoreFormat(format_.value, plain_sum),
-        note=note,
+        note=first_few(note),
         show_progress=wants_progress(source, quiet=quiet),
     )

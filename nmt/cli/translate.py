@@ -33,6 +33,7 @@ from nmt.cli.options import (
     Threads,
     Verbose,
     decoding_changes,
+    file_or_standard,
     make_note,
 )
 from nmt.errors import ConfigError
@@ -57,7 +58,13 @@ def translate(
     model: Model,
     input_file: Annotated[
         Path | None,
-        typer.Option("-i", "--input", help="Text to translate; standard input if not given."),
+        typer.Option(
+            "-i",
+            "--input",
+            metavar="FILE",
+            parser=file_or_standard,
+            help="Text to translate; standard input if not given, or -.",
+        ),
     ] = None,
     output_file: OutputFile = None,
     beam_size: BeamSize = None,
@@ -161,10 +168,12 @@ def translate(
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Translate line by line: N lines in, N lines out, in order, blank lines kept."""
+    from nmt.commands.line_streams import check_output
     from nmt.commands.translate import OutputFormat, translate_files
     from nmt.translation.translator import Translator
 
     with _team() as team:
+        check_output(output_file, input_file)
         note = make_note(quiet)
         if team is not None:
             note = team.make_note(note)

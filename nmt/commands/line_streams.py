@@ -12,6 +12,7 @@ import lzma
 import os
 import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -20,11 +21,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import IO, cast
 
-from nmt.errors import DataError
-from nmt.text.lines import open_binary
+from nmt.errors import ConfigError, DataError
+from nmt.text.lines import decompressed, open_binary, refuse_wide
 
 MOST_LINES = 2000
 LONGEST_LINE = 1 << 24
+MOST_NOTES = 20
+"""Notes about odd lines, after which no more are said one by one."""
 _MOST_BYTES = 1 << 22
 _READ_BYTES = 1 << 16
 _PAUSE_SECONDS = 0.02
@@ -35,6 +38,7 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
     ".bz2": lambda raw: bz2.BZ2File(raw, "wb"),
     ".xz": lambda raw: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 - the caller closes it
 }
+_UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
 
 
 class _Chunk:
@@ -99,10 +103,14 @@ def read_chunks(
         name: What messages call ``stream``.
 
     Raises:
-        DataError: The input is damaged: for example a gzip file cut off.
+        DataError: The input is damaged, for example a gzip file cut off, or is UTF-16 or UTF-32.
     """
     chunk = _Chunk(longest_line)
+    is_start = True
     while data := _read_some(stream, name):
+        if is_start:
+            refuse_wide(data, name)
+            is_start = False
         first, *others = data.split(b"\n")
         chunk.hold(first)
         for part in others:
@@ -166,9 +174,26 @@ def decode_lines(
             yield line.decode("utf-8", "replace")
 
 
+def first_few(note: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what passes the first `MOST_NOTES` notes on, and then says that it says no more."""
+    count = 0
+
+    def say(text: str) -> None:
+        nonlocal count
+        count += 1
+        if count <= MOST_NOTES:
+            note(text)
+        elif count == MOST_NOTES + 1:
+            note("more lines are not UTF-8, or too long; they are not named")
+
+    return say
+
+
 @contextmanager
 def open_input(path: Path | None) -> Iterator[IO[bytes]]:
-    """Open a file, decompressing it, or standard input.
+    """Open a file, or standard input, and decompress what begins as gzip, bzip2 or xz do.
+
+    Standard input is waited for. Compressed, it comes in blocks; plain, as it is written.
 
     Raises:
         DataError: There is nothing to read.
@@ -179,15 +204,42 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
     elif sys.stdin is None:  # closed by whoever started the process
         raise DataError("Standard input is closed.", fix="Name an input file with -i.")
     else:
-        yield sys.stdin.buffer
+        yield decompressed(sys.stdin.buffer, "standard input")
+
+
+def check_output(output: Path | None, *inputs: Path | None) -> None:
+    """Check the name of an output file, before there is any work to lose.
+
+    Raises:
+        ConfigError: It asks for a compression that there is not, or is that of an input.
+    """
+    if output is None:
+        return
+    if output.suffix in _UNKNOWN_COMPRESSIONS:
+        raise ConfigError(
+            f"{output}: there is no way to write {output.suffix}.",
+            fix=f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text.",
+        )
+    for path in inputs:
+        if path is not None and _is_same_file(path, output):
+            raise ConfigError(
+                f"{output} is both input and output.", fix="Name another output file with -o."
+            )
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return other.is_file() and one.samefile(other)  # a device may be both
+    except OSError:  # whoever opens it says what is wrong
+        return False
 
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[IO[bytes]]:
     """Open a file, or standard output.
 
-    A file appears when it is complete: until then it has a temporary name beside it. One named
-    .gz, .bz2 or .xz is compressed.
+    A file appears when it is complete: until then it has a temporary name beside it. It has the
+    permissions of the file that it replaces. One named .gz, .bz2 or .xz is compressed.
 
     Raises:
         DataError: It cannot be written: also when that shows late, as with a full disk.
@@ -206,12 +258,22 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
             compress = _COMPRESSORS.get(path.suffix, nullcontext)
             with _ended_in_order():
                 try:
-                    with temporary.open("wb") as raw, compress(raw) as stream:
+                    with _open_like(place, temporary) as raw, compress(raw) as stream:
                         yield cast(IO[bytes], stream)
                     temporary.replace(place)
                 finally:
                     with suppress(OSError):
                         temporary.unlink(missing_ok=True)
+
+
+def _open_like(place: Path, temporary: Path) -> IO[bytes]:
+    """Open a file with the permissions of the one at ``place``, if there is one."""
+    if not place.exists():
+        return temporary.open("wb")
+    mode = stat.S_IMODE(place.stat().st_mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)  # less the umask
+    temporary.chmod(mode)
+    return os.fdopen(descriptor, "wb")
 
 
 @contextmanager

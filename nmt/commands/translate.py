@@ -7,9 +7,10 @@ are ready. Input is read as bytes and split on LF only.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
@@ -19,7 +20,9 @@ from tqdm import tqdm
 from nmt.commands.json_requests import Request, parse_requests
 from nmt.commands.line_streams import (
     MOST_LINES,
+    MOST_NOTES,
     decode_lines,
+    first_few,
     open_input,
     open_output,
     read_chunks,
@@ -29,6 +32,8 @@ from nmt.translation.alignment import as_pharaoh
 from nmt.translation.guard import GuardCount
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -106,6 +111,8 @@ class Tally:
     """Lines answered with an error."""
     first_failure: Failure | None = None
     """What was wrong with the first of these."""
+    num_odd: int = 0
+    """Lines that a note was due for: not UTF-8, or cut off."""
 
     def plus(self, later: Tally) -> Tally:
         """Count the lines of ``later``, too."""
@@ -119,7 +126,15 @@ class Tally:
             ),
             self.num_failures + later.num_failures,
             self.first_failure or later.first_failure,
+            self.num_odd + later.num_odd,
         )
+
+    def notes(self) -> Iterator[str]:
+        """Yield what is to be said at the end."""
+        if told := self.guard.note():
+            yield told
+        if self.num_odd > MOST_NOTES:
+            yield f"{self.num_odd:,} lines were not UTF-8, or too long, and were changed"
 
     def check(self) -> None:
         """Tell of the lines answered with an error.
@@ -170,8 +185,11 @@ def answer_lines(
         first_number: Of these in the whole input, from 1.
         note: Told about odd lines.
     """
-    texts = list(decode_lines(lines, first_number, note))
-    output, tally = bytearray(), Tally()
+    odd: list[str] = []
+    texts = list(decode_lines(lines, first_number, odd.append))
+    for told in odd:
+        note(told)
+    output, tally = bytearray(), Tally(num_odd=len(odd))
     for request, result in _answers(translator, texts, first_number, style):
         if isinstance(result, DataError):
             failure = Failure(result.problem, result.fix)
@@ -183,7 +201,8 @@ def answer_lines(
             number = first_number - 1 + tally.num_lines
             written = [*style.lines(number, result, request.others)]
             one = Tally(1, GuardCount().plus([result]))
-        output += b"".join(line.encode("utf-8", "replace") + b"\n" for line in written)
+        # A lone surrogate, of a field that only passes through, becomes the escape of JSON again.
+        output += b"".join(line.encode("utf-8", "backslashreplace") + b"\n" for line in written)
         tally = tally.plus(one)
     return Answers(bytes(output), tally)
 
@@ -212,7 +231,7 @@ def _answer_stream(
             raise DataError(found.end.problem, fix=found.end.fix)
         progress(len(lines))
         tally = tally.plus(found.tally)
-    if told := tally.guard.note():
+    for told in tally.notes():
         note(told)
     return tally
 
@@ -240,7 +259,7 @@ def translate(
         DataError: The input is damaged, or there is a line that cannot be answered.
     """
     tally = _answer_stream(
-        partial(answer_lines, translator, style, note=note),
+        partial(answer_lines, translator, style, note=first_few(note)),
         source,
         output,
         lines_at_once=lines_at_once,
@@ -295,8 +314,23 @@ def _translated(
 
 def _requests(texts: Sequence[str], first_number: int, *, reads_json: bool) -> list[Request]:
     if reads_json:
-        return list(parse_requests(texts, first_number))
+        return [_as_text(request) for request in parse_requests(texts, first_number)]
     return [Request(text) for text in texts]
+
+
+def _as_text(request: Request) -> Request:
+    """Replace lone surrogates, which JSON may escape, as bytes that are not UTF-8 are."""
+
+    def clean(text: str) -> str:
+        return _SURROGATES.sub("\ufffd", text)
+
+    return replace(
+        request,
+        source=clean(request.source),
+        prefix=clean(request.prefix),
+        required=tuple(map(clean, request.required)),
+        forbidden=tuple(map(clean, request.forbidden)),
+    )
 
 
 def translate_files(
@@ -320,7 +354,7 @@ def translate_files(
             line.
     """
     return answer_files(
-        partial(answer_lines, translator, style, note=note),
+        partial(answer_lines, translator, style, note=first_few(note)),
         source,
         output,
         note=note,

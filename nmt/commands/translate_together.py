@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from nmt.commands.line_streams import MOST_LINES
+from nmt.commands.line_streams import MOST_LINES, first_few
 from nmt.commands.translate import (
     Answerer,
     Answers,
@@ -99,7 +99,7 @@ class Team:
         Only the first process opens files, shows progress and raises what is wrong with them.
         """
         self._has_loaded = True
-        answer = partial(answer_lines, translator, style, note=note)
+        answer = partial(answer_lines, translator, style, note=first_few(note))
         if self._processes.rank:
             return self._help(answer)
         try:

@@ -11,15 +11,24 @@ import bz2
 import gzip
 import importlib
 import lzma
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeAlias, cast
 
 from nmt.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_WIDE_MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",  # before UTF-16, whose mark it begins with
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+"""Byte order marks of other encodings than UTF-8."""
 _CHUNK_BYTES = 1 << 20
+
+_Opener: TypeAlias = Callable[[Path | IO[bytes]], IO[bytes]]
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -38,7 +47,13 @@ def open_binary(path: Path) -> IO[bytes]:
         if path.is_file():  # the first bytes of a pipe can be read only once
             with path.open("rb") as file:
                 start = file.read(_LONGEST_MARK)
-        return _opener(start, path)(path)
+        opener = _opener(start)
+        if opener is None and start and path.suffix in _COMPRESSIONS:
+            raise DataError(
+                f"{path} is named {path.suffix}, but its contents are not.",
+                fix="Download it again, or rename it if it is plain text.",
+            )
+        return path.open("rb") if opener is None else opener(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist.",
@@ -50,43 +65,66 @@ def open_binary(path: Path) -> IO[bytes]:
         ) from error
 
 
-def _opener(start: bytes, path: Path) -> Callable[[Path], IO[bytes]]:
-    for mark, opener in _COMPRESSIONS.values():
-        if start.startswith(mark):
-            return opener
-    if start and path.suffix in _COMPRESSIONS:
+def decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
+    """Return what reads a stream as `open_binary` reads a file; waits for its first bytes.
+
+    Args:
+        stream: Bytes, none of them read yet. One that cannot be looked into is taken as it is.
+        name: What messages call it.
+
+    Raises:
+        DataError: It cannot be read, or needs a library that is missing.
+    """
+    peek = getattr(stream, "peek", None)
+    try:
+        opener = _opener(peek(_LONGEST_MARK)) if peek else None
+    except OSError as error:
         raise DataError(
-            f"{path} is named {path.suffix}, but its contents are not.",
-            fix="Download it again, or rename it if it is plain text.",
-        )
-    return lambda path: path.open("rb")
+            f"{name} cannot be read: {error.strerror or error}.", fix="Name an input file."
+        ) from error
+    return stream if opener is None else opener(stream)
 
 
-def _open_zstandard(path: Path) -> IO[bytes]:
+def _opener(start: bytes) -> _Opener | None:
+    """Return what opens a file that begins so; None if it is not compressed."""
+    for mark, opener in _COMPRESSIONS.values():
+        if mark.match(start):
+            return opener
+    return None
+
+
+def _open_zstandard(file: Path | IO[bytes]) -> IO[bytes]:
     # Not `zstandard`: it takes a file that is cut off for a whole one.
     for name in ("compression.zstd", "backports.zstd"):
         try:
-            return cast(IO[bytes], importlib.import_module(name).open(path, "rb"))
+            return cast(IO[bytes], importlib.import_module(name).open(file, "rb"))
         except ImportError:
             continue
+    shown = file if isinstance(file, Path) else "The input"
     raise DataError(
-        f"{path} is compressed with Zstandard, and no library for it is installed.",
+        f"{shown} is compressed with Zstandard, and no library for it is installed.",
         fix="Run `pip install backports.zstd`, or decompress the file.",
     )
 
 
-def _open_gzip(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb"))
+def _open_bzip2(file: Path | IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], bz2.open(file, "rb"))
 
 
-_COMPRESSIONS: dict[str, tuple[bytes, Callable[[Path], IO[bytes]]]] = {
-    ".gz": (b"\x1f\x8b", _open_gzip),
-    ".bz2": (b"BZh", bz2.BZ2File),
-    ".xz": (b"\xfd7zXZ\0", lzma.LZMAFile),
-    ".zst": (b"\x28\xb5\x2f\xfd", _open_zstandard),
+def _open_gzip(file: Path | IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(file, "rb"))
+
+
+_COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], _Opener]] = {
+    ".gz": (re.compile(rb"\x1f\x8b"), _open_gzip),
+    # More than the letters, which a text may begin with: the mark of the first block or of no more.
+    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), _open_bzip2),
+    ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.LZMAFile),
+    ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
 }
 """By suffix: how the file starts, and how to open it."""
-_LONGEST_MARK = max(len(mark) for mark, _ in _COMPRESSIONS.values())
+_LONGEST_MARK = 10
+"""Bytes of a file that tell what it is."""
 
 
 def split_lines(
@@ -152,16 +190,31 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        if number == 1 and line.startswith(_UTF16_MARKS):
-            raise DataError(
-                f"{name} is UTF-16, not UTF-8.",
-                fix=f"Convert it: iconv -f UTF-16 -t UTF-8 {name}",
-            ) from error
+        if number == 1:
+            refuse_wide(line, name)
         raise DataError(
             f"{name}, line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not "
             "UTF-8.",
             fix="Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip.",
         ) from error
+
+
+def refuse_wide(start: bytes, name: str) -> None:
+    """Refuse a text that begins with the byte order mark of UTF-16 or UTF-32.
+
+    Args:
+        start: Its first bytes.
+        name: Name of the file in the message.
+
+    Raises:
+        DataError: It does.
+    """
+    for mark, encoding in _WIDE_MARKS.items():
+        if start.startswith(mark):
+            raise DataError(
+                f"{name} is {encoding}, not UTF-8.",
+                fix=f"Convert it: iconv -f {encoding} -t UTF-8",
+            )
 
 
 def read_lines(path: Path) -> list[str]:

@@ -48,6 +48,7 @@ def cut_lines(
     tokenizer: Tokenizer,
     max_length: int,
     note: Callable[[str], None] = lambda _: None,
+    first_line: int | None = None,
 ) -> list[Segment]:
     """Encode lines: blank ones as no segment, over-long ones as several.
 
@@ -56,6 +57,7 @@ def cut_lines(
         tokenizer: Of the source language.
         max_length: Most subwords of a segment.
         note: Told about lines that had to be cut.
+        first_line: What notes count the lines from; None if the caller does not know.
 
     Returns:
         The segments of all lines, in order.
@@ -72,8 +74,9 @@ def cut_lines(
         else:
             parts = _cut(texts[i], tokenizer, max_length)
         if len(parts) > 1:
+            name = "" if first_line is None else f"line {i + first_line:,}: a "
             note(
-                f"line of {len(texts[i]):,} characters cut into {len(parts):,} parts: the "
+                f"{name}line of {len(texts[i]):,} characters cut into {len(parts):,} parts: the "
                 f"model reads {max_length} subwords at once"
             )
         segments += [Segment(i, part) for part in parts]

@@ -233,7 +233,9 @@ class Translator:
         wanted: Details,
         first_line: int,
     ) -> list[TranslationResult]:
-        segments = cut_lines(texts, self._tokenizers.source, self._max_length, self._note)
+        segments = cut_lines(
+            texts, self._tokenizers.source, self._max_length, self._note, first_line
+        )
         if wishes is not None:
             segments = constrain(
                 segments,

@@ -140,3 +140,25 @@ def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
 
     assert result.returncode == 141
     assert result.stderr == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", '2>"$GONE"'])
+def test_a_message_that_nobody_can_read_keeps_its_exit_code(
+    redirection: str, tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-m", "nmt", "config", "show",
+             tmp_path / "none.yaml"],
+            env={**os.environ, "GONE": f"/dev/fd/{writer}"},
+            pass_fds=[writer],
+            check=False,
+            timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+
+    assert result.returncode == 2

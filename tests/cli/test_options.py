@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nmt.cli.app import app
 from nmt.cli.options import decoding_changes, make_note
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
@@ -37,3 +40,41 @@ def test_notes_are_for_people_unless_quiet(
     make_note(quiet)("so it is")
 
     assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["translate", ""], "MODEL"),
+        (["translate", "run", "-i", ""], "-i"),
+        (["translate", "run", "-o", ""], "-o"),
+        (["score", "run", "--source", "a", "--target", ""], "--target"),
+        (["train", ""], "CONFIG"),
+    ],
+)
+def test_an_empty_name_is_not_that_of_the_working_directory(
+    arguments: list[str], name: str
+) -> None:
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 2
+    assert name in result.stderr
+    assert "the name is empty" in result.stderr
+
+
+def test_a_model_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(
+        os,
+        "access",
+        lambda path, mode, **flags: (
+            access(path, mode, **flags) and (path != tmp_path or mode == os.F_OK)
+        ),
+    )
+    result = CliRunner().invoke(app, ["translate", str(tmp_path)])
+
+    assert result.exit_code == 4
+    assert f"{tmp_path} cannot be read" in result.stderr
+    assert "fix:" in result.stderr

@@ -195,6 +195,30 @@ def test_files_that_are_not_parallel_are_refused(runs: tuple[Path, Path], tmp_pa
     refused(score(runs[0], "--source", short, "--target", long), 3, *words)
 
 
+def test_no_input_is_overwritten(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    source, target = tmp_path / "in.de", tmp_path / "in.en"
+    for path in (source, target):
+        path.write_text("Hund\n", "utf-8")
+    for path in (source, target):
+        files = ("--source", source, "--target", target, "-o", path)
+        refused(score(runs[0], *files), 2, f"{path} is both input and output", "fix:")
+
+
+def test_a_dash_is_standard_output(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(scored(runs[0], "-o", "-")) == len(SOURCE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notes_about_odd_lines_end(runs: tuple[Path, Path]) -> None:
+    said = score(runs[0], text=b"Hund\tdog\xff\n" * 30).stderr
+
+    assert said.count("is not UTF-8;") == 20
+    assert said.count("more lines are not UTF-8") == 1
+
+
 def test_a_line_without_its_tab_is_named(runs: tuple[Path, Path]) -> None:
     refused(score(runs[0], text="Hund\tdog\nHund dog\n"), 3, "line 2", "1 column,", "not 2")
     refused(score(runs[0], text="Hund\tdog\t0.5\n"), 3, "line 1", "3 columns", "cut -f 1,2")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import torch
@@ -150,12 +153,51 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run_dir: Path) -> None:
     assert "note: line 2, byte 4: 0xff is not UTF-8" in result.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize("place", ["closed", "full", "gone"])
+def test_a_log_that_is_lost_costs_no_data(own_run: Path, tmp_path: Path, place: str) -> None:
+    """Neither notes about lines nor that of the guard."""
+    limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)  # every output is too long
+    (own_run / "guard.json").write_text(limits.text())
+    source, output = tmp_path / "in.de", tmp_path / "out.en"
+    source.write_bytes(b"Hund\nKat\xffze\nHaus\n")
+    expected = translated(own_run, "-q", "-b", 1, "-i", source)
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        result = subprocess.run(
+            ["sh", "-c", f'"$@"{" 2>&-" if place == "closed" else ""}', "sh", *COMMAND, own_run,
+             *FLAGS, "-b", "1", "-i", source, "-o", output],
+            stderr=writer if place == "gone" else full,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+        os.close(full)
+
+    assert result.returncode == 0
+    assert output.read_text("utf-8").split("\n")[:-1] == expected
+
+
+def test_notes_about_odd_lines_end_and_their_number_is_told(run_dir: Path) -> None:
+    few = translate(run_dir, "-b", 1, "--no-guard", text=b"a\xff\n" * 20)
+    many = translate(run_dir, "-b", 1, "--no-guard", text=b"a\xff\n" * 22)
+
+    assert few.stderr.count("is not UTF-8;") == len(few.stderr.splitlines()) == 20
+    *first, more, total = many.stderr.splitlines()
+    assert first == few.stderr.splitlines()
+    assert more.startswith("note: more lines are not UTF-8")
+    assert total.startswith("note: 22 lines were not UTF-8")
+
+
 def test_a_line_that_is_too_long_gives_a_line_and_a_note(run_dir: Path) -> None:
     """Fault 45."""
     result = translate(run_dir, "-b", 1, text="Hund\n" + "der Hund läuft " * 200 + "\nHaus\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 3
-    assert result.stderr.count("note: line of 3,000 characters cut into") == 1
+    assert result.stderr.count("note: line 2: a line of 3,000 characters cut into") == 1
 
 
 @pytest.mark.parametrize(
@@ -206,6 +248,70 @@ def test_files_are_read_and_written_as_the_pipe_is(run_dir: Path, tmp_path: Path
     assert translated(run_dir, "-i", source, "-o", output) == []
     assert output.read_text("utf-8").split("\n")[:-1] == translated(run_dir, text="\n".join(LINES))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de.gz", "out.en"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_standard_input_may_be_compressed(
+    run_dir: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    content = "\n".join(LINES).encode()
+    found = subprocess.run(
+        [*COMMAND, run_dir, *FLAGS, "-i", "-", "-o", "-"],
+        input=compress(content),
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    assert found.stdout.decode("utf-8").split("\n")[:-1] == translated(run_dir, text=content)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_text_of_wide_characters_is_refused(run_dir: Path, tmp_path: Path, encoding: str) -> None:
+    source = tmp_path / "in.de"
+    source.write_text("Hund\n", encoding)
+    words = (f"is {encoding.upper()}, not UTF-8", f"iconv -f {encoding.upper()} -t UTF-8")
+    refused(translate(run_dir, "-i", source), 3, str(source), *words)
+    refused(translate(run_dir, text=source.read_bytes()), 3, "standard input", *words)
+
+
+def test_a_dash_is_a_standard_stream(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(LINES)
+    assert translated(run_dir, "-i", "-", "-o", "-", text=text) == translated(run_dir, text=text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_input_is_overwritten(run_dir: Path, tmp_path: Path) -> None:
+    source, link = tmp_path / "in.de", tmp_path / "link.de"
+    source.write_text("Hund\n")
+    link.symlink_to(source)
+    for path in (source, link):
+        refused(translate(run_dir, "-i", source, "-o", path), 2, f"{path} is both input and", "fix")
+    assert source.read_text() == "Hund\n"
+
+
+def test_an_input_that_may_not_be_read_is_bad_data(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a missing one; the tests may run as one who may read all."""
+    source = tmp_path / "in.de"
+    source.write_text("Hund\n")
+    access, open_ = os.access, Path.open
+
+    def refuse(path: Path, *arguments: Any, **flags: Any) -> Any:
+        if path == source:
+            raise PermissionError(13, "Permission denied")
+        return open_(path, *arguments, **flags)
+
+    monkeypatch.setattr(
+        os, "access", lambda path, *x, **y: path != source and access(path, *x, **y)
+    )
+    monkeypatch.setattr(Path, "open", refuse)
+    refused(
+        translate(run_dir, "-i", source), 3, f"{source} cannot be read: Permission denied", "fix:"
+    )
 
 
 def test_a_failure_leaves_the_output_as_it_was(run_dir: Path, tmp_path: Path) -> None:
@@ -454,6 +560,17 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
     assert found[1]["id"] == 7
     assert found[2]["error"].startswith("Line 3 has no text in source")
     assert found[4]["error"].startswith("Line 5: its prefix and required phrases have ")
+
+
+def test_lone_surrogates_are_replaced_as_bytes_that_are_not_utf_8_are(run_dir: Path) -> None:
+    """In fields that only pass through they stay what they are."""
+    flags = ("--input-format", "json", "--format", "json")
+    text = r'{"source": "a \ud800 b", "prefix": "\udfff", "id": "\ud800"}'
+    (found,) = translated(run_dir, *flags, text=text)
+    assert json.loads(found)["source"] == "a \ufffd b"
+    assert json.loads(found)["id"] == "\ud800"
+    same = text.replace("\\ud800 b", "\ufffd b").replace("\\udfff", "\ufffd")
+    assert translated(run_dir, *flags, text=same) == [found]
 
 
 def test_what_is_said_of_a_line_is_said_once(run_dir: Path) -> None:

@@ -162,6 +162,18 @@ def test_utf16_is_recognised(tmp_path: Path) -> None:
         read_lines(written(tmp_path, "schön\n".encode("utf-16")))
 
 
+def test_utf32_is_not_taken_for_utf16(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is UTF-32, not UTF-8") as raised:
+        read_lines(written(tmp_path, "schön\n".encode("utf-32")))
+
+    assert "iconv -f UTF-32" in raised.value.fix
+
+
+def test_text_that_begins_with_the_letters_of_bzip2_is_text(tmp_path: Path) -> None:
+    assert read_lines(written(tmp_path, b"BZh1 is a name\n")) == ["BZh1 is a name"]
+    assert read_lines(written(tmp_path, bz2.compress(b""))) == []
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_decoding_undoes_encoding(text: str) -> None:
     assert decode_line(text.encode(), "text", 1) == text

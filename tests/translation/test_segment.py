@@ -52,3 +52,11 @@ def test_a_segment_without_an_output_is_blamed_on_its_wishes_or_the_weights() ->
         check_outputs([free, bound], [best, []], first_line=10)
     with pytest.raises(CheckpointError, match="not numbers"):
         check_outputs([free, bound], [[], best])
+
+
+def test_a_note_says_which_line_was_cut(tokenizers: Tokenizers) -> None:
+    notes: list[str] = []
+    lines = ["Hund", " ".join(sentences(40))]
+    cut_lines(lines, tokenizers.source, 32, notes.append, first_line=1999)
+
+    assert notes[0].startswith(f"line 2,000: a line of {len(lines[1]):,} characters cut into ")
