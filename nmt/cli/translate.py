@@ -169,7 +169,8 @@ def translate(
 ) -> None:
     """Translate line by line: N lines in, N lines out, in order, blank lines kept."""
     from nmt.commands.line_streams import check_output
-    from nmt.commands.translate import OutputFormat, translate_files
+    from nmt.commands.output_format import OutputFormat
+    from nmt.commands.translate import translate_files
     from nmt.translation.translator import Translator
 
     with _team() as team:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.commands.translate import OutputFormat, translate
+from nmt.commands.output_format import OutputFormat
+from nmt.commands.translate import translate
 from nmt.translation.translator import Translator
 
 _TEXT = OutputFormat()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,7 +21,6 @@ from nmt.checkpoint.files import (
     set_damaged_aside,
 )
 from nmt.checkpoint.lock import RunLock
-from nmt.checkpoint.measured import read_measured, write_measured
 from nmt.checkpoint.run import (
     check_resumable,
     data_check,
@@ -31,6 +29,7 @@ from nmt.checkpoint.run import (
     write_run_files,
 )
 from nmt.commands.batch_fit import fit_batches
+from nmt.commands.budget import MeasuredOnce, time_budget, updates_in_all
 from nmt.commands.calibrate_guard import calibrate_guard
 from nmt.commands.checkpoint_saver import CheckpointSaver
 from nmt.commands.decoding_validator import decoding_validator
@@ -134,6 +133,11 @@ class _Run:
             vocab_hash=manifest.vocab_hash,
             num_processes=processes.size,
         )
+        conditions = {
+            "identity": self.identity,
+            "machine": machine(choose_device(config.training.device)),
+        }
+        self.measured_once = MeasuredOnce(config.run_dir, conditions, processes)
         state = self.checkpoint.state if self.checkpoint else {}
         self.batch = self._batch(state)
         setup = TrainingSetup.build(config.model_copy(update={"batch": self.batch}), processes)
@@ -155,23 +159,11 @@ class _Run:
             return BatchConfig.model_validate(state["batch"])
         if self.config.batch.max_tokens != "auto":
             return self.config.batch
-        found = self._measured_once(
+        found = self.measured_once(
             "batch",
             lambda: fit_batches(self.config, self.processes).model_dump(mode="json"),
         )
         return BatchConfig.model_validate(found)
-
-    def _measured_once(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Measure, unless a start that was killed before its first checkpoint has done so."""
-        run_dir, is_first = self.config.run_dir, self.processes.rank == 0
-        device = choose_device(self.config.training.device)
-        conditions = {"identity": self.identity, "machine": machine(device)}
-        known = self.processes.share(read_measured(run_dir, conditions) if is_first else {})
-        if name not in known:
-            known = {**known, name: measure()}
-            if is_first:
-                write_measured(run_dir, conditions, known)
-        return known[name]
 
     def train(self, *, exact: bool) -> TrainingSummary:
         """Resume if there is something to resume, and train to the end."""
@@ -179,11 +171,11 @@ class _Run:
         run_dir, is_first = self.config.run_dir, self.processes.rank == 0
         if checkpoint is not None:
             warnings += check_resumable(checkpoint.state, self.record, run_dir=run_dir, exact=exact)
-            timed = self._time_budget(checkpoint.state["progress"].get("timed"))
         else:
             self._fine_tune()
-            timed = self._time_budget(None)
-        total_steps = self._budget(timed)
+        recorded = checkpoint.state["progress"].get("timed") if checkpoint else None
+        timed = time_budget(self.config.training.max_minutes, recorded, self._update_seconds)
+        total_steps = updates_in_all(self.config.training, self.loader, timed)
         if is_first:
             clean_partial(run_dir)
             if checkpoint is None:  # what an earlier run with other data has left here
@@ -278,39 +270,16 @@ class _Run:
         self.warnings += start_notes(self.config, start)
         self.optimizer.load_weights(start.model.state_dict())
 
-    def _time_budget(self, recorded: tuple[float, int] | None) -> tuple[float, int] | None:
-        """Return the minutes and the updates they hold.
-
-        These were measured once and are recorded, so that a resumed run ends where one that was
-        not stopped does; if the minutes were changed since, the updates are in proportion.
-        """
-        minutes = self.config.training.max_minutes
-        if minutes is None:
-            return None
-        if recorded is None:
-            stop = self.shared_stop
-            seconds = self._measured_once(
-                "update_seconds",
-                lambda: measure_update_seconds(
-                    self.updater, self.optimizer, self.loader, check=lambda: stop.gather(stop.check)
-                ),
-            )
-            return minutes, max(1, math.floor(minutes * 60 / seconds))
-        recorded_minutes, steps = recorded
-        return minutes, max(1, round(steps * minutes / recorded_minutes))
-
-    def _budget(self, timed: tuple[float, int] | None) -> int | None:
-        """Return the number of updates in all, if it is known."""
-        training = self.config.training
-        limits = []
-        if training.max_steps is not None:
-            limits.append(training.max_steps)
-        if training.max_epochs is not None:
-            epochs = range(training.max_epochs)
-            limits.append(sum(self.loader.updates_per_epoch(epoch) for epoch in epochs))
-        if timed is not None:
-            limits.append(timed[1])
-        return min(limits, default=None)
+    def _update_seconds(self) -> float:
+        """Measure an update, but for a start before this one that has."""
+        stop = self.shared_stop
+        seconds: float = self.measured_once(
+            "update_seconds",
+            lambda: measure_update_seconds(
+                self.updater, self.optimizer, self.loader, check=lambda: stop.gather(stop.check)
+            ),
+        )
+        return seconds
 
     def _greeting(self, start: int, total_steps: int | None) -> str:
         sizes = count_parameters(self.model)

@@ -13,15 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from nmt.commands.answers import Answerer, Answers, Tally, answer_lines
 from nmt.commands.line_streams import MOST_LINES, first_few
-from nmt.commands.translate import (
-    Answerer,
-    Answers,
-    OutputFormat,
-    Tally,
-    answer_files,
-    answer_lines,
-)
+from nmt.commands.output_format import OutputFormat
+from nmt.commands.translate import answer_files
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join
 from nmt.errors import NmtError
 from nmt.translation.translator import Translator

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.cli.app import app
-from nmt.commands.translate import Answers, Failure, Tally
+from nmt.commands.answers import Answers, Failure, Tally
 from nmt.commands.translate_together import join_answers, part_of
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers

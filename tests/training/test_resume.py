@@ -542,6 +542,18 @@ def test_a_kill_before_the_first_checkpoint_changes_no_time_budget(run: Run) -> 
     assert run.steps() == [7]
 
 
+def test_a_run_that_measured_equals_one_that_found_it_measured(run: Run, server: Server) -> None:
+    """FAULT 1: measuring leaves no trace."""
+    minutes = {"max_steps": None, "max_minutes": 0.003, "save_every": 1000, "validate_every": 1000}
+    run.finish(**minutes)
+    other = Run(server, f"{run.folder.name}-other")
+    other.folder.mkdir()
+    shutil.copy(run.folder / "measured.json", other.folder)
+    other.finish(**minutes)
+
+    assert other.hashes(other.steps()[-1]) == run.hashes(run.steps()[-1])
+
+
 def test_what_was_measured_for_other_settings_is_measured_again(run: Run) -> None:
     minutes = {"max_steps": None, "max_minutes": 0.005, "save_every": 1000, "validate_every": 1000}
     kill = Harm("update", 17, (signal.SIGKILL,))
