@@ -142,7 +142,6 @@ def write_average(
     paths: Sequence[Path],
     *,
     score: float | None = None,
-    metric: str | None = None,
     add: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write the mean of checkpoints as a model folder: whole, or not at all.
@@ -155,7 +154,6 @@ def write_average(
         run_dir: The run, for its configuration and tokenizer.
         paths: Checkpoint folders of that run.
         score: Validation score of the mean, for the record.
-        metric: What that score is.
         add: Given the folder with the weights, before it is sealed: writes what else belongs there.
 
     Raises:
@@ -165,7 +163,7 @@ def write_average(
 
     def write(place: Path) -> None:
         save_file(average_weights(paths), place / MODEL)
-        replace_text(place / RECORD, _record(manifests, score, metric))
+        replace_text(place / RECORD, _record(manifests, score))
         add(place)
 
     newest = max(manifest.step for manifest in manifests)
@@ -180,20 +178,17 @@ class AverageRecord:
     """Of the checkpoints it is of, oldest first."""
     score: float | None
     """Of its validation."""
-    metric: str | None
-    """What that score is."""
 
     @classmethod
     def read(cls, folder: Path) -> AverageRecord:
         """Read that of a model folder."""
         values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return cls(tuple(values["steps"]), values.get("score"), values.get("metric"))
+        return cls(tuple(values["steps"]), values.get("score"))
 
 
-def _record(manifests: Sequence[Manifest], score: float | None, metric: str | None) -> str:
+def _record(manifests: Sequence[Manifest], score: float | None) -> str:
     values = {
         **({} if score is None else {"score": score}),
-        **({} if metric is None else {"metric": metric}),
         "package_version": __version__,
         "steps": [manifest.step for manifest in manifests],
         "checkpoints": [

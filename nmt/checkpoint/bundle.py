@@ -62,7 +62,7 @@ def load_model(
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
         ConfigError: ``checkpoint`` is none of these.
     """
-    with readable(folder):
+    with readable():
         return _load_model(folder, checkpoint, warn)
 
 

@@ -115,9 +115,8 @@ def _scores(bundle: ModelBundle, source: Path) -> Iterator[str]:
     """What was measured on the validation set of these weights."""
     validation = bundle.config.training.validation
     if (bundle.folder / RECORD).is_file():
-        made = AverageRecord.read(bundle.folder)
-        metric = made.metric or validation.metric
-        found: dict[str, float] = {} if made.score is None else {metric: made.score}
+        score = AverageRecord.read(bundle.folder).score
+        found: dict[str, float] = {} if score is None else {validation.metric: score}
     else:
         found = _recorded(source / _METRICS, bundle.step)
     if not found:

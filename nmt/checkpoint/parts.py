@@ -15,7 +15,7 @@ _MOST_PLACES = 5
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def readable() -> Iterator[None]:
     """Turn what the operating system refuses while a model is read into one message.
 
     Raises:
@@ -24,8 +24,10 @@ def readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is None:  # of a library that does not load, say
+            raise
         raise CheckpointError(
-            f"{error.filename or folder} cannot be read: {error.strerror or error}.",
+            f"{error.filename} cannot be read: {error.strerror or error}.",
             fix="Let the files of the model be read by you, or copy the folder again.",
         ) from error
 
@@ -48,7 +50,7 @@ def load_folder_config(folder: Path) -> RunConfig:
             f"{folder} has no config.yaml, so it is no model folder.",
             fix=f"Name the run folder that `nmt train` wrote{_such_as(inside)}.",
         )
-    with readable(folder):
+    with readable():
         path.open("rb").close()
     try:
         return load_config(path)

@@ -52,6 +52,8 @@ def identity(
     ends = config.training.schedule.shape in _ENDING_SCHEDULES
     names = (*_BINDING_TRAINING, *(_BUDGET if ends else ()))
     training = {name: whole["training"][name] for name in names}
+    # It changes no update, but scores of two kinds are in no order.
+    training["validation"] = {"metric": config.training.validation.metric}
     weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
     # Words that are cut otherwise in each epoch may get longer than the pairs that were kept.
     limits = {"max_length": config.filters.max_length} if config.batch.bpe_dropout else {}
@@ -110,6 +112,7 @@ def _completed(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> dict[
     filled["batch"] = _with_defaults(BatchConfig, recorded["batch"])
     filled["model"] = _with_defaults(ModelConfig, recorded["model"])
     training = {name: _default(TrainingConfig, name) for name in _BINDING_TRAINING}
+    training["validation"] = present["training"]["validation"]
     training |= recorded["training"]
     training["optimizer"] = _with_defaults(OptimizerConfig, training["optimizer"])
     training["schedule"] = _with_defaults(ScheduleConfig, training["schedule"])

@@ -117,7 +117,7 @@ def check_pair(pair: str) -> str:
         ConfigError: It is not two codes with a hyphen between.
     """
     source, hyphen, target = pair.partition("-")
-    if not (source and hyphen and target):
+    if not (source and hyphen and target) or "-" in target:
         raise ConfigError(
             f"{pair!r} is not a pair of languages.", fix="Write source-target, as in -l en-de."
         )

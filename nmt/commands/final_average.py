@@ -38,14 +38,13 @@ def average_at_end(
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
     """
     count, run_dir = config.training.average_last, config.run_dir
-    metric = config.training.validation.metric
     if count is None or summary.reason == "signal":
         return summary
     present = dict(list_checkpoints(run_dir))
     due_every = (config.training.save_every, config.training.validate_every)
     steps = newest(present, count, due_every=due_every)
     made = _made(run_dir, summary.step)
-    if made is not None and made.score is not None and made.metric in (None, metric):
+    if made is not None and made.score is not None:
         is_choosable = present.keys() >= {*made.steps}
         if made.steps == tuple(steps) or not is_choosable:
             return _best_of(summary, made.score)
@@ -62,14 +61,14 @@ def average_at_end(
         ) from error
     optimizer.load_weights(mean)
     scores = validator()
-    score = scores.value(metric)
+    score = scores.value(config.training.validation.metric)
     result = _best_of(summary, score)
     if processes.rank == 0:
         # Should it end before the mean is written, the newest checkpoint counts as best meanwhile.
         if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
             write_best(run_dir, result.best)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
-        write_average(run_dir / AVERAGE, run_dir, paths, score=score, metric=metric)
+        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
     text = f"mean of the last {len(steps)} checkpoints: perplexity "
     text += shown_perplexity(scores.perplexity)
     if scores.bleu is not None and scores.chrf is not None:

@@ -122,7 +122,8 @@ def _make(
 
 def _check(config: RunConfig) -> None:
     """Check, before much is read, what can be checked at once."""
-    check_languages(config.languages)
+    if not (config.run_dir / "checkpoints").is_dir():  # a model that is trained keeps its names
+        check_languages(config.languages)
     data = config.data
     check_files({
         **{f"data.train.{number}": corpus for number, corpus in enumerate(data.train)},

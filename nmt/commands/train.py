@@ -136,6 +136,8 @@ class _Run:
         conditions = {
             "identity": self.identity,
             "machine": machine(choose_device(config.training.device)),
+            "compile": config.training.compile,
+            "activation_checkpointing": config.training.activation_checkpointing,
         }
         self.measured_once = MeasuredOnce(config.run_dir, conditions, processes)
         state = self.checkpoint.state if self.checkpoint else {}
@@ -150,7 +152,6 @@ class _Run:
             "machine": machine(self.device)
             | {"precision": self.updater.precision.name, "compiled": self.compilation.is_on},
             "batch": self.batch.model_dump(mode="json"),
-            "validation": config.training.validation.model_dump(mode="json"),
         }
 
     def _batch(self, state: Mapping[str, Any]) -> BatchConfig:
@@ -192,7 +193,6 @@ class _Run:
         try:
             trainer = self._trainer(reporter, validator, total_steps)
             if checkpoint is not None:
-                warnings += self._drop_other_scores(checkpoint.state)
                 trainer.resume(
                     model=checkpoint.model, optimizer=checkpoint.optimizer, state=checkpoint.state
                 )
@@ -218,14 +218,6 @@ class _Run:
             return summary
         finally:
             reporter.close()
-
-    def _drop_other_scores(self, state: dict[str, Any]) -> list[str]:
-        """Take scores out of the history with which those to come cannot be compared."""
-        was, now = state.get("validation"), self.record["validation"]
-        if was is None or was == now or not state["progress"]["history"]:
-            return []
-        state["progress"]["history"] = []
-        return ["training.validation has changed: best and patience begin anew with it"]
 
     def _newest(self, *, strict: bool) -> Checkpoint | None:
         """Load the newest whole checkpoint; the first process says which that is."""

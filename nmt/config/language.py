@@ -10,7 +10,7 @@ from nmt.errors import ConfigError
 
 _COUNTRIES: Mapping[str, tuple[str, str]] = MappingProxyType({
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
-    "jp": ("Japanese", "ja"), "kr": ("Korean", "ko"), "ua": ("Ukrainian", "uk"),
+    "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"),
     "vn": ("Vietnamese", "vi"),
 })  # fmt: skip
 """Codes of countries that are often taken for those of their languages, and are no language's."""
@@ -26,7 +26,7 @@ def language_problem(code: str) -> str | None:
     >>> language_problem("jp")
     'jp is a country; the code of Japanese is ja'
     >>> language_problem("ar_MA")
-    'ar_MA has an underscore; write ar-MA or ar'
+    'ar_MA has an underscore; write ar'
     >>> language_problem("ary")
     """
     primary = re.split("[-_]", code)[0]
@@ -34,7 +34,7 @@ def language_problem(code: str) -> str | None:
         language, meant = _COUNTRIES[primary.lower()]
         return f"{primary} is a country; the code of {language} is {meant}"
     if "_" in code and not _FLORES.fullmatch(code):
-        return f"{code} has an underscore; write {code.replace('_', '-')} or {primary}"
+        return f"{code} has an underscore; write {primary}"
     return None
 
 

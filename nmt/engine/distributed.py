@@ -230,9 +230,8 @@ def join() -> Processes:
         return ManyProcesses()
     except (RuntimeError, ValueError) as error:
         raise DeviceError(
-            f"The {os.environ['WORLD_SIZE']} processes of this training do not find each other: "
-            f"{error}",
-            fix="Start them with torchrun or --devices, or unset WORLD_SIZE.",
+            f"The {os.environ['WORLD_SIZE']} processes do not find each other: {error}",
+            fix="Start them with torchrun, or a training with --devices, or unset WORLD_SIZE.",
         ) from error
 
 

@@ -27,7 +27,7 @@ from nmt.checkpoint.ctranslate2_package import import_ctranslate2
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
 from nmt.config.decoding import DecodingConfig
-from nmt.engine.cores import usable_cores
+from nmt.engine.cores import own_cores, own_gpu
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
@@ -82,15 +82,20 @@ class CTranslate2Engine(Engine):
         threads: int | None = None,
     ) -> None:
         package = import_ctranslate2()
-        if device == "cuda" and not package.get_cuda_device_count():
+        has_gpu = package.get_cuda_device_count() > 0
+        if device == "cuda" and not has_gpu:
             raise DeviceError(
                 "CTranslate2 finds no CUDA device.", fix="Use --device cpu, or --device auto."
             )
         try:
-            self._threads = threads or usable_cores()
+            self._threads = threads or own_cores()
             # A batch for each thread: its steps are too short to be shared by threads.
             self._model: Any = package.Translator(
-                str(folder), device=device, inter_threads=self._threads, intra_threads=1
+                str(folder),
+                device=device,
+                device_index=own_gpu() if has_gpu and device != "cpu" else 0,
+                inter_threads=self._threads,
+                intra_threads=1,
             )
             self._source_tokens = _vocabulary(folder, "source")
             self._target_tokens = _vocabulary(folder, "target")

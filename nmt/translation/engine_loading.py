@@ -34,7 +34,7 @@ def load_engine(
             raise ConfigError(f"{name} is {value!r}.", fix=f"It is one of {', '.join(allowed)}.")
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}.", fix="Leave it out, or give 1 or more.")
-    with readable(folder):
+    with readable():
         if choose_engine(folder, engine) == "ctranslate2":
             _check_dtype(folder, dtype)
             if checkpoint != "best":

@@ -172,13 +172,15 @@ class Translator:
             lines_at_once: Lines of a chunk: more are faster; 1 answers each before it reads on.
             options: As of `translate`, for all lines alike.
         """
+        first_line = options.pop("first_line", 1)
         chunk: list[str] = []
         for line in lines:
             chunk.append(line)
             if len(chunk) >= lines_at_once:
-                yield from self.translate(chunk, **options)
+                yield from self.translate(chunk, first_line=first_line, **options)
+                first_line += len(chunk)
                 chunk = []
-        yield from self.translate(chunk, **options)
+        yield from self.translate(chunk, first_line=first_line, **options)
 
     def translate(
         self,

@@ -67,7 +67,7 @@ def test_a_run_says_and_records_that_its_layers_are_compiled(backend: Backend) -
     assert state["machine"]["compiled"] is True
     assert backend.num_graphs == 4
     train(config_of(max_steps=4), quiet=True)
-    assert "not bit-exact: compiled: was True, is False" in log()
+    assert "not bit-exact: compiled: was true, is false" in log()
 
 
 @pytest.mark.usefixtures("backend")

@@ -563,18 +563,15 @@ def test_what_was_measured_for_other_settings_is_measured_again(run: Run) -> Non
         assert values["conditions"]["identity"]["training"]["seed"] == seed
 
 
-def test_with_another_metric_best_and_patience_begin_anew(run: Run) -> None:
+def test_another_metric_is_refused_as_scores_of_two_kinds_are_in_no_order(run: Run) -> None:
+    """FAULT 12."""
     run.finish(max_steps=20)
-    assert [step for step, _ in run.state(20)["progress"]["history"]] == [10, 20]
     again = run.train(max_steps=10)
     assert "at step 20, and training ends at step 10: " in again.stderr
-    run.finish(max_steps=30, validation={"max_sentences": 8, "metric": "loss"})
+    other = run.train(validation={"max_sentences": 8, "metric": "loss"})
 
-    assert "training.validation has changed" in run.log()
-    history = run.state(30)["progress"]["history"]
-    assert [step for step, _ in history] == [20, 30]  # the step that it goes on from is due
-    assert all(score < 0 for _, score in history)
-    assert len([line for line in run.metrics() if line["kind"] == "validation"]) == 4
+    assert other.code == 4
+    assert "training.validation.metric: was bleu, is loss" in other.stderr
 
 
 def test_a_signal_in_the_probe_of_a_time_budget_is_granted(run: Run) -> None:
