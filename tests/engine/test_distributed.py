@@ -88,7 +88,7 @@ def test_an_environment_without_peers_is_explained(
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     spoil(monkeypatch)
-    with pytest.raises(DeviceError, match="The 2 processes of this training do not find") as caught:
+    with pytest.raises(DeviceError, match="The 2 processes do not find") as caught:
         join()
 
     assert "--devices" in caught.value.fix
