@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from nmt.cli.options import (
     file_or_standard,
     make_note,
 )
+from nmt.engine.launched import is_one_of_torchrun
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -237,23 +237,13 @@ def translate(
 @contextmanager
 def _team() -> Iterator[Team | None]:
     """Join the processes that torchrun has started beside this one, if it has."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and _is_started_by_torchrun():
+    if is_one_of_torchrun():
         from nmt.commands.translate_together import join_team  # loads torch
 
         with join_team() as team:
             yield team
     else:
         yield None
-
-
-def _is_started_by_torchrun() -> bool:
-    """Whether this is one of its processes, and not a command that one of them has started."""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    try:
-        of_parent = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
-    except OSError:  # not Linux, or not ours to read
-        of_parent = []
-    return run_id is not None and f"TORCHELASTIC_RUN_ID={run_id}".encode() not in of_parent
 
 
 def _check_beam(options: DecodingConfig, beam_size: int | None) -> None:

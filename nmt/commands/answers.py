@@ -45,14 +45,9 @@ class Tally:
 
     def plus(self, later: Tally) -> Tally:
         """Count the lines of ``later``, too."""
-        mine, theirs = self.guard, later.guard
         return Tally(
             self.num_lines + later.num_lines,
-            GuardCount(
-                mine.lines + theirs.lines,
-                mine.alarmed + theirs.alarmed,
-                mine.mended + theirs.mended,
-            ),
+            self.guard.joined(later.guard),
             self.num_failures + later.num_failures,
             self.first_failure or later.first_failure,
             self.num_odd + later.num_odd,

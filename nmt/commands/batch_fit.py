@@ -8,7 +8,8 @@ from typing import NamedTuple
 from nmt.commands.training_setup import TrainingSetup
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.engine.distributed import Processes, local_size
+from nmt.engine.distributed import Processes
+from nmt.engine.launched import local_size
 from nmt.engine.memory import free_bytes
 from nmt.engine.peak import measure_peak
 from nmt.errors import DeviceError

@@ -1,8 +1,10 @@
-"""What of this machine a process may use. Loads no torch."""
+"""How many CPU cores this process may use. Loads no torch."""
 
 from __future__ import annotations
 
 import os
+
+from nmt.engine.launched import local_size
 
 
 def usable_cores() -> int:
@@ -14,9 +16,4 @@ def usable_cores() -> int:
 
 def own_cores() -> int:
     """Return this process's share of them: a launcher may have started several."""
-    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def own_gpu() -> int:
-    """Return the number of the GPU that this process is to use, from 0."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return max(1, usable_cores() // local_size())

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from nmt.engine.distributed import local_rank
+from nmt.engine.launched import local_rank
 from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

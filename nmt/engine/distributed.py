@@ -254,21 +254,6 @@ def tell_launcher(error: PeerLostError) -> bool:
     return True
 
 
-def is_first() -> bool:
-    """Whether this process speaks for all that the launcher started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def local_size() -> int:
-    """Return how many processes of this training run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def local_rank() -> int:
-    """Return the number of this process on its machine, from 0."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
     """Put together what was dealt out by ``values[rank::size]``.
 

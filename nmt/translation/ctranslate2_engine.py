@@ -27,7 +27,8 @@ from nmt.checkpoint.ctranslate2_package import import_ctranslate2
 from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
 from nmt.config.decoding import DecodingConfig
-from nmt.engine.cores import own_cores, own_gpu
+from nmt.engine.cores import own_cores
+from nmt.engine.launched import local_rank
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
@@ -93,7 +94,7 @@ class CTranslate2Engine(Engine):
             self._model: Any = package.Translator(
                 str(folder),
                 device=device,
-                device_index=own_gpu() if has_gpu and device != "cpu" else 0,
+                device_index=local_rank() if has_gpu and device != "cpu" else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
             )

@@ -147,6 +147,12 @@ class GuardCount:
             mended += bool(result.mended and not result.alarms)
         return GuardCount(lines, alarmed, mended)
 
+    def joined(self, other: GuardCount) -> GuardCount:
+        """Count the lines of ``other``, too."""
+        return GuardCount(
+            self.lines + other.lines, self.alarmed + other.alarmed, self.mended + other.mended
+        )
+
     def note(self) -> str | None:
         """Return what the user is told; None if all was quiet.
 

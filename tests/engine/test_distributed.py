@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
@@ -17,10 +18,9 @@ from nmt.engine.distributed import (
     OneProcess,
     PeerLostError,
     interleave,
-    is_first,
     join,
-    local_rank,
 )
+from nmt.engine.launched import is_first, local_rank
 from nmt.errors import DeviceError
 
 
@@ -69,6 +69,18 @@ def test_the_place_of_a_process_is_in_its_environment(monkeypatch: pytest.Monkey
 
     assert not is_first()
     assert local_rank() == 1
+
+
+def test_a_command_that_one_of_the_processes_starts_is_none_of_them() -> None:
+    """It would wait for peers that never come."""
+    ask = "from nmt.engine.launched import is_one_of_torchrun as it; print(it())"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}], check=True)"
+    for code, expected in ((ask, "True"), (start, "False")):
+        place = os.environ | {"TORCHELASTIC_RUN_ID": "a run of this test", "WORLD_SIZE": "2"}
+        found = subprocess.run(
+            [sys.executable, "-c", code], env=place, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.strip() == expected
 
 
 @pytest.mark.parametrize(
