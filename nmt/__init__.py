@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 from nmt.version import __version__
 
 if TYPE_CHECKING:
-    from nmt.commands.evaluate import evaluate
-    from nmt.commands.prepare import prepare
-    from nmt.commands.train import train
     from nmt.config.loader import load_config
     from nmt.errors import (
         CheckpointError,
@@ -26,6 +23,9 @@ if TYPE_CHECKING:
         TokenizerError,
     )
     from nmt.metrics.base import Score
+    from nmt.recipes.evaluate import evaluate
+    from nmt.recipes.prepare import prepare
+    from nmt.recipes.train import train
     from nmt.translation.result import TranslationResult
     from nmt.translation.translator import Translator
 
@@ -52,10 +52,10 @@ _HOMES = {
     "Score": "nmt.metrics.base",
     "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
-    "evaluate": "nmt.commands.evaluate",
+    "evaluate": "nmt.recipes.evaluate",
     "load_config": "nmt.config.loader",
-    "prepare": "nmt.commands.prepare",
-    "train": "nmt.commands.train",
+    "prepare": "nmt.recipes.prepare",
+    "train": "nmt.recipes.train",
 }
 
 

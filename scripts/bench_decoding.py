@@ -30,18 +30,18 @@ from nmt.checkpoint.bundle import load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.device import prepare_process
+from nmt.files.lines import read_lines
 from nmt.model.factory import build_model
 from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
+from nmt.runtime.model_stepper import ModelStepper
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
 from nmt.search.limits import length_limits
 from nmt.search.rules import limit_length
-from nmt.text.lines import read_lines
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.translation.model_stepper import ModelStepper
 
 RANDOM_VOCABULARY = 8000
 RANDOM_LIMITS = DecodingConfig(max_length_factor=1.0, max_length_offset=2)

@@ -40,13 +40,13 @@ from contenders import (
 from widen_model import write_widened
 
 from nmt.checkpoint.bundle import ModelBundle, load_model
-from nmt.checkpoint.ctranslate2_package import import_ctranslate2
-from nmt.commands.measure_ranges import measure_ranges
 from nmt.config.model import ModelConfig
 from nmt.data.prepared import PreparedData
 from nmt.engine.cores import usable_cores
 from nmt.errors import NmtError
-from nmt.text.lines import read_lines
+from nmt.exchange.ctranslate2_package import import_ctranslate2
+from nmt.files.lines import read_lines
+from nmt.recipes.measure_ranges import measure_ranges
 
 SETTLING_SECONDS = 0.3
 """The threads of some engines go on spinning for a moment, at the cost of the next."""

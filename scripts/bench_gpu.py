@@ -32,8 +32,6 @@ from bench_engines import row_of
 from bench_training import load_batches
 from contenders import Ids
 
-from nmt.checkpoint.ctranslate2_package import import_ctranslate2
-from nmt.commands.export import Quantization, export
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
@@ -43,17 +41,19 @@ from nmt.engine.device import choose_device, deterministic
 from nmt.engine.pace import choose_pace
 from nmt.engine.precision import choose_precision
 from nmt.errors import NmtError
+from nmt.exchange.ctranslate2_package import import_ctranslate2
+from nmt.files.lines import read_lines
 from nmt.model.cost import Workload, training_flops
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
-from nmt.text.lines import read_lines
+from nmt.recipes.export import Quantization, export
+from nmt.runtime.ctranslate2_engine import load_ctranslate2_engine
+from nmt.runtime.engine import Dtype, Engine
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.runtime.torch_loading import load_torch_engine
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.optimizer import build_optimizer
 from nmt.training.update import Updater, read_together
-from nmt.translation.ctranslate2_engine import load_ctranslate2_engine
-from nmt.translation.engine import Dtype, Engine
-from nmt.translation.torch_engine import TorchEngine
-from nmt.translation.torch_loading import load_torch_engine
 
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
 QUICK = {"quick": ModelConfig(preset="tiny", model_dim=64, ff_dim=64)}

@@ -27,8 +27,8 @@ import sacrebleu
 
 from nmt.checkpoint.extras import SHORTLIST
 from nmt.engine.cores import usable_cores
-from nmt.text.lines import read_lines
-from nmt.translation.engine import Dtype
+from nmt.files.lines import read_lines
+from nmt.runtime.engine import Dtype
 
 NMT = Path(sys.executable).with_name("nmt")
 EXPORTED = ("float32", "int8")

@@ -24,20 +24,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.ctranslate2_package import import_ctranslate2
 from nmt.checkpoint.extras import SHORTLIST
-from nmt.commands.export import Quantization, export
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.precision import has_fast_bf16
 from nmt.errors import NmtError
+from nmt.exchange.ctranslate2_package import import_ctranslate2
 from nmt.model.layers import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
+from nmt.recipes.export import Quantization, export
+from nmt.runtime.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
+from nmt.runtime.engine import Dtype, Engine, Task
+from nmt.runtime.torch_loading import load_torch_engine
 from nmt.search.lengths import limits_of
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.translation.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
-from nmt.translation.engine import Dtype, Engine, Task
-from nmt.translation.torch_loading import load_torch_engine
 
 Ids = Sequence[Sequence[int]]
 Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint.disk import replace_text
 from nmt.checkpoint.files import MODEL, load_tensors
-from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.retention import by_score
 from nmt.errors import CheckpointError
+from nmt.files.atomic import replace_text
+from nmt.files.manifest import Manifest
 from nmt.version import __version__
 
 RECORD = "average.json"

@@ -19,11 +19,11 @@ from nmt.checkpoint.files import (
     newest_checkpoint,
     read_best,
 )
-from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers, readable
 from nmt.checkpoint.run import changed_model
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.files.manifest import Manifest
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash

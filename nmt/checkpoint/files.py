@@ -22,10 +22,10 @@ import safetensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.checkpoint.disk import TEMPORARY_PREFIX, force_to_disk, replace_text
-from nmt.checkpoint.manifest import NAME as MANIFEST
-from nmt.checkpoint.manifest import Manifest, UnknownFormatError
 from nmt.errors import CheckpointError
+from nmt.files.atomic import TEMPORARY_PREFIX, force_to_disk, replace_text
+from nmt.files.manifest import NAME as MANIFEST
+from nmt.files.manifest import Manifest, UnknownFormatError
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 AVERAGE = "average"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.disk import replace_text
 from nmt.errors import CheckpointError
+from nmt.files.atomic import replace_text
 
 MEASURED = "measured.json"
 """In a run folder."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from nmt.checkpoint.disk import force_to_disk, replace_bytes, replace_text
 from nmt.checkpoint.extras import OF_DATA
 from nmt.checkpoint.files import checkpoints_dir
-from nmt.checkpoint.manifest import NAME as MANIFEST
-from nmt.checkpoint.manifest import Manifest
 from nmt.errors import CheckpointError, ConfigError
+from nmt.files.atomic import force_to_disk, replace_bytes, replace_text
+from nmt.files.manifest import NAME as MANIFEST
+from nmt.files.manifest import Manifest
 
 CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoint.disk import replace_text
 from nmt.checkpoint.files import STATE, newest_checkpoint
 from nmt.config.base import Section
 from nmt.config.data import BatchConfig
@@ -21,6 +20,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.files.atomic import replace_text
 from nmt.text.tokenizer import tokenizer_hash
 
 # Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,

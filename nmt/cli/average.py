@@ -56,7 +56,7 @@ def average(
     FOLDER works wherever a run folder does: `nmt translate FOLDER`, `nmt evaluate FOLDER`. Its
     average.json names the checkpoints it was made of. Prints FOLDER.
     """
-    from nmt.commands.average import average as write
+    from nmt.recipes.average import average as write
 
     summary = write(run, output, last=last, best=best, steps=step, note=make_note(quiet))
     if json:

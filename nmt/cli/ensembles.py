@@ -12,7 +12,7 @@ import typer
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nmt.translation.ensemble import Ensemble
+    from nmt.runtime.ensemble import Ensemble
 
 
 class MeanKind(StrEnum):
@@ -66,7 +66,7 @@ def make_ensemble(
         )
     if not others and weights is None:
         return None
-    from nmt.translation.ensemble import Ensemble, parse_weights
+    from nmt.runtime.ensemble import Ensemble, parse_weights
 
     mean = mean or MeanKind.arithmetic
     ensemble = Ensemble(tuple(others), parse_weights(weights), mean.value)

@@ -150,10 +150,10 @@ def evaluate(
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
-    from nmt.commands.evaluate import run_evaluation
-    from nmt.commands.evaluation_options import EvaluateOptions
-    from nmt.commands.evaluation_set import SetChoice
+    from nmt.evaluation.options import EvaluateOptions
+    from nmt.evaluation.test_set import SetChoice
     from nmt.metrics.gate import parse_gates, raise_if_missed
+    from nmt.recipes.evaluate import run_evaluation
 
     options = EvaluateOptions(
         model=model,

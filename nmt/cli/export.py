@@ -74,7 +74,7 @@ def export(
     README that tells what the model is. It works wherever a run folder does: `nmt translate
     FOLDER`, `nmt evaluate FOLDER`. Prints FOLDER.
     """
-    from nmt.commands.export import export as write
+    from nmt.recipes.export import export as write
 
     summary = write(
         model,

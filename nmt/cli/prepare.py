@@ -29,8 +29,8 @@ def prepare(
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Read, filter and cut the corpora into subwords, and report on them."""
-    from nmt.commands.prepare import prepare as run
     from nmt.config.loader import load_config
+    from nmt.recipes.prepare import prepare as run
 
     report = run(load_config(config, set_), force=force, report_only=report_only, quiet=quiet)
     if json:

@@ -87,8 +87,8 @@ def score(
     0 at best. Blank to blank is 0; a blank translation of a line is the probability of ending at
     once; a translation of a blank line, and a pair too long for the model, is -inf (JSON: null).
     """
-    from nmt.commands.line_streams import check_output, first_few
-    from nmt.commands.score import ScoreFormat, check_inputs, score_files, wants_progress
+    from nmt.files.line_streams import check_output, first_few
+    from nmt.recipes.score import ScoreFormat, check_inputs, score_files, wants_progress
     from nmt.translation.scorer import Scorer
 
     check_inputs(source, target)

@@ -82,7 +82,7 @@ def train(
         _prove_resume(config, overrides, json=json, quiet=quiet)
         return
     if devices > 1:
-        from nmt.commands.launch import launch
+        from nmt.training.launch import launch
 
         given = {
             "--strict-resume": strict_resume,
@@ -96,7 +96,7 @@ def train(
         training = resolved.training
         launch(arguments, num_processes=devices, threads=training.threads, device=training.device)
         return
-    from nmt.commands.train import train as run
+    from nmt.recipes.train import train as run
 
     summary = run(resolved, quiet=quiet, strict_resume=strict_resume, exact=exact)
     from nmt.engine.launched import is_first
@@ -113,7 +113,7 @@ def train(
 
 
 def _dry_run(config: RunConfig, *, json: bool, quiet: bool) -> None:
-    from nmt.commands.dry_run import dry_run
+    from nmt.diagnostics.dry_run import dry_run
 
     report = dry_run(config, quiet=quiet)
     if json:
@@ -123,7 +123,7 @@ def _dry_run(config: RunConfig, *, json: bool, quiet: bool) -> None:
 
 
 def _prove_resume(config: Path, overrides: list[str], *, json: bool, quiet: bool) -> None:
-    from nmt.commands.prove_resume import prove_resume
+    from nmt.diagnostics.prove_resume import prove_resume
 
     def say(line: str) -> None:
         if not quiet:

@@ -39,8 +39,8 @@ from nmt.engine.launched import is_one_of_torchrun
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nmt.commands.translate_together import Team
     from nmt.config.decoding import DecodingConfig
+    from nmt.translation.distributed import Team
     from nmt.translation.mbr import MbrChoice
     from nmt.translation.translator import Translator
 
@@ -168,9 +168,9 @@ def translate(
     verbose: Verbose = False,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Translate line by line: N lines in, N lines out, in order, blank lines kept."""
-    from nmt.commands.line_streams import check_output
-    from nmt.commands.output_format import OutputFormat
-    from nmt.commands.translate import translate_files
+    from nmt.files.line_streams import check_output
+    from nmt.recipes.translate import translate_files
+    from nmt.translation.output_format import OutputFormat
     from nmt.translation.translator import Translator
 
     with _team() as team:
@@ -238,7 +238,7 @@ def translate(
 def _team() -> Iterator[Team | None]:
     """Join the processes that torchrun has started beside this one, if it has."""
     if is_one_of_torchrun():
-        from nmt.commands.translate_together import join_team  # loads torch
+        from nmt.translation.distributed import join_team  # loads torch
 
         with join_team() as team:
             yield team
@@ -269,7 +269,7 @@ def _with_mbr(translator: Translator, choice: MbrChoice, model: Path) -> Transla
 
 
 def _selfcheck(model: Path, translator: Translator) -> None:
-    from nmt.commands.selfcheck import report, selfcheck
+    from nmt.diagnostics.selfcheck import report, selfcheck
 
     promises = selfcheck(translator)
     typer.echo(report(promises, model))

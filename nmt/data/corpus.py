@@ -19,7 +19,7 @@ from nmt.data.demo import demo_pairs
 from nmt.data.huggingface import huggingface_pairs, local_files, text_in
 from nmt.data.published import published_pairs
 from nmt.errors import DataError
-from nmt.text.lines import decode_line, open_binary, split_lines
+from nmt.files.lines import decode_line, open_binary, split_lines
 
 _MOST_BYTES_PER_CHARACTER = 4
 # A line of TSV or JSON holds both sides, other fields, and characters spelt \uXXXX.

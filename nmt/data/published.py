@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from nmt.errors import DataError
-from nmt.text.lines import read_lines
+from nmt.files.lines import read_lines
 
 
 def published_pairs(

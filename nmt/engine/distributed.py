@@ -1,7 +1,7 @@
 """Several processes that train one model together; one process is the simplest case of it.
 
 The only module that knows torch.distributed. Processes are started by torchrun, or by
-`nmt.commands.launch`; each finds its place in the environment variables that these set.
+`nmt.training.launch`; each finds its place in the environment variables that these set.
 """
 
 from __future__ import annotations

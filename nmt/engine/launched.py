@@ -1,6 +1,6 @@
 """Where this process stands among those that a launcher has started. Loads no torch.
 
-Torchrun, and `nmt.commands.launch`, say so in environment variables.
+Torchrun, and `nmt.training.launch`, say so in environment variables.
 """
 
 from __future__ import annotations

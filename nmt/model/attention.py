@@ -97,7 +97,7 @@ def bmm_attention(
 
 
 def _script(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep the branches of a function where decoding is recorded (see `nmt.model.traced`)."""
+    """Keep the branches of a function where decoding is recorded (see `nmt.runtime.traced`)."""
     script = getattr(torch.jit, "script_if_tracing", None)
     return function if script is None else cast(Callable[..., Tensor], script(function))
 

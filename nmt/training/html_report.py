@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nmt.training.report import Event, UpdateReport, ValidationReport
-from nmt.training.svg_chart import (
+from nmt.report.charts import (
     LIMIT,
     NUM_AVERAGES,
     Chart,
@@ -24,6 +23,7 @@ from nmt.training.svg_chart import (
     render_chart,
     short_number,
 )
+from nmt.training.report import Event, UpdateReport, ValidationReport
 
 _Line = Mapping[str, Any]
 _MAX_ROWS = 100

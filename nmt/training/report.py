@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 
 from tqdm import tqdm
 
-from nmt.checkpoint.disk import force_to_disk
 from nmt.errors import CheckpointError
+from nmt.files.atomic import force_to_disk
 
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from nmt.translation.shortlist_file import ShortlistFile
+from nmt.runtime.shortlist_file import ShortlistFile
 
 _LIKELIEST = 10  # translations of a token that count
 _TOO_COMMON = 50  # most frequent target tokens that do not

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from nmt.runtime.engine import Engine
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.alignment import Part, joined, joined_weights
-from nmt.translation.engine import Engine
 from nmt.translation.result import TranslationResult
 from nmt.translation.segment import Segment, group_by_line
 from nmt.translation.token_score import spell, subwords

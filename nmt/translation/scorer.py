@@ -19,14 +19,14 @@ from nmt.config.decoding import DecodingConfig
 from nmt.data.batching import plan_batches
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
+from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.teacher_forcing import IdPair, forced_log_probs
+from nmt.runtime.torch_loading import LoadedModels, load_models
 from nmt.search.lengths import length_penalty
 from nmt.text.tokenizer import Tokenizer, Tokenizers
-from nmt.translation.ensemble import Ensemble
 from nmt.translation.options import change_options
 from nmt.translation.segment import is_far_too_long
-from nmt.translation.teacher_forcing import IdPair, forced_log_probs
 from nmt.translation.token_score import TokenScore, spell, subwords
-from nmt.translation.torch_loading import LoadedModels, load_models
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import TypeVar
 
 from nmt.errors import CheckpointError, DataError, NmtError
+from nmt.runtime.engine import Task
 from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizer
-from nmt.translation.engine import Task
 from nmt.translation.splitting import split_text
 
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError
+from nmt.runtime.engine import Dtype, Engine
+from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.loading import load_engine
+from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.batching import batch_by_length, most_rows
 from nmt.translation.coverage import SourceCoverage
 from nmt.translation.details import Details, Outputs, add_details
-from nmt.translation.engine import Dtype, Engine
-from nmt.translation.engine_loading import load_engine
-from nmt.translation.ensemble import Ensemble
 from nmt.translation.guard import read_thresholds
 from nmt.translation.mending import Guard, Verdict
 from nmt.translation.options import change_options
@@ -32,7 +33,6 @@ from nmt.translation.segment import (
     group_by_line,
     make_task,
 )
-from nmt.translation.shortlist_file import ShortlistFile
 from nmt.translation.wishes import Phrases, encode_wishes
 
 if TYPE_CHECKING:  # its metrics take time to load

@@ -15,12 +15,12 @@ import yaml
 
 from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
-from nmt.checkpoint.manifest import Manifest
 from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.files.manifest import Manifest
 from nmt.model.factory import build_model
 from nmt.text.sentencepiece import train_sentencepiece
 from nmt.text.tokenizer import tokenizer_hash

@@ -37,8 +37,8 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     write_best,
 )
-from nmt.checkpoint.manifest import FORMAT_VERSION, Manifest
 from nmt.errors import CheckpointError
+from nmt.files.manifest import FORMAT_VERSION, Manifest
 
 MODEL = {"weight": torch.arange(12.0).view(3, 4), "bias": torch.ones(3)}
 STATE = {"epoch": 2, "names": ["ä", "b"], "nested": {"x": 0.1}}

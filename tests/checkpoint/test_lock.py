@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from nmt.checkpoint.lock import RunLock
 from nmt.errors import CheckpointError
+from nmt.files.lock import RunLock
 
 _HOLD = """
 import sys
 from pathlib import Path
-from nmt.checkpoint.lock import RunLock
+from nmt.files.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.checkpoint.manifest import FORMAT_VERSION, NAME, Manifest, UnknownFormatError
 from nmt.errors import CheckpointError
+from nmt.files.manifest import FORMAT_VERSION, NAME, Manifest, UnknownFormatError
 
 
 def folder_with(folder: Path, **files: bytes) -> Manifest:

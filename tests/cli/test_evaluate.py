@@ -20,11 +20,11 @@ from typer.testing import CliRunner, Result
 
 from nmt import Score, evaluate
 from nmt.cli.app import app
-from nmt.commands.evaluation_options import EvaluateOptions
-from nmt.commands.evaluation_systems import model_name
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.translation.ensemble import Ensemble
+from nmt.evaluation.options import EvaluateOptions
+from nmt.evaluation.systems import model_name
+from nmt.runtime.ensemble import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]

@@ -34,7 +34,7 @@ class Recorded:
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded()
-    monkeypatch.setattr("nmt.commands.prepare.prepare", recorded)
+    monkeypatch.setattr("nmt.recipes.prepare.prepare", recorded)
     return recorded
 
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
-from nmt.commands import score as score_module
+from nmt.recipes import score as score_module
 from nmt.text.tokenizer import load_tokenizers
 from tests.translation.conftest import sentences
 from tests.translation.models import (

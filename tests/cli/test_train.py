@@ -25,10 +25,10 @@ class Summary:
 
 
 class Recorded(ModuleType):
-    """Stands for `nmt.commands.train`, without torch: keeps what it was called with."""
+    """Stands for `nmt.recipes.train`, without torch: keeps what it was called with."""
 
     def __init__(self) -> None:
-        super().__init__("nmt.commands.train")
+        super().__init__("nmt.recipes.train")
         self.config: RunConfig | None = None
         self.options: dict[str, Any] = {}
         self.summary = Summary()
@@ -44,7 +44,7 @@ class Recorded(ModuleType):
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded()
-    monkeypatch.setitem(sys.modules, "nmt.commands.train", recorded)
+    monkeypatch.setitem(sys.modules, "nmt.recipes.train", recorded)
     return recorded
 
 

@@ -26,11 +26,11 @@ from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
+from nmt.runtime.shortlist import shortlist_bytes
+from nmt.runtime.shortlist_file import ShortlistFile, ShortlistParts
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.text.tokenizer import tokenizer_hash
 from nmt.translation.guard import GuardThresholds
-from nmt.translation.shortlist import shortlist_bytes
-from nmt.translation.shortlist_file import ShortlistFile, ShortlistParts
 from tests.translation.conftest import sentences
 
 LINES = sentences(9, seed=4, longest=8)

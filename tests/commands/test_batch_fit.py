@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.files import load_checkpoint, newest_checkpoint
-from nmt.commands import batch_fit
-from nmt.commands.batch_fit import fit_batches, tokens_that_fit
-from nmt.commands.prepare import prepare
-from nmt.commands.train import train
-from nmt.commands.training_setup import TrainingSetup
 from nmt.config.run import RunConfig
 from nmt.engine.distributed import OneProcess
 from nmt.engine.memory import free_bytes
 from nmt.engine.peak import measure_peak
 from nmt.errors import ConfigError, DeviceError
+from nmt.recipes.prepare import prepare
+from nmt.recipes.train import train
+from nmt.training import batch_fit
+from nmt.training.batch_fit import fit_batches, tokens_that_fit
+from nmt.training.setup import TrainingSetup
 from tests.training.test_resume import CONFIG, write_corpus
 
 AIM = 3000

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from nmt.checkpoint.extras import GUARD as NAME
-from nmt.commands import calibrate_guard as module
-from nmt.commands.calibrate_guard import calibrate_guard
-from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
+from nmt.recipes.train import train
 from nmt.training.signals import StoppedBySignal
+from nmt.translation import guard_calibration as module
 from nmt.translation.guard import GuardThresholds, read_thresholds
+from nmt.translation.guard_calibration import calibrate_guard
 from nmt.translation.translator import Translator
 from tests.commands.conftest import make_config
 from tests.training.test_resume import write_corpus

@@ -12,22 +12,22 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from nmt.checkpoint.lock import RunLock
 from nmt.cli.app import app
-from nmt.commands.dry_run import dry_run, held_bytes
-from nmt.commands.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
-from nmt.commands.prepare import prepare
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
+from nmt.diagnostics.dry_run import dry_run, held_bytes
+from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
 from nmt.engine.compilation import Compilation
 from nmt.engine.precision import Precision
+from nmt.files.lock import RunLock
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.factory import build_model, count_parameters
 from nmt.model.transformer import Transformer
+from nmt.recipes.prepare import prepare
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze
 from nmt.training.update import Updater

@@ -15,17 +15,17 @@ from nmt.checkpoint import model_folder
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.extras import GUARD, RANGES, SHORTLIST
 from nmt.checkpoint.files import AVERAGE, checkpoint_dir
-from nmt.commands import measure_ranges as ranges_module
-from nmt.commands.average import average
-from nmt.commands.export import export
-from nmt.commands.make_shortlist import make_shortlist
-from nmt.commands.measure_ranges import measure_ranges
-from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
+from nmt.recipes import measure_ranges as ranges_module
+from nmt.recipes.average import average
+from nmt.recipes.export import export
+from nmt.recipes.measure_ranges import measure_ranges
+from nmt.recipes.train import train
+from nmt.runtime.make_shortlist import make_shortlist
+from nmt.runtime.ranges import load_ranges
 from nmt.training.signals import StoppedBySignal
-from nmt.translation.ranges import load_ranges
 from nmt.translation.translator import Translator
 from tests.commands.conftest import make_config
 from tests.training.test_resume import write_corpus

@@ -12,7 +12,6 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from nmt.checkpoint import ctranslate2_model
 from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.extras import EXTRAS, GUARD, RANGES, SHORTLIST
@@ -24,17 +23,18 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     write_best,
 )
-from nmt.checkpoint.manifest import Manifest
-from nmt.commands import export as export_module
-from nmt.commands.export import Quantization, Target, export
 from nmt.config.model import ModelConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
+from nmt.exchange import ctranslate2 as ctranslate2_model
+from nmt.files.manifest import Manifest
 from nmt.model.transformer import Transformer
+from nmt.recipes import export as export_module
+from nmt.recipes.export import Quantization, Target, export
+from nmt.runtime.ranges import ranges_text
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.special import BOS_ID
 from nmt.text.tokenizer import load_tokenizers
-from nmt.translation.ranges import ranges_text
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
 from tests.translation.exported import (

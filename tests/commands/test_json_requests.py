@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.commands.json_requests import Request, parse_requests
 from nmt.errors import DataError
+from nmt.translation.requests import Request, parse_requests
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -19,9 +19,9 @@ import torch
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.commands.launch import ProcessKilledError, launch
 from nmt.engine.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
 from nmt.errors import DeviceError
+from nmt.training.launch import ProcessKilledError, launch
 from nmt.training.signals import StoppedBySignal
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
@@ -227,10 +227,10 @@ def test_more_processes_than_gpus_are_refused(
 
 
 class Recorded(ModuleType):
-    """Stands for `nmt.commands.launch`: keeps what it was called with."""
+    """Stands for `nmt.training.launch`: keeps what it was called with."""
 
     def __init__(self) -> None:
-        super().__init__("nmt.commands.launch")
+        super().__init__("nmt.training.launch")
         self.calls: list[tuple[list[str], dict[str, Any]]] = []
 
     def launch(self, arguments: list[str], **options: Any) -> None:
@@ -240,7 +240,7 @@ class Recorded(ModuleType):
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     launcher = Recorded()
-    monkeypatch.setitem(sys.modules, "nmt.commands.launch", launcher)
+    monkeypatch.setitem(sys.modules, "nmt.training.launch", launcher)
     return launcher
 
 

@@ -23,15 +23,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.commands import line_streams
-from nmt.commands.line_streams import (
+from nmt.errors import ConfigError, DataError
+from nmt.files import line_streams
+from nmt.files.line_streams import (
     check_output,
     decode_lines,
     open_input,
     open_output,
     read_chunks,
 )
-from nmt.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_wish_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
     program = """
         import sys, time
         from pathlib import Path
-        from nmt.commands.line_streams import open_output
+        from nmt.files.line_streams import open_output
         with open_output(Path(sys.argv[1])) as stream:
             stream.write(b"half")
             print(len(list(Path(sys.argv[1]).parent.iterdir())), flush=True)

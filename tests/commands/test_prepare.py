@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nmt.commands.prepare import prepare
 from nmt.config.run import RunConfig
 from nmt.data.checks import CONTROL, MARKUP
 from nmt.data.filters import DUPLICATE
 from nmt.data.prepared import PreparedData
 from nmt.errors import DataError, NmtError, TokenizerError
+from nmt.recipes.prepare import prepare
 from nmt.text.sentencepiece import train_sentencepiece
 from nmt.text.tokenizer import load_tokenizers
 
@@ -291,7 +291,7 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Pat
         "import os, signal, sys, pathlib\n"
         "from nmt.config.run import RunConfig\n"
         "from nmt.data import prepared\n"
-        "import nmt.commands.prepare as p\n"
+        "import nmt.recipes.prepare as p\n"
         "p.PreparedManifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "p.prepare(RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_text()))\n"
     )
@@ -339,7 +339,7 @@ def test_an_error_midway_leaves_the_older_folder_whole(
         raise RuntimeError("midway")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nmt.commands.prepare.PreparedManifest.write", fail)
+        patch.setattr("nmt.recipes.prepare.PreparedManifest.write", fail)
         with pytest.raises(RuntimeError, match="midway"):
             prepare(config, force=True, quiet=True)
 
@@ -369,7 +369,7 @@ def test_preparing_does_not_load_torch(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from nmt.config.run import RunConfig\n"
-        "from nmt.commands.prepare import prepare\n"
+        "from nmt.recipes.prepare import prepare\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"
         "prepare(RunConfig.model_validate_json(text), quiet=True)\n"
         "assert 'torch' not in sys.modules\n"
@@ -417,7 +417,7 @@ def test_a_corpus_that_changes_meanwhile_is_noticed(
         write(tmp_path, "train.de", source)
         write(tmp_path, "train.en", target)
 
-    monkeypatch.setattr("nmt.commands.preparation.train_sentencepiece", learn)
+    monkeypatch.setattr("nmt.data.preparation.train_sentencepiece", learn)
     with pytest.raises(DataError, match="changed while it was read"):
         prepare(config, quiet=True)
 
@@ -476,7 +476,7 @@ def test_two_at_once_make_it_once(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from nmt.config.run import RunConfig\n"
-        "from nmt.commands.prepare import prepare\n"
+        "from nmt.recipes.prepare import prepare\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"
         "print(prepare(RunConfig.model_validate_json(text), quiet=True).up_to_date)\n"
     )

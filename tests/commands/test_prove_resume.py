@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from nmt.checkpoint.files import save_checkpoint
 from nmt.cli.app import app
-from nmt.commands import prove_resume as module
-from nmt.commands.compare_runs import Comparison, compare_runs
-from nmt.commands.prove_resume import Plan, Proof, prove_resume
-from nmt.commands.watched_training import WatchedTraining
 from nmt.config.loader import load_config
+from nmt.diagnostics import prove_resume as module
+from nmt.diagnostics.compare_runs import Comparison, compare_runs
+from nmt.diagnostics.prove_resume import Plan, Proof, prove_resume
+from nmt.diagnostics.watched_training import WatchedTraining
 from nmt.errors import CheckpointError, ConfigError
 from nmt.training.signals import StoppedBySignal
 from tests.training.test_resume import CONFIG, write_corpus

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from nmt.commands.selfcheck import NASTY_LINES, report, selfcheck
 from nmt.config.data import TokenizerConfig
 from nmt.config.decoding import DecodingConfig
+from nmt.diagnostics.selfcheck import NASTY_LINES, report, selfcheck
+from nmt.runtime.engine import Engine
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.engine import Engine
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences

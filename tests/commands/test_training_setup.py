@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.commands.dry_run import dry_run
-from nmt.commands.prepare import prepare
-from nmt.commands.train import train
-from nmt.commands.training_setup import TrainingSetup
 from nmt.config.run import RunConfig
+from nmt.diagnostics.dry_run import dry_run
+from nmt.recipes.prepare import prepare
+from nmt.recipes.train import train
+from nmt.training.setup import TrainingSetup
 from tests.compiling import Backend, use_backend
 from tests.training.test_resume import CONFIG, write_corpus
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.cli.app import app
-from nmt.commands.answers import Answers, Failure, Tally
-from nmt.commands.translate_together import join_answers, part_of
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.distributed import join_answers, part_of
 from nmt.translation.guard import GuardThresholds
+from nmt.translation.results_of_lines import Answers, Failure, Tally
 from tests.translation.conftest import sentences
 from tests.translation.models import run_config, save_run, small_model, train_tokenizer
 

@@ -54,7 +54,7 @@ def test_dir_lists_the_public_names() -> None:
         "nmt.errors",
         "nmt.text.tokenizer",
         "nmt.text.sentencepiece",
-        "nmt.commands.prepare",
+        "nmt.recipes.prepare",
     ],
 )
 def test_torch_is_not_loaded_by(module: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nmt.data.checks import CONTROL, IDENTICAL, MARKUP, CorpusCheck
 from nmt.data.overlap import HeldOut
-from nmt.text.lines import read_lines
+from nmt.files.lines import read_lines
 
 Pairs = list[tuple[str, str]]
 

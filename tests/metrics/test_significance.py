@@ -12,6 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
+from nmt.files.lines import read_lines
 from nmt.metrics import significance
 from nmt.metrics.sacrebleu import MetricOptions, Scorer
 from nmt.metrics.significance import (
@@ -20,7 +21,6 @@ from nmt.metrics.significance import (
     paired_p_value,
     resample_scores,
 )
-from nmt.text.lines import read_lines
 
 
 def means(values: list[float]) -> SufficientStatistics:

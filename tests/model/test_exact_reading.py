@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nmt.model.attention import exact_keys, exact_queries, exact_values, read_exactly
 from nmt.model.quantized import input_ranges, quantize
-from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
+from nmt.runtime.traced import trace_readers
 from tests.model.test_traced import VOCAB_SIZE, decode, small_model
 
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.model import graphed
-from nmt.model.graphed import CudaGraphs, GraphedToken, graph_readers
 from nmt.model.transformer import Readers, Transformer
+from nmt.runtime import cuda_graphs as graphed
+from nmt.runtime.cuda_graphs import CudaGraphs, GraphedToken, graph_readers
 from tests.model.test_traced import VARIANTS, decode, small_model
 
 

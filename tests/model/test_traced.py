@@ -13,8 +13,8 @@ from torch import Tensor
 from nmt.config.model import ModelConfig
 from nmt.model.factory import build_model
 from nmt.model.quantized import input_ranges, quantize
-from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
+from nmt.runtime.traced import trace_readers
 
 VOCAB_SIZE = 50
 SHAPE = {"model_dim": 32, "ff_dim": 48, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from nmt.checkpoint.bundle import load_model
-from nmt.commands.export import export
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
+from nmt.recipes.export import export
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
 from tests.translation.exported import (

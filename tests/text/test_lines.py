@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.text import lines
-from nmt.text.lines import decode_line, open_binary, read_lines, split_lines
+from nmt.files import lines
+from nmt.files.lines import decode_line, open_binary, read_lines, split_lines
 
 ODD = "first\u2028same\x85same\x0csame\rsame\0\nsecond\n"
 

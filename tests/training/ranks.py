@@ -136,7 +136,7 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 def _serve() -> None:
     os.chdir(sys.argv[1])
     Path("sitecustomize.py").write_text("from tests.training.ranks import arm\narm()\n")
-    for name in ("nmt.commands.train", "nmt.commands.launch", "torch._dynamo"):
+    for name in ("nmt.recipes.train", "nmt.training.launch", "torch._dynamo"):
         importlib.import_module(name)
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
-from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
+from nmt.recipes.train import train
 from nmt.text.tokenizer import tokenizer_hash
 from tests.training.test_resume import CONFIG, write_corpus
 

@@ -546,7 +546,7 @@ exit 130
     source = f"""
 import subprocess, sys
 from pathlib import Path
-from nmt.commands.launch import launch
+from nmt.training.launch import launch
 sys.executable = "{shell}"
 poll = subprocess.Popen.poll
 def looked_after(process):  # a signal before that is lost on the processes

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
-from nmt.checkpoint.lock import RunLock
+from nmt.files.lock import RunLock
 from tests.training.runs import Harm, Result, Server
 
 STEPS = 30

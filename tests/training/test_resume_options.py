@@ -13,7 +13,7 @@ import torch
 
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import AVERAGE, MODEL, load_checkpoint, load_tensors, read_best
-from nmt.checkpoint.manifest import Manifest
+from nmt.files.manifest import Manifest
 from tests.training.runs import Harm, Server
 from tests.training.test_resume import STEPS, Run, assert_equal, run, server, whole
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training.svg_chart import log_ticks, path_data, round_ticks, thin, tick_labels
+from nmt.report.charts import log_ticks, path_data, round_ticks, thin, tick_labels
 
 NAN = math.nan
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
-from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
 from nmt.errors import DeviceError, DivergedError
+from nmt.recipes.train import train
 from nmt.training.update import Updater
 from nmt.training.validation import Scores, Validator
 from tests.training.test_resume import CONFIG, write_corpus

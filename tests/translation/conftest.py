@@ -12,9 +12,9 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 
 WORDS = (

@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
+from nmt.runtime.engine import Engine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.alignment import Part, joined, joined_weights, links, word_weights
-from nmt.translation.engine import Engine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

@@ -11,11 +11,11 @@ import torch
 from nmt.checkpoint.extras import SHORTLIST as NAME
 from nmt.data.lexicon import likely_translations
 from nmt.data.store import ParallelStore, StoreWriter
-from nmt.text.lines import read_lines
+from nmt.files.lines import read_lines
+from nmt.runtime.shortlist import shortlist_bytes
+from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.translation.coverage import SourceCoverage
 from nmt.translation.guard import GuardedLine, alarms, calibrate
-from nmt.translation.shortlist import shortlist_bytes
-from nmt.translation.shortlist_file import ShortlistFile
 
 
 def test_what_stands_in_nearly_every_output_covers_nothing() -> None:

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.ctranslate2_package import import_ctranslate2
 from nmt.checkpoint.files import save_checkpoint
-from nmt.commands.export import export
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DeviceError
+from nmt.exchange.ctranslate2_package import import_ctranslate2
 from nmt.model.transformer import Transformer
+from nmt.recipes.export import export
+from nmt.runtime.ctranslate2_engine import CTranslate2Engine
+from nmt.runtime.engine import Engine, choose_engine, is_ctranslate2
+from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import Constraints
-from nmt.translation.ctranslate2_engine import CTranslate2Engine
-from nmt.translation.engine import Engine, choose_engine, is_ctranslate2
-from nmt.translation.ensemble import Ensemble
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
 from tests.translation.exported import (

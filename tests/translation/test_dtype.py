@@ -11,11 +11,11 @@ from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.extras import RANGES
 from nmt.errors import ConfigError
 from nmt.model.quantized import input_ranges
+from nmt.runtime.engine import CTRANSLATE2_MODEL, Dtype
+from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.ranges import load_ranges, ranges_text
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import load_tokenizers
-from nmt.translation.engine import CTRANSLATE2_MODEL, Dtype
-from nmt.translation.ensemble import Ensemble
-from nmt.translation.ranges import load_ranges, ranges_text
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer

@@ -13,14 +13,14 @@ import torch
 
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
+from nmt.runtime.ensemble import Ensemble, parse_weights
+from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.runtime.torch_loading import load_models
 from nmt.search.beam import beam_search
 from nmt.text.special import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
-from nmt.translation.ensemble import Ensemble, parse_weights
-from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.translation.result import TranslationResult
-from nmt.translation.torch_engine import TorchEngine
-from nmt.translation.torch_loading import load_models
 from nmt.translation.translator import Translator
 from tests.search.toys import TableStepper, ids_of, random_table, sources
 from tests.translation.conftest import OPTIONS, sentences

@@ -18,11 +18,12 @@ from nmt.checkpoint.extras import GUARD as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
+from nmt.runtime.engine import Engine
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.coverage import SourceCoverage
-from nmt.translation.engine import Engine
 from nmt.translation.guard import (
     GuardCount,
     GuardedLine,
@@ -36,7 +37,6 @@ from nmt.translation.guard import (
 )
 from nmt.translation.mending import Guard
 from nmt.translation.result import TranslationResult
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
 

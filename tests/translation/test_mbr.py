@@ -12,6 +12,7 @@ from sacrebleu.metrics.chrf import CHRF
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.mbr import (
@@ -21,7 +22,6 @@ from nmt.translation.mbr import (
     make_utility,
     rank_by_utility,
 )
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

@@ -13,13 +13,13 @@ from nmt.config.model import ModelConfig
 from nmt.model.alignment import source_attention
 from nmt.model.factory import build_model
 from nmt.model.layout import Layout
-from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
+from nmt.runtime.model_stepper import ModelStepper
+from nmt.runtime.traced import trace_readers
 from nmt.search.beam import beam_search
 from nmt.search.choose import search
 from nmt.search.greedy import greedy_search
 from nmt.text.special import BOS_ID, EOS_ID
-from nmt.translation.model_stepper import ModelStepper
 
 SHAPE = {
     "encoder_layers": 1, "decoder_layers": 2, "model_dim": 32, "ff_dim": 48, "num_heads": 4,

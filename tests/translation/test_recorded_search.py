@@ -18,17 +18,17 @@ from nmt.model import decoder_state
 from nmt.model.decoder_state import LARGE
 from nmt.model.factory import build_model
 from nmt.model.quantized import quantize
-from nmt.model.traced import trace_readers
 from nmt.model.transformer import Readers, Transformer
+from nmt.runtime import recorded_search
+from nmt.runtime.engine import Task
+from nmt.runtime.model_stepper import ModelStepper
+from nmt.runtime.recorded_search import RecordedSearch
+from nmt.runtime.shortlist import BatchVocabulary
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.runtime.traced import trace_readers
 from nmt.search.choose import search
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.translation import recorded_search
-from nmt.translation.engine import Task
-from nmt.translation.model_stepper import ModelStepper
-from nmt.translation.recorded_search import RecordedSearch
-from nmt.translation.shortlist import BatchVocabulary
-from nmt.translation.torch_engine import TorchEngine
 
 VOCAB_SIZE = 1200  # for a beam of five, so many that the largest are sought in blocks
 SHAPES: dict[str, dict[str, Any]] = {

@@ -11,11 +11,11 @@ import torch
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
+from nmt.runtime import teacher_forcing
+from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation import teacher_forcing
-from nmt.translation.ensemble_stepper import Mixture
 from nmt.translation.scorer import PairScore, Scorer
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, loaded, run_config, small_model, speak_whole_words

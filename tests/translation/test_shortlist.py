@@ -19,21 +19,21 @@ from nmt.checkpoint.extras import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.quantized import input_ranges, quantize
-from nmt.model.traced import trace_readers
 from nmt.model.transformer import Transformer
+from nmt.runtime import torch_engine
+from nmt.runtime.engine import Task
+from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
+from nmt.runtime.model_stepper import ModelStepper
+from nmt.runtime.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
+from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.runtime.traced import trace_readers
 from nmt.search.choose import search
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.stepper import Stepper
 from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation import torch_engine
-from nmt.translation.engine import Task
-from nmt.translation.ensemble_stepper import EnsembleStepper, Mixture
-from nmt.translation.model_stepper import ModelStepper
-from nmt.translation.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
-from nmt.translation.shortlist_file import ShortlistFile
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, small_model

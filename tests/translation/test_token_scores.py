@@ -9,13 +9,13 @@ import pytest
 
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
+from nmt.runtime.engine import Dtype, Engine
+from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.special import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
-from nmt.translation.engine import Dtype, Engine
-from nmt.translation.ensemble_stepper import Mixture
 from nmt.translation.mbr import Mbr
 from nmt.translation.result import TranslationResult
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer

@@ -13,14 +13,14 @@ import torch
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model.transformer import Transformer
+from nmt.runtime.engine import Task
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.sentencepiece import SentencePieceTokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.signals import Interrupted
 from nmt.translation import batching
-from nmt.translation.engine import Task
 from nmt.translation.segment import cut_lines
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

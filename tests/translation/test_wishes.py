@@ -9,10 +9,10 @@ import pytest
 
 from nmt.errors import ConfigError, DataError
 from nmt.model.transformer import Transformer
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.segment import cut_lines
-from nmt.translation.torch_engine import TorchEngine
 from nmt.translation.translator import Translator
 from nmt.translation.wishes import encode_wishes
 from tests.translation.conftest import OPTIONS, sentences

@@ -1,0 +1,167 @@
+"""The configuration and prepared data -> what training would take, before any of it is done."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nmt.checkpoint.run import data_check
+from nmt.config.run import RunConfig
+from nmt.data.batching import padding_waste
+from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
+from nmt.engine.device import choose_device, deterministic, prepare_process
+from nmt.engine.distributed import OneProcess
+from nmt.engine.peak import measure_peak
+from nmt.model.cost import Workload, matmul_parameters, training_flops
+from nmt.model.factory import count_parameters
+from nmt.recipes.prepare import prepare
+from nmt.training.batch_fit import fit_batches
+from nmt.training.optimizer import Optimizer
+from nmt.training.setup import Rows, TrainingSetup
+from nmt.training.timing import measure_update_seconds
+
+__all__ = ["DryRunReport", "dry_run", "held_bytes"]
+
+
+def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) -> DryRunReport:
+    """Work out and measure what training ``config`` from its first update would take.
+
+    Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
+    that is thrown away. Neither locks nor writes ``config.run_dir``.
+
+    Args:
+        config: The experiment.
+        quiet: Say nothing on the way.
+        num_updates: Updates of the probe behind the time.
+
+    Raises:
+        NmtError: Data, configuration or device do not allow it; see the message.
+    """
+    prepare_process(config.training.threads)
+    prepared = prepare(config, quiet=quiet, check=data_check(config))
+    if not quiet and not prepared.up_to_date:
+        sys.stderr.write("Prepared the data first: a dry run needs their lengths.\n")
+        sys.stderr.write(prepared.as_text() + "\n")
+    device = choose_device(config.training.device)
+    with deterministic(device, wanted=config.training.deterministic):
+        return _measure(config, quiet=quiet, num_updates=num_updates)
+
+
+def _measure(config: RunConfig, *, quiet: bool, num_updates: int) -> DryRunReport:
+    batch = fit_batches(config, OneProcess())
+    setup = TrainingSetup.build(config.model_copy(update={"batch": batch}))
+    plan = setup.loader.plan(0)
+    epoch = _epoch(setup, plan)
+    if not quiet:
+        sys.stderr.write(
+            "Measuring memory on the largest batches, and time in a probe of "
+            f"{num_updates} updates.\n"
+        )
+    memory = _memory(setup, plan)
+    seconds = measure_update_seconds(
+        setup.updater, setup.updater.optimizer, setup.loader, num_updates=num_updates
+    )
+    vocab_size = setup.data.manifest.target_vocab_size
+    passes = 2 if config.training.r_drop else 1
+    return DryRunReport(
+        name=config.name,
+        device=str(setup.device),
+        precision=setup.updater.precision.name,
+        compilation=setup.compilation,
+        threads=torch.get_num_threads(),
+        parameters=count_parameters(setup.updater.model),
+        matrices=matmul_parameters(config.model, vocab_size),
+        passes=passes,
+        flops=training_flops(config.model, vocab_size, epoch.workload, passes=passes),
+        memory=memory,
+        epoch=epoch,
+        budget=_budget(setup, epoch, seconds),
+        probe_updates=num_updates,
+        update_seconds=seconds,
+    )
+
+
+def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> EpochReport:
+    store, rows = setup.data.train, np.concatenate(plan)
+    return EpochReport(
+        pairs=len(rows),
+        batches=len(plan),
+        updates=-(-len(plan) // setup.config.batch.accumulate),
+        workload=Workload.of_pairs(*setup.lengths(rows)),
+        padding_waste=padding_waste(plan, store.source_lengths + 1, store.target_lengths + 1),
+    )
+
+
+def held_bytes(optimizer: Optimizer, model: nn.Module) -> dict[str, int]:
+    """Return the bytes of the buffers that stay between updates, by what they hold.
+
+    The names are those of `MemoryReport`.
+    """
+    parameters = list(model.parameters())
+    weights = _storages(parameters)
+    master = _without(_storages([optimizer.parameters.weights]), weights)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # Weights that are only worked out when asked for stand elsewhere each time.
+    used, again = optimizer.weights(), optimizer.weights()
+    temporary = _without(_storages(used.values()), _storages(again.values()))
+    kept = _without(_storages(used.values()), temporary)
+    others = kept | _storages(optimizer.state().values())
+    return {
+        "weights": sum(weights.values()),
+        "master_weights": sum(master.values()),
+        "gradients": sum(_storages([*gradients, optimizer.parameters.gradient]).values()),
+        "optimizer": sum(_without(others, weights | master).values()),
+    }
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Address and bytes of each storage: views of one buffer count once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _without(storages: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
+    return {address: size for address, size in storages.items() if address not in others}
+
+
+def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> MemoryReport:
+    """Look at the buffers, and measure what the largest batches take on top of them."""
+    setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+    shapes, splits, peaks = [], [], []
+    for rows in setup.largest_batches(plan):
+        source, target = setup.lengths(rows)
+        shapes.append((len(rows), int(source.max()), int(target.max())))
+        stats, peak = measure_peak(partial(setup.update, rows), setup.device)
+        splits.append(stats.splits)
+        peaks.append(peak)
+    return MemoryReport(
+        **held_bytes(setup.updater.optimizer, setup.updater.model),
+        activations=max(peaks),
+        largest_batches=tuple(shapes),
+        splits=max(splits),
+    )
+
+
+def _budget(setup: TrainingSetup, epoch: EpochReport, seconds: float) -> BudgetReport:
+    """Find the limit that ends training first, as `nmt train` does at its start."""
+    training, limits = setup.config.training, {}
+    if training.max_steps is not None:
+        limits["training.max_steps"] = training.max_steps
+    if training.max_epochs is not None:
+        later = range(1, training.max_epochs)
+        updates = epoch.updates + sum(setup.loader.updates_per_epoch(number) for number in later)
+        limits["training.max_epochs"] = updates
+    if training.max_minutes is not None:
+        limits["training.max_minutes"] = max(1, math.floor(training.max_minutes * 60 / seconds))
+    limit = min(limits, key=lambda key: limits[key], default=None)
+    return BudgetReport(
+        updates=None if limit is None else limits[limit],
+        limit=limit,
+        has_patience=training.patience is not None,
+    )

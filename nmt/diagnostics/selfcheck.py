@@ -1,0 +1,167 @@
+"""``nmt translate MODEL --selfcheck``: the filter's promises, tried on lines that break filters."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.recipes.translate import translate
+from nmt.translation.output_format import OutputFormat
+from nmt.translation.translator import Translator
+
+_TEXT = OutputFormat()
+_PATIENCE_SECONDS = 60
+
+NASTY_LINES: tuple[bytes, ...] = (
+    b"A dog runs.",
+    b"",
+    b"   ",
+    b"\t",
+    "\u3000\u00a0".encode(),
+    b"a",
+    b".",
+    b"?!?!?! ... --- ***",
+    b"A dog runs.",
+    b" leading and trailing ",
+    b"carriage return at the end\r",
+    b"carriage return\rin the middle",
+    "line separator\u2028paragraph separator\u2029next line\u0085end".encode(),
+    b"form feed\x0cvertical tab\x0bnull\x00bell\x07",
+    "zero width\u200bspace and joiner\u200d, byte order mark \ufeff inside".encode(),
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 flags \U0001f1e9\U0001f1ea".encode(),
+    "combining e\u0301\u0323\u0308\u0301\u0301\u0301".encode(),
+    "\u0647\u0630\u0627 \u0643\u0644\u0628 \u0635\u063a\u064a\u0631.".encode(),
+    "\u202eright to left override\u202c".encode(),
+    "\u72ac\u304c\u8d70\u308b\u3002".encode(),
+    "\u0e2a\u0e38\u0e19\u0e31\u0e02\u0e27\u0e34\u0e48\u0e07".encode(),
+    "\U00013080\U00013081 unseen signs \U000e0001".encode(),
+    b"not UTF-8: \xff\xfe\xc3(",
+    b"cut in the middle of a character: \xe2\x82",
+    b"surrogate: \xed\xa0\x80",
+    b"<p>tags &amp; entities</p> <script>alert(1)</script>",
+    b"a ||| b ||| c",
+    b'{"source": "no JSON was asked for"}',
+    b"--beam-size 7",
+    b"123456789 3.14159 1,000,000 2026-11-21",
+    b"x" * 700,
+    b"word " * 300,
+    b"One sentence. " * 90,
+    ("\u00e4" * 200 + "\U0001f600" * 60).encode(),
+    b"<s> </s> <unk> <pad> \xe2\x96\x81\xe2\x96\x81",
+    b"A dog runs.",
+)
+"""Text that has broken filters: controls, other scripts, bytes that are no text, endless lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One thing the filter promises, and whether it was kept."""
+
+    text: str
+    """The promise."""
+    problem: str
+    """How it was broken; empty if it was kept."""
+
+
+def selfcheck(translator: Translator) -> list[Promise]:
+    """Try the promises of `nmt translate` on `NASTY_LINES` with this model and these options."""
+    translator = translator.without_notes()  # odd lines are as they should be here
+    whole = b"\n".join(NASTY_LINES)
+    output = _run(translator, whole)
+    lines = output.split(b"\n")
+    return [Promise(text, problem) for text, problem in _checks(translator, whole, lines)]
+
+
+def _checks(translator: Translator, whole: bytes, lines: list[bytes]) -> Iterator[tuple[str, str]]:
+    count = len(NASTY_LINES)
+    found = len(lines) - 1
+    yield "as many lines out as in", "" if found == count else f"{found} lines for {count}"
+    texts = [_as_text(line) for line in lines[:-1]]
+    bad = [i + 1 for i, text in enumerate(texts) if text is None or "\r" in text]
+    yield "every line out is UTF-8 and one line", _named(bad)
+    blank = [i for i, line in enumerate(NASTY_LINES) if not _as_text(line, "?").strip()]
+    wrong = [i + 1 for i in blank if i < found and lines[i]]
+    yield "blank to blank", _named(wrong)
+    same = [i for i, line in enumerate(NASTY_LINES) if line == NASTY_LINES[0]]
+    are_equal = len({lines[i] for i in same if i < found}) <= 1
+    yield "the same line, the same translation", "" if are_equal else _named([i + 1 for i in same])
+    for size in (1, 7):
+        found_so = _run(translator, whole, lines_at_once=size).split(b"\n")
+        yield f"the same text {size} at a time", _difference(found_so, lines)
+    few = translator.with_options(batch_tokens=1)
+    yield "the same text whatever shares a batch", _difference(_run(few, whole).split(b"\n"), lines)
+    yield "nothing in, nothing out", _run(translator, b"").decode("utf-8", "replace")
+    yield "an answer before the next line comes", _converse(translator)
+
+
+def _named(numbers: list[int]) -> str:
+    """Say which lines break a promise; nothing if none does."""
+    return f"line {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def _as_text(line: bytes, instead: str | None = None) -> Any:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return instead
+
+
+def _difference(found: list[bytes], expected: list[bytes]) -> str:
+    if len(found) != len(expected):
+        return f"{len(found) - 1} lines for {len(expected) - 1}"
+    pairs = zip(found, expected, strict=True)
+    return _named([i + 1 for i, pair in enumerate(pairs) if len({*pair}) > 1])
+
+
+def _run(translator: Translator, text: bytes, lines_at_once: int = 1000) -> bytes:
+    output = io.BytesIO()
+    source = io.BytesIO(text)
+    translate(translator, source, output, _TEXT, lines_at_once=lines_at_once)
+    return output.getvalue()
+
+
+def _converse(translator: Translator) -> str:
+    """Write a line, wait for its answer, write the next; return what went wrong."""
+    question_out, question_in = os.pipe()
+    answer_out, answer_in = os.pipe()
+
+    def serve() -> None:
+        with (
+            suppress(BrokenPipeError),
+            os.fdopen(question_out, "rb") as source,
+            os.fdopen(answer_in, "wb") as output,
+        ):
+            translate(translator, source, output, _TEXT)
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    problem = ""
+    with os.fdopen(question_in, "wb") as questions, os.fdopen(answer_out, "rb") as answers:
+        for number in range(3):
+            questions.write(b"A dog runs.\n")
+            questions.flush()
+            if not select.select([answers], [], [], _PATIENCE_SECONDS)[0]:
+                problem = f"no answer to line {number + 1} in {_PATIENCE_SECONDS} seconds"
+                break
+            answers.readline()
+    server.join(1 if problem else _PATIENCE_SECONDS)
+    return problem
+
+
+def report(promises: list[Promise], model: Path) -> str:
+    """Return the result as text, a promise a line."""
+    lines = [
+        f"{'broken' if promise.problem else 'kept  '}  {promise.text}"
+        + (f": {promise.problem}" if promise.problem else "")
+        for promise in promises
+    ]
+    kept = sum(not promise.problem for promise in promises)
+    total = f"{model}: {kept} of {len(promises)} promises kept on {len(NASTY_LINES)} nasty lines"
+    return "\n".join([*lines, total])

@@ -1,0 +1,1 @@
+"""Test sets and systems -> scores, confidence intervals, significance and gates."""

@@ -1,0 +1,1 @@
+"""Model folders <-> the formats of other systems."""

@@ -1,0 +1,1 @@
+"""One function for each command: a whole configuration in, work done, a summary out."""

@@ -1,0 +1,191 @@
+"""Checkpoints of a run -> a model folder with the mean of their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nmt.checkpoint.average import choose_checkpoints, write_average
+from nmt.checkpoint.bundle import ModelBundle, load_model
+from nmt.checkpoint.extras import RANGES
+from nmt.checkpoint.files import MODEL, STATE, list_checkpoints, load_tensors
+from nmt.checkpoint.model_folder import check_new_folder
+from nmt.checkpoint.run import trained_on
+from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedData
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.files.manifest import Manifest
+from nmt.recipes.measure_ranges import ranges_content
+from nmt.training.stopping import History
+
+DEFAULT_LAST = 10
+"""Checkpoints that are averaged if nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class AverageSummary:
+    """What was averaged, and where it is."""
+
+    output: Path
+    """The model folder."""
+    steps: tuple[int, ...]
+    """Steps of the checkpoints, oldest first."""
+
+
+def average(
+    run_dir: Path,
+    output: Path,
+    *,
+    last: int | None = None,
+    best: int | None = None,
+    steps: Sequence[int] = (),
+    note: Callable[[str], None] = lambda _: None,
+) -> AverageSummary:
+    """Write the mean of checkpoints of a run as a model folder.
+
+    A run that is being trained may be averaged too. Input ranges for int8 are measured anew where
+    the run's prepared data are at hand, and left out where they are not.
+
+    Args:
+        run_dir: The run folder.
+        output: Folder to write; missing or empty.
+        last: How many of the newest checkpoints; `DEFAULT_LAST` if nothing is said.
+        best: Instead: how many of those with the highest validation score.
+        steps: Instead: these checkpoints.
+        note: Told what is averaged, and if that is less than was asked for.
+
+    Raises:
+        ConfigError: More than one kind of choice, a count below 1, or ``output`` is taken.
+        CheckpointError: A checkpoint is missing or damaged, or is of another model.
+    """
+    _check_choice(last, best, steps)
+    check_new_folder(output, run_dir)
+    present = dict(list_checkpoints(run_dir))
+    if not present:
+        raise CheckpointError(
+            f"{run_dir} has no checkpoints.", fix="Name a run folder that `nmt train` wrote."
+        )
+    if steps:
+        chosen = _named(run_dir, present, steps)
+    elif best is not None:
+        chosen = _best(run_dir, present, best, note)
+    else:
+        chosen = _last(run_dir, present, last or DEFAULT_LAST, note)
+    _check_names(present, chosen)
+    # Refuses now what could not be translated with later.
+    bundle = load_model(run_dir, f"step-{chosen[-1]}")
+    note(f"averaging {_count(len(chosen))}: step {', '.join(f'{step:,}' for step in chosen)}")
+    data = _data(run_dir, bundle.config, note)
+
+    def add(place: Path) -> None:
+        if data is not None:
+            _measure(place, bundle, data)
+
+    write_average(output, run_dir, [present[step] for step in chosen], add=add)
+    return AverageSummary(output, tuple(chosen))
+
+
+def _data(run_dir: Path, config: RunConfig, note: Callable[[str], None]) -> PreparedData | None:
+    """Open what the run is trained on, if it is still there."""
+    with suppress(DataError):
+        if trained_on(run_dir, config) is not None:
+            return PreparedData.open(config.prepared_dir)
+    if (run_dir / RANGES).is_file():
+        note(
+            f"the data of the run are not in {config.prepared_dir}, so there will be no {RANGES}: "
+            "int8 is slower without"
+        )
+    return None
+
+
+def _measure(place: Path, bundle: ModelBundle, data: PreparedData) -> None:
+    """Write the input ranges of the weights in ``place``; those of the run are of its best."""
+    bundle.model.load_state_dict(load_tensors(place / MODEL))
+    sha256 = Manifest.of(place, [MODEL], bundle.step).files[MODEL].sha256
+    content = ranges_content(replace(bundle, sha256=sha256), data)
+    if content is not None:
+        (place / RANGES).write_bytes(content)
+
+
+def _check_choice(last: int | None, best: int | None, steps: Sequence[int]) -> None:
+    given = {"--last": last is not None, "--best": best is not None, "--step": bool(steps)}
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise ConfigError(
+            f"{' and '.join(names)} choose checkpoints in different ways.", fix="Give one of them."
+        )
+    for name, count in (("--last", last), ("--best", best)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} is {count}.", fix="Average at least one checkpoint.")
+    twice = sorted({step for step in steps if steps.count(step) > 1})
+    if twice:
+        raise ConfigError(
+            f"--step {', '.join(map(str, twice))} is given more than once.",
+            fix="Name every checkpoint once: all have the same weight in the mean.",
+        )
+
+
+def _named(run_dir: Path, present: Mapping[int, Path], steps: Sequence[int]) -> list[int]:
+    missing = [str(step) for step in sorted(steps) if step not in present]
+    if missing:
+        there = ", ".join(map(str, sorted(present)))
+        raise CheckpointError(
+            f"{run_dir} has no checkpoint of step {', '.join(missing)}; it has {there}.",
+            fix="Name some of these with --step.",
+        )
+    return sorted(steps)
+
+
+def _last(
+    run_dir: Path, present: Mapping[int, Path], count: int, note: Callable[[str], None]
+) -> list[int]:
+    chosen = choose_checkpoints(present, {}, last=count)
+    if len(chosen) < count:
+        note(
+            f"{run_dir} has {_count(len(chosen))}, not {count}; "
+            "training.keep_last says how many of the newest a run keeps"
+        )
+    return chosen
+
+
+def _best(
+    run_dir: Path, present: Mapping[int, Path], count: int, note: Callable[[str], None]
+) -> list[int]:
+    newest = present[max(present)]
+    chosen = choose_checkpoints(present, _scores(newest), best=count)
+    if not chosen:
+        raise CheckpointError(
+            f"{newest / STATE} records no validation score of a checkpoint that is there.",
+            fix="Use --last, or name checkpoints with --step.",
+        )
+    if len(chosen) < count:
+        note(
+            f"{run_dir} has {_count(len(chosen))} with a validation score, not {count}; "
+            "training.keep_best says how many of the best a run keeps"
+        )
+    return chosen
+
+
+def _scores(folder: Path) -> dict[int, float]:
+    """Validation scores of the whole run so far, as its checkpoint records them."""
+    Manifest.read(folder).verify(folder, (STATE,))
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    history = History.from_dict(state.get("progress", {}).get("history", []))
+    return {entry.step: entry.score for entry in history.entries}
+
+
+def _check_names(present: Mapping[int, Path], chosen: Sequence[int]) -> None:
+    """Refuse checkpoints that were renamed: they were chosen by a step that is not theirs."""
+    for step in chosen:
+        found = Manifest.read(present[step]).step
+        if found != step:
+            raise CheckpointError(
+                f"{present[step]} holds step {found:,}.", fix="Give the folder its own name back."
+            )
+
+
+def _count(number: int) -> str:
+    return f"{number:,} checkpoint{'' if number == 1 else 's'}"

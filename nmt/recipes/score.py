@@ -1,0 +1,193 @@
+"""A model and pairs of lines -> a score for each pair, line by line.
+
+The filter's contract: N pairs in, N lines out, in order, written as soon as they are ready. Input
+is read as bytes and split on LF only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Literal
+
+from tqdm import tqdm
+
+from nmt.errors import ConfigError, DataError
+from nmt.files.line_streams import (
+    MOST_LINES,
+    decode_lines,
+    open_input,
+    open_output,
+    read_chunks,
+)
+from nmt.translation.scorer import PairScore, Scorer
+
+Pairs = list[tuple[str, str]]
+
+STANDARD_INPUT = Path("-")
+_MOST_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFormat:
+    """How scores are written."""
+
+    kind: Literal["text", "json"] = "text"
+    """``text``: a number. ``json``: one object a line, with the score of every token."""
+    plain_sum: bool = False
+    """Write the log probability itself, without length normalisation."""
+
+    def line(self, found: PairScore) -> str:
+        """Return the output line of a pair."""
+        if self.kind == "json":
+            return json.dumps(found.as_dict(), ensure_ascii=False)
+        return f"{found.log_prob if self.plain_sum else found.score:.6f}"
+
+
+def score_files(
+    scorer: Scorer,
+    source: Path | None,
+    target: Path | None,
+    output: Path | None,
+    style: ScoreFormat,
+    *,
+    note: Callable[[str], None],
+    show_progress: bool = False,
+) -> int:
+    """Score two files, or standard input, to a file, or standard output; return the pairs.
+
+    Args:
+        scorer: The model, with its options.
+        source: Source lines; ``-`` is standard input. None: ``source<TAB>target`` comes from there.
+        target: Line i translates line i of the source. None as ``source`` is.
+        output: Where to write; standard output when None. A file appears when it is complete.
+        style: How scores are written.
+        note: Told about odd lines.
+        show_progress: Draw a bar.
+
+    Raises:
+        ConfigError: Only one of the files is named.
+        DataError: The input cannot be read or is not parallel, or the output cannot be written.
+    """
+    check_inputs(source, target)
+    with ExitStack() as stack:
+        if source is None or target is None:
+            pairs = read_table(stack.enter_context(open_input(None)), note)
+        else:
+            paths = (source, target)
+            streams = [
+                stack.enter_context(open_input(None if path == STANDARD_INPUT else path))
+                for path in paths
+            ]
+            names = ["standard input" if path == STANDARD_INPUT else str(path) for path in paths]
+            pairs = read_pairs(streams[0], streams[1], (names[0], names[1]), note)
+        writer = stack.enter_context(open_output(output))
+        bar = stack.enter_context(tqdm(desc="scoring", unit=" pairs", disable=not show_progress))
+        number = 0
+        for chunk in pairs:
+            for found in scorer.score(chunk):
+                writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
+            writer.flush()
+            number += len(chunk)
+            bar.update(len(chunk))
+        return number
+
+
+def check_inputs(source: Path | None, target: Path | None) -> None:
+    """Check that the flags name both sides once, or neither.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if (source is None) != (target is None):
+        missing = "--source" if source is None else "--target"
+        raise ConfigError(
+            f"{missing} is missing.",
+            fix="Give --source and --target, or neither and source<TAB>target on standard input.",
+        )
+    if source == target == STANDARD_INPUT:
+        raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
+
+
+def read_table(stream: IO[bytes], note: Callable[[str], None]) -> Iterator[Pairs]:
+    """Yield pairs from lines of ``source<TAB>target``, in chunks, as they come.
+
+    Raises:
+        DataError: A line that is not blank has another number of columns.
+    """
+    number = 0
+    for chunk in read_chunks(stream):
+        pairs = []
+        for line in decode_lines(chunk, number + 1, note):
+            number += 1
+            cells = line.split("\t")
+            if len(cells) != 2:
+                if line.strip():
+                    raise DataError(
+                        f"Standard input, line {number:,} has {len(cells)} "
+                        f"column{'s' if len(cells) > 1 else ''}, not 2.",
+                        fix="Write source, one tab, target; `cut -f 1,2` takes two columns.",
+                    )
+                cells = ["", ""]
+            pairs.append((cells[0], cells[1]))
+        yield pairs
+
+
+def read_pairs(
+    source: IO[bytes], target: IO[bytes], names: tuple[str, str], note: Callable[[str], None]
+) -> Iterator[Pairs]:
+    """Yield pairs from two streams of lines, in chunks of bounded size.
+
+    Raises:
+        DataError: One has more lines than the other, or is damaged.
+    """
+    number, size = 0, 0
+    chunk: list[tuple[bytes, bytes]] = []
+    sides = [_lines(source, names[0]), _lines(target, names[1])]
+    for left, right in zip_longest(*sides):
+        if left is None or right is None:
+            rest = 1 + sum(1 for _ in (sides[0] if right is None else sides[1]))
+            done = number + len(chunk)
+            counts = (done + (rest if right is None else 0), done + (rest if left is None else 0))
+            raise DataError.not_parallel(*names, counts)
+        chunk.append((left, right))
+        size += len(left) + len(right)
+        if len(chunk) == MOST_LINES or size >= _MOST_BYTES:
+            yield _decode(chunk, number + 1, names, note)
+            number, size, chunk = number + len(chunk), 0, []
+    if chunk:
+        yield _decode(chunk, number + 1, names, note)
+
+
+def _lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    for chunk in read_chunks(stream, name=name):
+        yield from chunk
+
+
+def _decode(
+    chunk: list[tuple[bytes, bytes]],
+    first_number: int,
+    names: tuple[str, str],
+    note: Callable[[str], None],
+) -> Pairs:
+    sides = [
+        list(
+            decode_lines(
+                [pair[side] for pair in chunk],
+                first_number,
+                lambda text, name=names[side]: note(f"{name}, {text}"),  # type: ignore[misc]
+            )
+        )
+        for side in (0, 1)
+    ]
+    return list(zip(*sides, strict=True))
+
+
+def wants_progress(source: Path | None, *, quiet: bool) -> bool:
+    """Whether a bar is of use: a file is read, and somebody looks."""
+    return source not in (None, STANDARD_INPUT) and not quiet and sys.stderr.isatty()

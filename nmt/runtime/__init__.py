@@ -1,0 +1,1 @@
+"""What runs a trained model: engines behind one protocol."""

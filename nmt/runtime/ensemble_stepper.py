@@ -1,0 +1,97 @@
+"""Several models as one `Stepper`: the mean of what they expect next.
+
+Averaging the predictions of networks that were trained apart is old (Hansen and Salamon 1990);
+for translation see Sutskever et al. (2014), table 1.
+
+Shapes: B sentences, K beams, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt.runtime.ensemble import Mean
+from nmt.search.stepper import Stepper
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How the log probabilities of several models become one."""
+
+    shares: tuple[float, ...] = (1.0,)
+    """Weight of each model, above 0; they sum to 1."""
+    mean: Mean = "arithmetic"
+    """``arithmetic``: log of the weighted mean of probabilities: what one model finds likely stays
+    possible. ``geometric``: weighted mean of log probabilities, normalised again: every model can
+    veto."""
+
+    def combine(self, log_probs: Sequence[Tensor]) -> Tensor:
+        """Return the log probabilities of all models together. Overwrites its argument.
+
+        What is impossible (minus infinity) to one model is so to all: it is at the end of its
+        positions.
+
+        Args:
+            log_probs: Of each model. (..., V), float32.
+        """
+        if len(log_probs) == 1:
+            return log_probs[0]
+        if self.mean == "geometric":
+            total = log_probs[0].mul_(self.shares[0])
+            for share, values in zip(self.shares[1:], log_probs[1:], strict=True):
+                total.add_(values, alpha=share)
+            return total.log_softmax(dim=-1)
+        total = log_probs[0].add_(math.log(self.shares[0]))
+        for share, values in zip(self.shares[1:], log_probs[1:], strict=True):
+            impossible = torch.isneginf(total) | torch.isneginf(values)
+            torch.logaddexp(total, values.add_(math.log(share)), out=total)
+            total.masked_fill_(impossible, -torch.inf)
+        return total
+
+
+class EnsembleStepper:
+    """Gives the mean of several steppers. See `nmt.search.stepper.Stepper`.
+
+    Args:
+        steppers: One for each share of the mixture; all over the same vocabulary.
+        mixture: How they are averaged.
+    """
+
+    def __init__(self, steppers: Sequence[Stepper[Any]], mixture: Mixture) -> None:
+        self._steppers, self._mixture = steppers, mixture
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """What ids of the search stand for: the same for all."""
+        return self._steppers[0].tokens
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> tuple[Any, ...]:
+        """Let every model read the source."""
+        return tuple(stepper.start(source, source_lengths) for stepper in self._steppers)
+
+    def step(self, state: tuple[Any, ...], tokens: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""
+        steps = [
+            stepper.step(own, tokens) for stepper, own in zip(self._steppers, state, strict=True)
+        ]
+        return self._mixture.combine([values for values, _ in steps]), tuple(
+            after for _, after in steps
+        )
+
+    def select(self, state: tuple[Any, ...], sentences: Tensor, beams: Tensor) -> tuple[Any, ...]:
+        """Keep sentences and beams in every model."""
+        return tuple(
+            stepper.select(own, sentences, beams)
+            for stepper, own in zip(self._steppers, state, strict=True)
+        )
+
+    def coverage(self, state: tuple[Any, ...]) -> Tensor:
+        """Mean over the models, which count alike as for alignments: (B, K, S), float32."""
+        found = [stepper.coverage(own) for stepper, own in zip(self._steppers, state, strict=True)]
+        return torch.stack(found).mean(0)

@@ -1,0 +1,77 @@
+"""A Transformer as a `Stepper`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nmt.model.decoder_state import DecoderState
+from nmt.model.transformer import Readers, Transformer
+from nmt.runtime.shortlist import BatchVocabulary
+from nmt.text.special import EOS_ID
+
+
+class ModelStepper:
+    """Gives log probabilities of one model. See `nmt.search.stepper.Stepper`.
+
+    Args:
+        model: On its device.
+        readers: Faster forms of its own, if there are any.
+        with_coverage: Whether a search will ask for the coverage of the source.
+        vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
+            then places in it.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        readers: Readers | None = None,
+        *,
+        with_coverage: bool = False,
+        vocabulary: BatchVocabulary | None = None,
+    ) -> None:
+        self._model, self._with_coverage, self._vocabulary = model, with_coverage, vocabulary
+        self.readers = readers or model.readers
+        """What it reads with: of a few tokens, the logits are theirs."""
+        if vocabulary is not None:
+            self.readers = self.readers._replace(logits=model.narrow_output(vocabulary.tokens))
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """What ids of the search stand for. (V',), int64; None where they are themselves."""
+        return None if self._vocabulary is None else self._vocabulary.tokens
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
+        """Encode the source."""
+        return self._model.start(
+            source,
+            source_lengths,
+            self.readers,
+            with_coverage=self._with_coverage,
+            choice=None if self._vocabulary is None else self._vocabulary.choice,
+        )
+
+    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
+
+        A learned table of positions ends: there nothing but EOS may come.
+        """
+        if self._vocabulary is not None:
+            tokens = self._vocabulary.tokens.take(tokens)
+        logits, state = self._model.step(state, tokens, self.readers)
+        log_probs = logits.float().log_softmax(dim=-1)
+        config = self._model.config
+        if config.positions == "learned" and state.length >= config.max_positions:
+            ends = log_probs[..., EOS_ID].clone()
+            log_probs.fill_(-torch.inf)[..., EOS_ID] = ends
+        return log_probs, state
+
+    def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
+        """Keep sentences and beams."""
+        return state.select(sentences, beams)
+
+    def coverage(self, state: DecoderState) -> Tensor:
+        """How much of each source token was read so far: (B, K, S), float32."""
+        if state.coverage is None:
+            raise ValueError("this stepper was not made for a search with a coverage penalty")
+        return state.coverage.unflatten(0, (-1, state.num_beams))

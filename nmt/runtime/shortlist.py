@@ -1,0 +1,122 @@
+"""Which target tokens a sentence may need: a few hundred of a vocabulary of many thousands.
+
+To score them alone saves most of the output projection and of all that follows it (Jean et al.
+2015, section 3.2; Devlin 2017). What a sentence may need does not depend on what shares its batch:
+only the rows that are computed are those of all its sentences.
+
+Shapes: B sentences, S source positions, V source vocabulary, C candidates of a source token, V'
+target tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis
+from nmt.text.special import EOS_ID, PAD_ID
+
+_SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVocabulary:
+    """The target tokens of a batch. Those of the search are places in it."""
+
+    tokens: Tensor
+    """Ids of the whole vocabulary, ascending; special tokens keep their places. (V',), int64."""
+    choice: Tensor | None
+    """0 for tokens that a sentence may use, minus infinity for others. (B, 1, V'), float32; None
+    where every sentence may use all."""
+
+    def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
+        """Return the wishes as places; phrases are left out that cannot come anyway."""
+        table = {token: place for place, token in enumerate(self.tokens.tolist())}
+        return [
+            Constraints(
+                prefix=tuple(table[token] for token in wishes.prefix),
+                required=tuple(tuple(table[x] for x in ids) for ids in wishes.required),
+                forbidden=tuple(
+                    tuple(table[x] for x in ids)
+                    for ids in wishes.forbidden
+                    if all(x in table for x in ids)
+                ),
+            )
+            for wishes in constraints
+        ]
+
+    def outside(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return what the search found with ids of the whole vocabulary."""
+        table = self.tokens.tolist()
+        return [
+            [replace(one, ids=tuple(table[place] for place in one.ids)) for one in each]
+            for each in found
+        ]
+
+
+class Shortlist:
+    """Candidates of each source token, and those that every sentence may need.
+
+    Args:
+        common: (F,), int64, target ids.
+        candidates: (V, C), int32, target ids; -1 where there are fewer.
+        vocab_size: Entries of the target vocabulary.
+    """
+
+    def __init__(self, common: Tensor, candidates: Tensor, vocab_size: int) -> None:
+        always = torch.cat((torch.arange(_SPECIAL), common))
+        self._always = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, always, True)
+        # In place of none stands what is there anyway.
+        self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
+        self._candidates[PAD_ID] = EOS_ID  # how far a sentence is padded must not matter
+
+    @classmethod
+    def load(cls, file: ShortlistFile, vocab_size: int) -> Self | None:
+        """Return what a file holds; None if there is none.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        parts = file.parts
+        if parts is None:
+            return None
+        return cls(torch.tensor(parts.common), torch.tensor(parts.candidates), vocab_size)
+
+    def to(self, device: torch.device) -> Self:
+        """Move it, in place."""
+        self._always, self._candidates = self._always.to(device), self._candidates.to(device)
+        return self
+
+    def pick(
+        self, source: Tensor, constraints: Sequence[Constraints] | None = None
+    ) -> BatchVocabulary:
+        """Return the tokens that a batch may need.
+
+        Args:
+            source: Source ids, padded. (B, S), int64.
+            constraints: Of each sentence; what they wish for is there.
+        """
+        marks = self._always.repeat(len(source), 1)
+        found = self._candidates.index_select(0, source.flatten()).view(len(source), -1)
+        marks.scatter_(1, found.long(), True)
+        for row, wishes in zip(marks, constraints or (), strict=constraints is not None):
+            wanted = [*wishes.prefix, *(token for ids in wishes.required for token in ids)]
+            row[wanted] = True
+        tokens = marks.any(0).nonzero().squeeze(1)
+        if len(source) == 1:
+            return BatchVocabulary(tokens, None)
+        allowed = marks.index_select(1, tokens)
+        choice = torch.zeros(allowed.shape, device=source.device)
+        return BatchVocabulary(tokens, choice.masked_fill_(~allowed, -torch.inf).unsqueeze(1))
+
+
+def shortlist_bytes(common: Tensor, candidates: Tensor) -> bytes:
+    """Return the contents of a file. Arguments as of `Shortlist`."""
+    return save({"common": common, "candidates": candidates})

@@ -1,0 +1,215 @@
+"""Our own model and search as an `Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from typing_extensions import override
+
+from nmt.checkpoint.extras import SHORTLIST
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
+from nmt.model.alignment import source_attention
+from nmt.model.transformer import Readers, Transformer
+from nmt.runtime.cuda_graphs import graph_readers
+from nmt.runtime.engine import Engine, Task
+from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
+from nmt.runtime.model_stepper import ModelStepper
+from nmt.runtime.recorded_search import RecordedSearch
+from nmt.runtime.shortlist import BatchVocabulary, Shortlist
+from nmt.runtime.teacher_forcing import forced_log_probs
+from nmt.runtime.traced import trace_readers
+from nmt.search.choose import search
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.stepper import Stepper
+from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+
+
+class TorchEngine(Engine):
+    """Searches with one model, or with several at once.
+
+    Args:
+        models: The model, on its device. It may go on training between two calls. Of several, the
+            predictions are averaged.
+        mixture: How; left out for one model.
+        is_final: Whether no model trains any more: their steps are then prepared to run faster.
+        load_shortlist: Called when ``decoding.shortlist`` is first asked for. Without one it is
+            refused, or while the model trains all tokens are scored.
+    """
+
+    def __init__(
+        self,
+        *models: Transformer,
+        mixture: Mixture | None = None,
+        is_final: bool = False,
+        load_shortlist: Callable[[], Shortlist | None] = lambda: None,
+    ) -> None:
+        self._models, self._mixture = models, mixture or Mixture()
+        self._load_shortlist, self._is_final = load_shortlist, is_final
+        if is_final:
+            for model in models:
+                model.eval()
+        self._readers = [_faster_readers(model) if is_final else None for model in models]
+        self._recorded = None
+        if len(models) == 1 and self._readers[0] is not None and self._device.type == "cpu":
+            self._recorded = RecordedSearch(models[0], self._readers[0])
+
+    @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        self._check(options)
+        with self._at_work():
+            return self._search(Task(sources, constraints), options)
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        """One for each CPU thread: the steps of a search are too short to be shared by threads."""
+        return torch.get_num_threads() if self._device.type == "cpu" else 1
+
+    @override
+    def search_all(
+        self, tasks: Sequence[Task], options: DecodingConfig
+    ) -> Generator[list[list[Hypothesis]], None, None]:
+        self._check(options)
+        count = min(self.num_workers, len(tasks))
+        with self._at_work():
+            if count < 2:
+                for task in tasks:
+                    yield self._search(task, options)
+                return
+            # The number of threads is a setting of each thread.
+            with ThreadPoolExecutor(
+                count, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                # What takes longest comes first: so no thread is left alone with it at the end.
+                order = sorted(range(len(tasks)), key=lambda place: -_work(tasks[place]))
+                waiting = {
+                    place: pool.submit(self._search, tasks[place], options) for place in order
+                }
+                try:
+                    for place in range(len(tasks)):
+                        yield waiting[place].result()
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    # What a worker sets, threads that start later begin with.
+                    torch.set_num_threads(torch.get_num_threads())
+
+    def _check(self, options: DecodingConfig) -> None:
+        if options.shortlist and self._shortlist is None and self._is_final:
+            raise ConfigError(
+                f"decoding.shortlist is on, but the folder of the model has no {SHORTLIST}.",
+                fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
+                "--no-shortlist.",
+            )
+
+    @cached_property
+    def _shortlist(self) -> Shortlist | None:
+        found = self._load_shortlist()
+        return found and found.to(self._device)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Let no model train meanwhile."""
+        training = [model for model in self._models if model.training]
+        for model in training:
+            model.eval()
+        try:
+            yield
+        finally:
+            for model in training:
+                model.train()
+
+    @property
+    def _device(self) -> torch.device:
+        return self._models[0].output_weight.device
+
+    def _search(self, task: Task, options: DecodingConfig) -> list[list[Hypothesis]]:
+        rows = [torch.tensor([*ids, EOS_ID]) for ids in task.sources]
+        lengths = torch.tensor([len(row) for row in rows])
+        source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+        source, lengths = source.to(self._device), lengths.to(self._device)
+        with_coverage = options.coverage_penalty > 0
+        if not options.shortlist or self._shortlist is None:
+            stepper = self._stepper(with_coverage=with_coverage)
+            return self._find(stepper, source, lengths, options, task.constraints)
+        vocabulary = self._shortlist.pick(source, task.constraints)
+        stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
+        constraints = task.constraints and vocabulary.inside(task.constraints)
+        return vocabulary.outside(self._find(stepper, source, lengths, options, constraints))
+
+    def _find(
+        self,
+        stepper: Stepper[Any],
+        source: Tensor,
+        lengths: Tensor,
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None,
+    ) -> list[list[Hypothesis]]:
+        found = None
+        if self._recorded is not None and isinstance(stepper, ModelStepper):
+            found = self._recorded.search(stepper, source, options, constraints)
+        if found is not None:
+            return found
+        return search(stepper, source, lengths, options, constraints)
+
+    @override
+    def attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        device = self._models[0].output_weight.device
+        rows = (
+            [torch.tensor([*ids, EOS_ID]) for ids in sources],
+            [torch.tensor([BOS_ID, *ids]) for ids in targets],
+        )
+        padded = [pad_sequence(side, batch_first=True, padding_value=PAD_ID) for side in rows]
+        lengths = [torch.tensor([len(row) for row in side]) for side in rows]
+        source, target, source_lengths, target_lengths = (x.to(device) for x in (*padded, *lengths))
+        found = [
+            source_attention(model, source, source_lengths, target, target_lengths)
+            for model in self._models
+        ]
+        weights = torch.stack(found).mean(0).cpu()
+        return [
+            weights[i, : len(target_ids), : len(source_ids)].tolist()
+            for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True))
+        ]
+
+    @override
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        with self._at_work():
+            pairs = list(zip(sources, targets, strict=True))
+            return forced_log_probs(self._models, self._mixture, pairs)
+
+    def _stepper(
+        self, *, with_coverage: bool, vocabulary: BatchVocabulary | None = None
+    ) -> Stepper[Any]:
+        steppers = [
+            ModelStepper(model, readers, with_coverage=with_coverage, vocabulary=vocabulary)
+            for model, readers in zip(self._models, self._readers, strict=True)
+        ]
+        return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)
+
+
+def _work(task: Task) -> int:
+    """About how long a task takes: steps times sentences."""
+    return len(task.sources) * max(map(len, task.sources), default=0)
+
+
+def _faster_readers(model: Transformer) -> Readers | None:
+    on_gpu = model.output_weight.device.type == "cuda"
+    return graph_readers(model) if on_gpu else trace_readers(model)
