@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -13,7 +14,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from nmt.cli import average, config, evaluate, export, prepare, score, train, translate
-from nmt.cli.options import VERBOSE
+from nmt.cli.logs import configure_logging, remove_logging
 from nmt.errors import NmtError
 from nmt.version import __version__
 
@@ -36,8 +37,8 @@ _STDERR = 2
 """The descriptor of standard error."""
 
 
-class _Talk(io.FileIO):
-    """Standard error. What cannot be written to it is lost, and nothing else is."""
+class _Stderr(io.FileIO):
+    """Standard error that drops failed writes instead of raising."""
 
     @override
     def write(self, data: Any, /) -> int:
@@ -58,7 +59,7 @@ class _Commands(TyperGroup):
                 if sys.stdout is not None:  # closed by whoever started the process
                     sys.stdout.flush()  # here, so that a closed pipe is noticed in time to tell
         except NmtError as error:
-            if ctx.meta.get(VERBOSE):
+            if logging.getLogger("nmt").isEnabledFor(logging.DEBUG):
                 traceback.print_exc()
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
@@ -91,6 +92,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    ctx: typer.Context,
     _version: Annotated[
         bool,
         typer.Option(
@@ -99,6 +101,8 @@ def root(
     ] = False,
 ) -> None:
     """Train, run and measure translators. One configuration file, one run folder."""
+    configure_logging()  # options of the command may change the level
+    ctx.call_on_close(remove_logging)
 
 
 app.command(epilog=prepare.EPILOG)(prepare.prepare)
@@ -111,19 +115,19 @@ app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.add_typer(config.app, name="config")
 
 
-def _open_talk() -> TextIO:
-    """Return a standard error that never fails: a lost log must not cost data or an exit code."""
+def _open_stderr() -> TextIO:
+    """Return a standard error that never fails: a lost message must not cost data or a status."""
     if sys.stderr is None:  # closed by whoever started the process
         # No file may get its descriptor, which libraries write to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
-    talk = _Talk(_STDERR, "w", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(talk), line_buffering=True)
+    raw = _Stderr(_STDERR, "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True)
 
 
 def main() -> None:
     """Run the command line."""
     if sys.stderr is sys.__stderr__:  # nobody has put another one there
-        sys.stderr = _open_talk()
+        sys.stderr = _open_stderr()
     # A C locale would make them ASCII; text here is UTF-8, and lines end in LF, on every machine.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -47,7 +47,7 @@ def average(
     ] = [],  # noqa: B006 - read only, and typer wants the list here
     json: Json = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Average the weights of checkpoints of a run into one model.
 

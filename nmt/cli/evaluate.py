@@ -147,7 +147,7 @@ def evaluate(
     set_: SetOfModel = [],  # noqa: B006
     json: Json = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.options import EvaluateOptions

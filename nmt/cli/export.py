@@ -66,7 +66,7 @@ def export(
     checkpoint: Checkpoint = "best",
     json: Json = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Write a model as a folder that is complete in itself.
 

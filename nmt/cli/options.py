@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nmt.cli.logs import configure_logging
 from nmt.errors import CheckpointError, ConfigError
 
 
@@ -200,21 +202,32 @@ DtypeOption = Annotated[
         "bf16 is for hardware that computes in it.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
-
-VERBOSE = "nmt.verbose"
-"""Where the root finds out that a command was called with ``--verbose``."""
 
 
-def _remember(ctx: typer.Context, wanted: bool) -> bool:
-    ctx.meta[VERBOSE] = wanted
-    return wanted
+def _set_level(ctx: typer.Context, parameter: Any, value: Any) -> Any:
+    """Configure logging by what is known of -q and -v so far."""
+    flags = ctx.meta.setdefault(_LOG_FLAGS, {})
+    flags[parameter.name] = value
+    configure_logging(quiet=flags.get("quiet", False), verbosity=flags.get("verbose", 0))
+    return value
 
 
-Verbose = Annotated[
+_LOG_FLAGS = "nmt.log_flags"
+Quiet = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", callback=_remember, help="Show the traceback of every error too."
+        "--quiet", "-q", callback=_set_level, help="Print results, warnings and errors only."
+    ),
+]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        callback=_set_level,
+        help="Print details and the traceback of errors; twice: what libraries log, too.",
+        show_default=False,
     ),
 ]
 
@@ -252,14 +265,9 @@ def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dic
     return config.decoding.model_dump()
 
 
-def make_note(quiet: bool) -> Callable[[str], None]:
-    """Return what writes a note for the user, or nothing with ``--quiet``."""
-
-    def note(text: str) -> None:
-        if not quiet:
-            typer.echo(f"note: {text}", err=True)
-
-    return note
+def make_note(quiet: bool) -> Callable[[str], None]:  # noqa: ARG001
+    """Return what logs a note. To go when no callee takes a ``note`` any more."""
+    return logging.getLogger("nmt").info
 
 
 def print_json(value: Mapping[str, Any]) -> None:

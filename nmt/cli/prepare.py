@@ -26,7 +26,7 @@ def prepare(
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Read, filter and cut the corpora into subwords, and report on them."""
     from nmt.config.loader import load_config

@@ -79,7 +79,7 @@ def score(
     threads: Threads = None,
     set_: SetOfModel = [],  # noqa: B006
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Score given translations: the log probability per token that MODEL gives each of them.
 

@@ -58,7 +58,7 @@ def train(
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Train a translator; prepares the data if needed, and goes on where it was stopped.
 
@@ -89,7 +89,8 @@ def train(
             "--exact": exact,
             "--json": json,
             "--quiet": quiet,
-            "--verbose": verbose,
+            "-v": verbose > 0,
+            "-vv": verbose > 1,
         }
         flags = [name for name, is_set in given.items() if is_set]
         arguments = ["train", str(config), *(f"--set={text}" for text in overrides), *flags]

@@ -165,7 +165,7 @@ def translate(
         ),
     ] = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,  # noqa: ARG001 - the root reads it
+    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Translate line by line: N lines in, N lines out, in order, blank lines kept."""
     from nmt.files.line_streams import check_output

@@ -121,11 +121,11 @@ def test_the_folder_goes_to_standard_output_and_talk_to_standard_error(
     result = average(original, "--last", 3, "--output", output)
 
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
-    assert result.stderr == "note: averaging 3 checkpoints: step 20, 30, 40\n"
+    assert result.stderr == "nmt: averaging 3 checkpoints: step 20, 30, 40\n"
 
 
 def test_fewer_than_asked_for_is_told(original: Path, tmp_path: Path) -> None:
-    assert f"note: {original} has 4 checkpoints, not 10; training.keep_last" in (
+    assert f"nmt: {original} has 4 checkpoints, not 10; training.keep_last" in (
         average(original, "-o", tmp_path / "a").stderr
     )
     assert f"{original} has 4 checkpoints with a validation score, not 5; training.keep_best" in (

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.cli.options import decoding_changes, make_note
+from nmt.cli.options import decoding_changes
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 
@@ -31,15 +31,6 @@ def test_a_flag_beats_set_and_set_beats_the_configuration(tmp_path: Path) -> Non
 
 def test_without_set_only_given_flags_change_anything_and_no_file_is_read(tmp_path: Path) -> None:
     assert decoding_changes(tmp_path / "none", [], beam_size=2, top_k=None) == {"beam_size": 2}
-
-
-@pytest.mark.parametrize(("quiet", "expected"), [(False, "note: so it is\n"), (True, "")])
-def test_notes_are_for_people_unless_quiet(
-    quiet: bool, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_note(quiet)("so it is")
-
-    assert capsys.readouterr() == ("", expected)
 
 
 @pytest.mark.parametrize(

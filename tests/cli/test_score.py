@@ -230,13 +230,13 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(
     result = score(runs[0], text=b"Hund\tdog\nKat\xffze\tcat\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 2
-    assert "note: line 2, byte 4: 0xff is not UTF-8" in result.stderr
+    assert "nmt: line 2, byte 4: 0xff is not UTF-8" in result.stderr
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_bytes(b"Hund\nKatze\n")
     target.write_bytes(b"dog\nc\xffat\n")
     result = score(runs[0], "--source", source, "--target", target)
     assert result.stdout.count("\n") == 2
-    assert f"note: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
+    assert f"nmt: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
 
 
 def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]) -> None:
@@ -245,7 +245,7 @@ def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]
     lines = found.stdout.splitlines()
     assert lines[0] == "-inf"
     assert -100 < float(lines[1]) < 0
-    assert "note: source line of 800 characters has no score" in found.stderr
+    assert "nmt: source line of 800 characters has no score" in found.stderr
 
 
 def test_bad_flags_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run_dir: Path) -> None:
     result = translate(run_dir, text=b"Hund\nKat\xffze\nHaus\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 3
-    assert "note: line 2, byte 4: 0xff is not UTF-8" in result.stderr
+    assert "nmt: line 2, byte 4: 0xff is not UTF-8" in result.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
@@ -188,8 +188,8 @@ def test_notes_about_odd_lines_end_and_their_number_is_told(run_dir: Path) -> No
     assert few.stderr.count("is not UTF-8;") == len(few.stderr.splitlines()) == 20
     *first, more, total = many.stderr.splitlines()
     assert first == few.stderr.splitlines()
-    assert more.startswith("note: more lines are not UTF-8")
-    assert total.startswith("note: 22 lines were not UTF-8")
+    assert more.startswith("nmt: more lines are not UTF-8")
+    assert total.startswith("nmt: 22 lines were not UTF-8")
 
 
 def test_a_line_that_is_too_long_gives_a_line_and_a_note(run_dir: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_line_that_is_too_long_gives_a_line_and_a_note(run_dir: Path) -> None:
     result = translate(run_dir, "-b", 1, text="Hund\n" + "der Hund läuft " * 200 + "\nHaus\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 3
-    assert result.stderr.count("note: line 2: a line of 3,000 characters cut into") == 1
+    assert result.stderr.count("nmt: line 2: a line of 3,000 characters cut into") == 1
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_the_guard_flags_and_counts_what_no_search_mends(own_run: Path) -> None:
     assert all("long" in result["alarms"] for result in flagged)
     assert [result["alarms"] + result["mended"] for result in plain] == [[], [], []]
     result = translate(own_run, text=f"{text}\n\n")
-    assert "note: guard: 3 of 4 lines alarmed, 0 mended by a stricter search" in result.stderr
+    assert "nmt: guard: 3 of 4 lines alarmed, 0 mended by a stricter search" in result.stderr
     result = translate(own_run, "--no-guard", text=f"{text}\n\n")
     assert "guard" not in result.stderr
 
@@ -452,7 +452,7 @@ def test_a_damaged_shortlist_matters_where_it_is_used(own_run: Path) -> None:
     result = translate(own_run, text=text * 3)
     assert result.stdout.splitlines() == expected * 3
     note, *others = result.stderr.splitlines()
-    assert note.startswith(f"note: the guard leaves coverage out: {path} is damaged: ")
+    assert note.startswith(f"nmt: the guard leaves coverage out: {path} is damaged: ")
     assert "Remove it; a finished run" in note
     assert not any(SHORTLIST in line for line in others)
     (own_run / "guard.json").write_text(GuardThresholds().text())  # asks for no coverage

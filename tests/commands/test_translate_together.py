@@ -68,7 +68,7 @@ def together(
 
 def said(stderr: str) -> list[str]:
     """What the command itself has said, in an order of its own: processes speak when they can."""
-    return sorted(x for x in stderr.splitlines() if x.startswith(("note:", "error:", "  fix:")))
+    return sorted(x for x in stderr.splitlines() if x.startswith(("nmt:", "error:", "  fix:")))
 
 
 def test_text_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_text_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     assert found.stdout == expected.stdout_bytes
     assert said(found.stderr.decode()) == said(expected.stderr)
-    assert "note: damaged checkpoint passed over" in expected.stderr
-    assert "note: line 15, byte 4: 0xff" in expected.stderr
-    assert "note: guard: 21 of 24 lines alarmed" in expected.stderr
+    assert "nmt: damaged checkpoint passed over" in expected.stderr
+    assert "nmt: line 15, byte 4: 0xff" in expected.stderr
+    assert "nmt: guard: 21 of 24 lines alarmed" in expected.stderr
 
 
 def test_json_from_a_pipe_tells_of_bad_lines_once(run_dir: Path) -> None:
