@@ -1,12 +1,14 @@
-"""Values over steps -> a figure: heading, key, and a line chart as inline SVG."""
+"""Line charts as inline SVG: values over steps -> a figure with heading, legend and axes."""
 
 from __future__ import annotations
 
-import html
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from nmt.report.page import render
 
 Point = tuple[float, float]
 """A step and a value. A value that is not a number is a gap."""
@@ -15,9 +17,6 @@ NUM_AVERAGES = 100
 LIMIT = 1e300
 """Beyond it sums and quotients overflow: as good as infinite."""
 _MAX_POINTS = 400
-_ILLEGAL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
-"""Control characters, which XML forbids -> pictures of them."""
-_ILLEGAL |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,25 +164,52 @@ def path_data(places: Iterable[Point]) -> str:
     return "".join("M" + "L".join(piece) + "h0" * (len(piece) == 1) for piece in pieces if piece)
 
 
-def render_chart(chart: Chart) -> str:
-    """Return a figure: heading, key with the last values, and the picture as inline SVG."""
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A place of the drawing and what is said there."""
+
+    x: str
+    y: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """The grid and the labels of both axes."""
+
+    grid: str
+    rows: Sequence[_Mark]
+    columns: Sequence[_Mark]
+    name: _Mark
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A curve as SVG paths: its points, or these (pale) and then their averages."""
+
+    label: str
+    latest: str
+    lines: Sequence[str]
+    dots: Sequence[_Mark]
+    marked: bool
+
+
+Place = Callable[[float, float], Point]
+"""Where a step and a value lie in the drawing."""
+
+
+def render_chart(chart: Chart) -> Markup:
+    """Return a figure: heading, legend with the latest values, and the chart as inline SVG."""
     values = [value for curve in chart.curves for _, value in finite(curve.points)]
-    key = "".join(_key(index, curve) for index, curve in enumerate(chart.curves))
-    scale = _value_scale(chart, values) if values else None
-    unit = f"{chart.unit}, log scale" if scale and scale.log else chart.unit
-    picture = _picture(chart, scale) if scale else '<p class="none">Nothing measured yet.</p>'
-    return (
-        f'<figure class="{"wide" if chart.size[0] > 400 else "small"}"><figcaption>'
-        f"<h3>{escaped(chart.title)}</h3> <span>{escaped(unit)}</span>"
-        f'<p class="key">{key}</p></figcaption>{picture}</figure>\n'
+    scale = _value_scale(chart, values) if values else Scale(0, 1, (0, 1))
+    axes, place = _axes(chart, scale)
+    return render(
+        "chart.html.j2",
+        chart=chart,
+        unit=f"{chart.unit}, log scale" if scale.log else chart.unit,
+        curves=[_draw(curve, place) for curve in chart.curves],
+        axes=axes if values else None,
     )
-
-
-def _key(index: int, curve: Curve) -> str:
-    known = (value for _, value in reversed(curve.points) if not math.isnan(value))
-    last = "".join(f" <b>{short_number(value)}</b>" for value in itertools.islice(known, 1))
-    label = f"<i></i>{escaped(curve.label)}" if curve.label else "latest" if last else ""
-    return f'<span class="c{index}">{label}{last}</span> '
 
 
 def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
@@ -196,7 +222,7 @@ def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
     return Scale(ticks[0], ticks[-1], ticks)
 
 
-def _picture(chart: Chart, y: Scale) -> str:
+def _axes(chart: Chart, y: Scale) -> tuple[_Axes, Place]:
     width, height = chart.size
     steps = round_ticks(0, chart.end, width // 75)
     x = Scale(0, chart.end, [step for step in steps if step <= chart.end and not step % 1])
@@ -206,46 +232,53 @@ def _picture(chart: Chart, y: Scale) -> str:
         value = math.nan if y.log and value < y.low else value
         return left + x.share(step) * (right - left), bottom - y.share(value) * (bottom - top)
 
-    rows = list(zip(y.ticks, _log_labels(y.ticks) if y.log else tick_labels(y.ticks), strict=True))
-    lines = "".join(f"M{left},{place(0, tick)[1]:.5g}H{right}" for tick, _ in rows)
-    labels = "".join(
-        f'<text class="y" x="{left - 8}" y="{place(0, tick)[1] + 4:.5g}">{label}</text>'
-        for tick, label in rows
-    ) + "".join(
-        f'<text x="{place(tick, y.low)[0]:.5g}" y="{bottom + 18}">{label}</text>'
-        for tick, label in zip(x.ticks, tick_labels(x.ticks), strict=True)
+    rows = [
+        (place(0, tick)[1], label) for tick, label in zip(y.ticks, _value_labels(y), strict=True)
+    ]
+    axes = _Axes(
+        "".join(f"M{left},{height:.5g}H{right}" for height, _ in rows),
+        [_mark(left - 8, height + 4, label) for height, label in rows],
+        [
+            _mark(place(tick, y.low)[0], bottom + 18, label)
+            for tick, label in zip(x.ticks, tick_labels(x.ticks), strict=True)
+        ],
+        _mark((left + right) / 2, height - 4, "step"),
     )
-    curves = "".join(_drawn(index, each, place) for index, each in enumerate(chart.curves))
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escaped(chart.title)}">'
-        f'<path class="grid" d="{lines}"/>{labels}'
-        f'<text x="{(left + right) / 2:.5g}" y="{height - 4}">step</text>{curves}</svg>'
+    return axes, place
+
+
+def _mark(x: float, y: float, label: str) -> _Mark:
+    return _Mark(f"{x:.5g}", f"{y:.5g}", label)
+
+
+def _value_labels(scale: Scale) -> list[str]:
+    if not scale.log:
+        return tick_labels(scale.ticks)
+    every = math.ceil(len(scale.ticks) / 7)
+    return [
+        short_number(tick) if not index % every else "" for index, tick in enumerate(scale.ticks)
+    ]
+
+
+def _draw(curve: Curve, place: Place) -> _Drawn:
+    known = finite(curve.points)
+    points = thin(curve.points) if known else []
+    name = f", {curve.label}" if curve.label else ""
+    lines = [path_data(place(*point) for point in points)] if points else []
+    if curve.noisy and len(curve.points) > 2 * NUM_AVERAGES and lines:
+        lines.append(path_data(place(*point) for point in averages(curve.points)))
+    return _Drawn(
+        label=curve.label,
+        latest=short_number(known[-1][1]) if known else "",
+        lines=lines,
+        dots=[
+            _mark(x, y, f"step {step:,.0f}{name}: {short_number(value)}")
+            for step, value in points
+            for x, y in [place(step, value)]
+            if not math.isnan(y)
+        ],
+        marked=len(points) <= (60 if curve.marked else 1),
     )
-
-
-def _log_labels(ticks: Sequence[float]) -> list[str]:
-    every = math.ceil(len(ticks) / 7)
-    return [short_number(tick) if not index % every else "" for index, tick in enumerate(ticks)]
-
-
-def _drawn(index: int, curve: Curve, place: Callable[[float, float], Point]) -> str:
-    points = thin(curve.points)
-    if not points:
-        return ""
-    name = f", {escaped(curve.label)}" if curve.label else ""
-    places = [place(*point) for point in points]
-    dots = "".join(
-        f'<circle cx="{x:.5g}" cy="{y:.5g}" r="3">'
-        f"<title>step {step:,.0f}{name}: {short_number(value)}</title></circle>"
-        for (step, value), (x, y) in zip(points, places, strict=True)
-        if not math.isnan(y)
-    )
-    lines = f'<path d="{path_data(places)}"/>'
-    if curve.noisy and len(curve.points) > 2 * NUM_AVERAGES:
-        trend = path_data(place(*point) for point in averages(curve.points))
-        lines = f'<path class="pale" d="{path_data(places)}"/><path d="{trend}"/>'
-    kind = "marked" if len(points) <= (60 if curve.marked else 1) else "plain"
-    return f'<g class="c{index} {kind}">{lines}{dots}</g>'
 
 
 def finite(points: Iterable[Point]) -> list[Point]:
@@ -256,9 +289,3 @@ def finite(points: Iterable[Point]) -> list[Point]:
 def short_number(value: float) -> str:
     """Return a value with about four digits."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def escaped(text: object) -> str:
-    """Return any text as the content of an element or attribute, of HTML and of XML."""
-    clean = str(text).encode("utf-8", "replace").decode().translate(_ILLEGAL)
-    return html.escape(clean)

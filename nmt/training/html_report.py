@@ -1,7 +1,4 @@
-"""The numbers of a run -> one HTML page to read: curves, scores, sample translations.
-
-The page needs no network, no script and no other file. It is well-formed XML too.
-"""
+"""The numbers of a run -> one HTML page to read: curves, scores, sample translations."""
 
 from __future__ import annotations
 
@@ -18,56 +15,19 @@ from nmt.report.charts import (
     Chart,
     Curve,
     Point,
-    escaped,
     finite,
     render_chart,
     short_number,
 )
+from nmt.report.page import render
 from nmt.training.report import Event, UpdateReport, ValidationReport
 
 _Line = Mapping[str, Any]
 _MAX_ROWS = 100
 _WIDE = 520, 280
-
-
-def render_validations(validations: Sequence[_Line]) -> str:
-    """Return a table of the latest validations, newest first, with that of the best BLEU."""
-    if not validations:
-        return '<p class="none">None yet.</p>'
-    best = _best(validations, "bleu", max)
-    start = len(validations) - _MAX_ROWS
-    shown = [each for number, each in enumerate(validations) if number >= start or each is best]
-    names = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Seconds")
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    rows = "".join(_row(each, each is best) for each in reversed(shown))
-    all_shown = len(shown) == len(validations)
-    note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
-    note += "Bold: best BLEU." if best else ""
-    return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f'<tbody>{rows}</tbody></table></div><p class="none">{note}</p>'
-    )
-
-
-def _row(line: _Line, is_best: bool) -> str:
-    decimals = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "seconds": 1}
-    cells = "".join(f"<td>{_fixed(_number(line, key), n)}</td>" for key, n in decimals.items())
-    row = '<tr class="best">' if is_best else "<tr>"
-    return f'{row}<th scope="row">{line["step"]:,.0f}</th>{cells}</tr>'
-
-
-def render_samples(samples: Iterable[Sequence[str]]) -> str:
-    """Return sources with their translations and references."""
-    parts = ("Source", "Translation", "Reference")
-    items = []
-    for sample in samples:
-        pairs = zip(parts, sample, strict=False)
-        texts = "".join(
-            f'<dt>{part}</dt><dd class="{part.lower()}" dir="auto">{escaped(text)}</dd>'
-            for part, text in pairs
-        )
-        items.append(f'<dl class="sample" translate="no">{texts}</dl>\n')
-    return "".join(items) or '<p class="none">None yet.</p>'
+_COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Seconds")
+_DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "seconds": 1}
+_SAMPLE_PARTS = ("Source", "Translation", "Reference")
 
 
 def render_report(title: str, events: Iterable[_Line], config_text: str = "") -> str:
@@ -82,43 +42,45 @@ def render_report(title: str, events: Iterable[_Line], config_text: str = "") ->
     """
     updates, validations = _sorted_by_step(events)
     samples = validations[-1].get("samples") if validations else None
-    where = f" at step {validations[-1]['step']:,.0f}" if samples else ""
-    note = _PALE_NOTE if len(updates) > 2 * NUM_AVERAGES else ""
-    charts = "".join(map(render_chart, _charts(updates, validations)))
-    curves = f'{note}<div class="charts">\n{charts}</div>'
-    config = f"<details><summary>Configuration</summary><pre>{escaped(config_text)}</pre></details>"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en" xmlns="http://www.w3.org/1999/xhtml">{_head(title)}'
-        f'<body>\n<header><h1 dir="auto">{escaped(title)}</h1>\n{_state(updates, validations)}'
-        "</header>\n<main>\n"
-        f"{_section('Learning curves', curves)}"
-        f"{_section(f'Sample translations{where}', render_samples(samples or ()))}"
-        f"{_section('Validations', render_validations(validations))}"
-        f"{config if config_text else ''}</main>\n</body></html>\n"
+    rows, note = _table(validations)
+    return render(
+        "run.html.j2",
+        title=title,
+        facts=_facts(updates, validations),
+        is_noisy=len(updates) > 2 * NUM_AVERAGES,
+        charts=[render_chart(chart) for chart in _charts(updates, validations)],
+        sampled_at=f" at step {validations[-1]['step']:,.0f}" if samples else "",
+        samples=[list(zip(_SAMPLE_PARTS, sample, strict=False)) for sample in samples or ()],
+        columns=_COLUMNS,
+        validations=rows,
+        table_note=note,
+        config_text=config_text,
     )
 
 
-def _section(heading: str, content: str) -> str:
-    return f"<section><h2>{heading}</h2>\n{content}</section>\n"
+def _table(validations: Sequence[_Line]) -> tuple[list[dict[str, Any]], str]:
+    """Return the latest validations, newest first, with that of the best BLEU; and a note."""
+    best = _best(validations, "bleu", max)
+    start = len(validations) - _MAX_ROWS
+    shown = [each for number, each in enumerate(validations) if number >= start or each is best]
+    rows = [
+        {
+            "step": f"{line['step']:,.0f}",
+            "cells": [_fixed(_number(line, key), n) for key, n in _DECIMALS.items()],
+            "is_best": line is best,
+        }
+        for line in reversed(shown)
+    ]
+    all_shown = len(shown) == len(validations)
+    note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
+    return rows, note + ("Bold: best BLEU." if best else "")
 
 
-_PALE_NOTE = '<p class="none note">Pale: the values themselves. Strong: their averages.</p>'
-
-
-def _head(title: str) -> str:
-    policy = "default-src 'none'; style-src 'unsafe-inline'"  # nothing runs, nothing is fetched
-    return (
-        f'<head><meta charset="utf-8"/><title>{escaped(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<style>{_STYLE}</style></head>\n"
-    )
-
-
-def _state(updates: Sequence[_Line], validations: Sequence[_Line]) -> str:
+def _facts(updates: Sequence[_Line], validations: Sequence[_Line]) -> list[dict[str, str]]:
+    """Return the state of the run in a few numbers; nothing before the first update."""
     both = [*updates, *validations]
     if not both:
-        return '<p class="none">No update has been reported yet.</p>'
+        return []
     last = max(both, key=lambda line: line["step"])
     minutes = round(sum(value for _, value in finite(_points(both, "seconds"))) / 60)
     facts = [
@@ -130,11 +92,7 @@ def _state(updates: Sequence[_Line], validations: Sequence[_Line]) -> str:
     for key, label, choose in kinds:
         if best := _best(validations, key, choose):
             facts.append((label, _fixed(_number(best, key), 2), f"at step {best['step']:,.0f}"))
-    tiles = "".join(
-        f"<div><dt>{name}</dt><dd>{value} <small>{where}</small></dd></div>"
-        for name, value, where in facts
-    )
-    return f'<dl class="state">{tiles}</dl>\n'
+    return [{"name": name, "value": value, "note": note} for name, value, note in facts]
 
 
 def _charts(updates: Sequence[_Line], validations: Sequence[_Line]) -> list[Chart]:
@@ -232,60 +190,3 @@ def _parsed(lines: Iterable[str]) -> Iterable[_Line]:
             values = json.loads(line)
             if isinstance(values, dict):
                 yield values
-
-
-_STYLE = """
-:root{color-scheme:light dark;--page:#fdfcfb;--ink:#21252b;--soft:#5d6671;--line:#e4e2de;
---c0:#2566a0;--c1:#b9561b}
-@media (prefers-color-scheme:dark){:root{--page:#17191c;--ink:#e2e5e8;--soft:#9aa3ad;
---line:#31363c;--c0:#74b2e6;--c1:#eba164}}
-*{box-sizing:border-box}
-body{max-width:1080px;margin:0 auto;padding:48px 24px 72px;background:var(--page);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
-h1,h2,h3,p,dl,dd,figure{margin:0}
-h1{font-size:28px;line-height:1.2;font-weight:650;overflow-wrap:anywhere}
-h2{margin:48px 0 20px;padding-top:20px;border-top:1px solid var(--line);font-size:20px;
-font-weight:600}
-h3{display:inline;font-size:16px;font-weight:600}
-dt,small,figcaption,thead,.none{font-size:14px;color:var(--soft)}
-.state{display:flex;flex-wrap:wrap;gap:16px 40px;margin-top:20px}
-.state dd{font-size:22px;font-variant-numeric:tabular-nums}
-.note{margin:-14px 0 24px}
-.charts{display:grid;grid-template-columns:repeat(6,1fr);gap:36px 28px}
-figure{grid-column:span 2;min-width:0}
-figure.wide{grid-column:span 3}
-h3{color:var(--ink)}
-h3+span{margin-left:4px}
-.key>span{margin-right:16px;white-space:nowrap}
-.key i{display:inline-block;width:14px;height:3px;margin-right:6px;border-radius:2px;
-vertical-align:middle;background:currentColor}
-.key .c0 i{color:var(--c0)}.key .c1 i{color:var(--c1)}
-.key b{color:var(--ink);font-weight:600;font-variant-numeric:tabular-nums}
-svg{display:block;width:100%;height:auto;margin-top:8px;overflow:visible}
-svg text{font-size:12.5px;fill:var(--soft);text-anchor:middle;font-variant-numeric:tabular-nums}
-svg .y{text-anchor:end}
-.grid{stroke:var(--line)}
-g.c0{color:var(--c0)}g.c1{color:var(--c1)}
-g path{fill:none;stroke:currentColor;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}
-g .pale{stroke-width:1;opacity:.35}
-circle{fill:transparent;stroke:transparent;stroke-width:8}
-.marked circle,circle:hover{fill:currentColor}
-.sample{display:grid;grid-template-columns:96px 1fr;gap:2px 16px;padding:14px 0;
-border-bottom:1px solid var(--line)}
-.sample:first-of-type{padding-top:0}.sample:last-of-type{border:0}
-.sample dt{padding-top:1px}
-.sample dd{min-width:0;overflow-wrap:anywhere}
-.sample dd{color:var(--soft)}.sample .translation{color:var(--ink)}
-.scroll{overflow:auto;max-height:480px}
-table{border-collapse:collapse;min-width:480px;max-width:640px;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:6px 12px 6px 0;text-align:right;font-weight:400;border-bottom:1px solid var(--line)}
-thead th{position:sticky;top:0;background:var(--page)}
-.best>*{font-weight:700}
-.scroll+.none{margin-top:8px}
-details{margin-top:48px;padding-top:20px;border-top:1px solid var(--line)}
-summary{cursor:pointer;font-size:20px;font-weight:600}
-pre{overflow:auto;font:13px/1.5 ui-monospace,Menlo,Consolas,monospace}
-@media (max-width:760px){body{padding:24px 16px 48px}
-.charts{display:block}figure{margin-bottom:32px}.wide svg text{font-size:16px}
-.state{gap:12px 28px}.sample{display:block}.sample dd{margin-bottom:6px}}
-"""
