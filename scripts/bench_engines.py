@@ -41,12 +41,9 @@ from widen_model import write_widened
 
 from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.config.model import ModelConfig
-from nmt.data.prepared import PreparedData
 from nmt.engine.cores import usable_cores
-from nmt.errors import NmtError
 from nmt.exchange.ctranslate2_package import import_ctranslate2
 from nmt.files.lines import read_lines
-from nmt.recipes.measure_ranges import measure_ranges
 
 SETTLING_SECONDS = 0.3
 """The threads of some engines go on spinning for a moment, at the cost of the next."""
@@ -222,14 +219,6 @@ def compare(model: Path, place: Path, chosen: argparse.Namespace) -> list[str]:
     return lines
 
 
-def measure_base(model: Path, base: Path) -> None:
-    """Give the larger model the ranges that the end of a training gives."""
-    try:
-        measure_ranges(base, PreparedData.open(load_model(model).config.prepared_dir))
-    except NmtError as error:
-        print(f"note: int8 without fixed ranges: {error.problem}")
-
-
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -256,7 +245,6 @@ def main() -> None:
         lines = compare(chosen.model, place / "small", chosen)
         if chosen.base:
             write_widened(chosen.model, place / "base")
-            measure_base(chosen.model, place / "base")
             lines += compare(place / "base", place / "exports", chosen)
     print("\nThe best of each; in brackets, how many times faster nmt is:\n")
     print(row_of(*SUMMARY_COLUMNS), row_of(*["---"] * len(SUMMARY_COLUMNS)), *lines, sep="\n")

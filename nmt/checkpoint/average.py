@@ -8,7 +8,7 @@ Source: Vaswani et al. (2017), section 6.1; Popel and Bojar (2018).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,6 @@ def write_average(
     paths: Sequence[Path],
     *,
     score: float | None = None,
-    add: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write the mean of checkpoints as a model folder: whole, or not at all.
 
@@ -154,7 +153,6 @@ def write_average(
         run_dir: The run, for its configuration and tokenizer.
         paths: Checkpoint folders of that run.
         score: Validation score of the mean, for the record.
-        add: Given the folder with the weights, before it is sealed: writes what else belongs there.
 
     Raises:
         CheckpointError: As `average_weights`; or ``folder`` holds something, or cannot be written.
@@ -164,7 +162,6 @@ def write_average(
     def write(place: Path) -> None:
         save_file(average_weights(paths), place / MODEL)
         replace_text(place / RECORD, _record(manifests, score))
-        add(place)
 
     newest = max(manifest.step for manifest in manifests)
     write_model_folder(folder, run_dir, newest, write)

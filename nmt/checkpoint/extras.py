@@ -6,10 +6,9 @@ from pathlib import Path
 
 from nmt.errors import CheckpointError
 
-GUARD, SHORTLIST, RANGES = "guard.json", "shortlist.safetensors", "ranges.json"
-OF_DATA = (GUARD, SHORTLIST)
+GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
+EXTRAS = (GUARD, SHORTLIST)
 """They depend on the data alone: any weights of the run may use them."""
-EXTRAS = (*OF_DATA, RANGES)
 
 
 def forget_extras(run_dir: Path, *names: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from nmt.checkpoint.extras import OF_DATA
+from nmt.checkpoint.extras import EXTRAS
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.atomic import force_to_disk, replace_bytes, replace_text
@@ -99,7 +99,7 @@ def write_model_folder(
 
 def _copy(source: Path, folder: Path) -> None:
     shutil.copyfile(source / CONFIG, folder / CONFIG)
-    for name in OF_DATA:
+    for name in EXTRAS:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     (folder / _TOKENIZER).mkdir()

@@ -198,8 +198,8 @@ DtypeOption = Annotated[
     DtypeKind,
     typer.Option(
         "--dtype",
-        help="What weights are kept in. On a CPU float16 is faster and as good, int8 faster still; "
-        "bf16 is for hardware that computes in it.",
+        help="What weights are kept and multiplied in: float16 on GPUs, bf16 on hardware that "
+        "computes in it, int8 with CTranslate2.",
     ),
 ]
 

@@ -11,9 +11,7 @@ One function, `attend`, with two implementations that agree within rounding:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -96,13 +94,6 @@ def bmm_attention(
     return _BmmAttention.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
-def _script(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep the branches of a function where decoding is recorded (see `nmt.runtime.traced`)."""
-    script = getattr(torch.jit, "script_if_tracing", None)
-    return function if script is None else cast(Callable[..., Tensor], script(function))
-
-
-@_script
 def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tensor:
     """Let one position of R rows read all positions so far, and itself.
 
@@ -129,52 +120,6 @@ def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tens
     return mixed.flatten(1)
 
 
-@cache
-def _number(value: float) -> Tensor:
-    """Return a tensor of one: torch would make one of a number at every product, on a CPU."""
-    with torch.inference_mode(False):
-        return torch.tensor(value)
-
-
-def exact_queries(queries: Tensor, head_dim: int) -> Tensor:
-    """Scale queries and round them to multiples of 1/256, for `read_exactly`: 256 times them."""
-    return (queries * _number(256 * head_dim**-0.5)).round_()
-
-
-def exact_keys(keys: Tensor) -> Tensor:
-    """Round keys to multiples of 1/256, for `read_exactly`: what is returned is 1/256 of them."""
-    return (keys * _number(256)).round_().mul_(_number(2**-16))
-
-
-def exact_values(values: Tensor) -> Tensor:
-    """Round values to multiples of 1/128, for `read_exactly`."""
-    return (values * _number(128)).round_().mul_(_number(2**-7))
-
-
-def read_exactly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Read as attention does, but with numbers so short that no sum of them is ever rounded.
-
-    So a result is the same to the bit however many keys of padding there are, and in whatever order
-    a kernel adds up. Shares are rounded to 1/1024 of the largest. Sums are exact while terms of a
-    score add up to less than 256, and those of a result to less than 128.
-
-    Args:
-        query: From `exact_queries`. (B, H, T, E), float32.
-        key: From `exact_keys`. (B, H, S, E), float32.
-        value: From `exact_values`. (B, H, S, E), float32.
-        bias: 0, and minus infinity at padding. (B, 1, 1, S).
-
-    Returns:
-        (B, H, T, E).
-    """
-    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-    scores.unflatten(0, (bias.shape[0], -1)).add_(bias)
-    shares = scores.sub_(scores.amax(2, keepdim=True)).exp_().mul_(_number(1024)).round_()
-    mixed = torch.bmm(shares, value.flatten(0, 1)).div_(shares.sum(2, keepdim=True))
-    return mixed.unflatten(0, (bias.shape[0], -1))
-
-
-@_script
 def read_source(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Let K rows of each of B sentences read its source.
 

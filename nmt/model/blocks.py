@@ -17,16 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import (
-    attend,
-    exact_keys,
-    exact_queries,
-    exact_values,
-    mean_weights,
-    read_exactly,
-    read_past,
-    read_source,
-)
+from nmt.model.attention import attend, mean_weights, read_past, read_source
 from nmt.model.dropout import dropout
 from nmt.model.layers import FeedForward, RMSNorm, linear, make_norm, rotate
 from nmt.model.layout import Layout
@@ -69,8 +60,6 @@ class SelfAttention(nn.Module):
         self.heads = _HeadTransform(config, self.head_dim, rotary=config.positions == "rotary")
         self._dropout = config.attention_dropout
         self._is_plain = self.heads.is_identity and self.num_kv_heads == self.num_heads
-        self.is_exact = False
-        """Whether what `read` gives depends on no padding, not even in its last bits."""
 
     def _split(self, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: each (N, H, E), shared key/value heads repeated."""
@@ -116,11 +105,7 @@ class SelfAttention(nn.Module):
         heads = self._heads(values, positions).index_select(0, cells)
         heads = heads.view(bias.shape[0], bias.shape[3], 3, self.num_heads, self.head_dim)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        if self.is_exact:
-            short = exact_queries(query, self.head_dim), exact_keys(key), exact_values(value)
-            mixed = read_exactly(*short, bias)
-        else:
-            mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
+        mixed = F.scaled_dot_product_attention(query, key, value, bias)  # (B, H, S, E)
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
         return self.output(rows.index_select(0, index))
 
@@ -161,8 +146,6 @@ class CrossAttention(nn.Module):
         # Rotations say how far apart two tokens of one sentence are: not between two languages.
         self.heads = _HeadTransform(config, self.head_dim, rotary=False)
         self._dropout = config.attention_dropout
-        self.is_exact = False
-        """As in `SelfAttention`."""
 
     def project_queries(self, values: Tensor) -> Tensor:
         """Return the queries of all heads side by side: (N, D) -> (N, H * E)."""
@@ -201,7 +184,7 @@ class CrossAttention(nn.Module):
         rows = self.project_memory(memory).index_select(0, cells)
         rows = rows.view(bias.shape[0], bias.shape[3], 2, self.num_heads, self.head_dim)
         key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)
-        return (exact_keys(key), exact_values(value)) if self.is_exact else (key, value)
+        return key, value
 
     def step(
         self,
@@ -223,12 +206,8 @@ class CrossAttention(nn.Module):
         query = self.project_queries(values)
         query = query.view(key.shape[0], -1, self.num_heads, self.head_dim).transpose(1, 2)
         if seen is not None:
-            whole = key * 256 if self.is_exact else key  # see `exact_keys`
-            seen.append(mean_weights(query, whole, bias).flatten(0, 1))
-        if self.is_exact:
-            mixed = read_exactly(exact_queries(query, self.head_dim), key, value, bias)
-        else:
-            mixed = read_source(query, key, value, bias)  # (B, H, K, E)
+            seen.append(mean_weights(query, key, bias).flatten(0, 1))
+        mixed = read_source(query, key, value, bias)  # (B, H, K, E)
         return self.output(mixed.transpose(1, 2).reshape(values.shape[0], -1))
 
 

@@ -23,7 +23,6 @@ from nmt.model.decoder_state import DecoderState
 from nmt.model.embedding import Embedding
 from nmt.model.layers import make_norm
 from nmt.model.layout import Layout
-from nmt.model.projection import NarrowOutput, OutputLayer, Projection
 
 _Forward = Callable[..., Tensor]
 
@@ -58,8 +57,6 @@ class Transformer(nn.Module):
         self.recompute = False
         """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
         self._forwards: dict[type[nn.Module], _Forward] = {}
-        self.output_layer: OutputLayer | None = None
-        """Stands for the output projection when translating with weights of another form."""
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied tables are one parameter under the first name, so that nothing is stored twice.
         if config.embeddings != "tied":
@@ -162,20 +159,13 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V), not normalised."""
-        if self.output_layer is not None:
-            return self.output_layer(hidden)
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def narrow_output(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what gives the logits of some ``tokens`` (V',) alone: (..., D) -> (..., V')."""
-        if self.output_layer is not None:
-            return self.output_layer.narrow(tokens)
-        weight, bias = self.output_weight.index_select(0, tokens), self.output_bias
-        none = weight.new_empty(0)
-        narrow_bias = none if bias is None else bias.index_select(0, tokens)
-        return NarrowOutput(
-            Projection(weight, narrow_bias, scales=none, inverse=none, zero=0, is_fixed=True)
-        )
+        weight = self.output_weight.index_select(0, tokens)
+        bias = None if self.output_bias is None else self.output_bias.index_select(0, tokens)
+        return lambda hidden: F.linear(hidden, weight, bias)
 
     @property
     def readers(self) -> Readers:

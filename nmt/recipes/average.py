@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint.average import choose_checkpoints, write_average
-from nmt.checkpoint.bundle import ModelBundle, load_model
-from nmt.checkpoint.extras import RANGES
-from nmt.checkpoint.files import MODEL, STATE, list_checkpoints, load_tensors
+from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.files import STATE, list_checkpoints
 from nmt.checkpoint.model_folder import check_new_folder
-from nmt.checkpoint.run import trained_on
-from nmt.config.run import RunConfig
-from nmt.data.prepared import PreparedData
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
-from nmt.recipes.measure_ranges import ranges_content
 from nmt.training.stopping import History
 
 DEFAULT_LAST = 10
@@ -46,8 +40,7 @@ def average(
 ) -> AverageSummary:
     """Write the mean of checkpoints of a run as a model folder.
 
-    A run that is being trained may be averaged too. Input ranges for int8 are measured anew where
-    the run's prepared data are at hand, and left out where they are not.
+    A run that is being trained may be averaged too.
 
     Args:
         run_dir: The run folder.
@@ -76,38 +69,10 @@ def average(
         chosen = _last(run_dir, present, last or DEFAULT_LAST, note)
     _check_names(present, chosen)
     # Refuses now what could not be translated with later.
-    bundle = load_model(run_dir, f"step-{chosen[-1]}")
+    load_model(run_dir, f"step-{chosen[-1]}")
     note(f"averaging {_count(len(chosen))}: step {', '.join(f'{step:,}' for step in chosen)}")
-    data = _data(run_dir, bundle.config, note)
-
-    def add(place: Path) -> None:
-        if data is not None:
-            _measure(place, bundle, data)
-
-    write_average(output, run_dir, [present[step] for step in chosen], add=add)
+    write_average(output, run_dir, [present[step] for step in chosen])
     return AverageSummary(output, tuple(chosen))
-
-
-def _data(run_dir: Path, config: RunConfig, note: Callable[[str], None]) -> PreparedData | None:
-    """Open what the run is trained on, if it is still there."""
-    with suppress(DataError):
-        if trained_on(run_dir, config) is not None:
-            return PreparedData.open(config.prepared_dir)
-    if (run_dir / RANGES).is_file():
-        note(
-            f"the data of the run are not in {config.prepared_dir}, so there will be no {RANGES}: "
-            "int8 is slower without"
-        )
-    return None
-
-
-def _measure(place: Path, bundle: ModelBundle, data: PreparedData) -> None:
-    """Write the input ranges of the weights in ``place``; those of the run are of its best."""
-    bundle.model.load_state_dict(load_tensors(place / MODEL))
-    sha256 = Manifest.of(place, [MODEL], bundle.step).files[MODEL].sha256
-    content = ranges_content(replace(bundle, sha256=sha256), data)
-    if content is not None:
-        (place / RANGES).write_bytes(content)
 
 
 def _check_choice(last: int | None, best: int | None, steps: Sequence[int]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from nmt.checkpoint.bundle import ModelBundle, load_model
-from nmt.checkpoint.extras import RANGES
 from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_folder import CONFIG, check_new_folder, write_model_folder
 from nmt.config.loader import dump_config
@@ -26,7 +25,6 @@ from nmt.exchange.model_card import NAME as CARD
 from nmt.exchange.model_card import model_card
 from nmt.runtime.ctranslate2_engine import followed, not_followed
 from nmt.runtime.engine import CTRANSLATE2_MODEL, CTRANSLATE2_RECORD, is_ctranslate2
-from nmt.runtime.ranges import load_ranges
 from nmt.search.lengths import limits_of
 from nmt.text.tokenizer import Tokenizer
 from nmt.version import __version__
@@ -89,7 +87,7 @@ def export(
             _write_for_ctranslate2(folder, bundle, quantization, note)
             weights, form = CTRANSLATE2_MODEL, f"CTranslate2, {quantization}"
         else:
-            _write_for_us(folder, source, bundle, note)
+            shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
             weights, form = MODEL, "safetensors, float32"
         sizes.append((folder / weights).stat().st_size)
         card = model_card(bundle, source, form=form, size_bytes=sizes[0])
@@ -118,14 +116,6 @@ def _check_target(source: Path, target: Target, quantization: Quantization) -> N
         )
     if target == "ctranslate2":
         import_ctranslate2()
-
-
-def _write_for_us(
-    folder: Path, source: Path, bundle: ModelBundle, note: Callable[[str], None]
-) -> None:
-    shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
-    if load_ranges(source, bundle.sha256, note) is not None:
-        shutil.copyfile(source / RANGES, folder / RANGES)
 
 
 def _write_for_ctranslate2(

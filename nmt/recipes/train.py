@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.extras import EXTRAS, RANGES, forget_extras
+from nmt.checkpoint.extras import EXTRAS, forget_extras
 from nmt.checkpoint.files import (
     Checkpoint,
     clean_partial,
@@ -34,7 +34,6 @@ from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
 from nmt.files.lock import RunLock
 from nmt.model.factory import count_parameters
-from nmt.recipes.measure_ranges import measure_ranges
 from nmt.recipes.prepare import prepare
 from nmt.runtime.make_shortlist import make_shortlist
 from nmt.training.batch_fit import fit_batches
@@ -204,8 +203,7 @@ class _Run:
             if is_whole:
                 make_shortlist(run_dir, self.data)
                 calibrate_guard(run_dir, self.data)
-                forget_extras(run_dir, RANGES)
-            summary = average_at_end(
+            return average_at_end(
                 self.config,
                 trained,
                 optimizer=self.optimizer,
@@ -213,9 +211,6 @@ class _Run:
                 processes=self.processes,
                 note=lambda text: reporter.report(NoteReport(trained.step, text)),
             )
-            if is_whole:
-                measure_ranges(run_dir, self.data)
-            return summary
         finally:
             reporter.close()
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
@@ -17,15 +16,13 @@ from nmt.checkpoint.extras import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.alignment import source_attention
-from nmt.model.transformer import Readers, Transformer
+from nmt.model.transformer import Transformer
 from nmt.runtime.cuda_graphs import graph_readers
 from nmt.runtime.engine import Engine, Task
 from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.model_stepper import ModelStepper
-from nmt.runtime.recorded_search import RecordedSearch
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.teacher_forcing import forced_log_probs
-from nmt.runtime.traced import trace_readers
 from nmt.search.choose import search
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
@@ -57,10 +54,8 @@ class TorchEngine(Engine):
         if is_final:
             for model in models:
                 model.eval()
-        self._readers = [_faster_readers(model) if is_final else None for model in models]
-        self._recorded = None
-        if len(models) == 1 and self._readers[0] is not None and self._device.type == "cpu":
-            self._recorded = RecordedSearch(models[0], self._readers[0])
+        use_graphs = is_final and self._device.type == "cuda"
+        self._readers = [graph_readers(model) if use_graphs else None for model in models]
 
     @override
     def search(
@@ -144,26 +139,11 @@ class TorchEngine(Engine):
         with_coverage = options.coverage_penalty > 0
         if not options.shortlist or self._shortlist is None:
             stepper = self._stepper(with_coverage=with_coverage)
-            return self._find(stepper, source, lengths, options, task.constraints)
+            return search(stepper, source, lengths, options, task.constraints)
         vocabulary = self._shortlist.pick(source, task.constraints)
         stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
         constraints = task.constraints and vocabulary.inside(task.constraints)
-        return vocabulary.outside(self._find(stepper, source, lengths, options, constraints))
-
-    def _find(
-        self,
-        stepper: Stepper[Any],
-        source: Tensor,
-        lengths: Tensor,
-        options: DecodingConfig,
-        constraints: Sequence[Constraints] | None,
-    ) -> list[list[Hypothesis]]:
-        found = None
-        if self._recorded is not None and isinstance(stepper, ModelStepper):
-            found = self._recorded.search(stepper, source, options, constraints)
-        if found is not None:
-            return found
-        return search(stepper, source, lengths, options, constraints)
+        return vocabulary.outside(search(stepper, source, lengths, options, constraints))
 
     @override
     def attention(
@@ -208,8 +188,3 @@ class TorchEngine(Engine):
 def _work(task: Task) -> int:
     """About how long a task takes: steps times sentences."""
     return len(task.sources) * max(map(len, task.sources), default=0)
-
-
-def _faster_readers(model: Transformer) -> Readers | None:
-    on_gpu = model.output_weight.device.type == "cuda"
-    return graph_readers(model) if on_gpu else trace_readers(model)

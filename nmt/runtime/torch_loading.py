@@ -13,12 +13,10 @@ from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.config.run import RunConfig
 from nmt.engine.device import choose_device, prepare_process
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.quantized import InputRanges, quantize
 from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Dtype, LoadedEngine, is_ctranslate2
 from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.ensemble_stepper import Mixture
-from nmt.runtime.ranges import load_ranges
 from nmt.runtime.shortlist import Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.torch_engine import TorchEngine
@@ -33,8 +31,6 @@ class LoadedModels:
     """Those that count: a weight of 0 leaves a model out."""
     folders: tuple[Path, ...]
     """Where each came from."""
-    sha256: tuple[str, ...]
-    """Of the weights of each."""
     mixture: Mixture
     """How their probabilities become one."""
     config: RunConfig
@@ -57,9 +53,8 @@ def load_torch_engine(
     loaded = load_models(
         folder, device=device, checkpoint=checkpoint, threads=threads, note=note, ensemble=ensemble
     )
-    for model, own_folder, sha256 in zip(loaded.models, loaded.folders, loaded.sha256, strict=True):
-        ranges = load_ranges(own_folder, sha256, note) if dtype == "int8" else None
-        _change_dtype(model, dtype, ranges)
+    for model in loaded.models:
+        _change_dtype(model, dtype)
     sizes = loaded.tokenizers.vocab_sizes
     file = ShortlistFile(folder, sizes)
     engine = TorchEngine(
@@ -71,14 +66,18 @@ def load_torch_engine(
     return LoadedEngine(engine, loaded.config, loaded.tokenizers, file)
 
 
-def _change_dtype(model: Transformer, dtype: Dtype, ranges: InputRanges | None) -> None:
-    """Give a model smaller weights; with bf16 alone a CPU computes in 16 bits."""
-    if dtype == "bf16":
-        model.to(torch.bfloat16)
-    elif dtype == "float16" and model.output_weight.device.type == "cuda":
-        model.to(torch.float16)
-    elif dtype != "float32":
-        quantize(model, dtype, ranges)
+def _change_dtype(model: Transformer, dtype: Dtype) -> None:
+    """Keep a model's weights in another dtype and compute in it."""
+    if dtype == "int8":
+        raise ConfigError(
+            "The torch engine has no int8 arithmetic.",
+            fix="Add --engine ctranslate2, or leave --dtype int8 out.",
+        )
+    if dtype == "float16" and model.output_weight.device.type == "cpu":
+        raise ConfigError(
+            "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bf16 on this CPU."
+        )
+    model.to({"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
 
 def load_models(
@@ -119,7 +118,6 @@ def load_models(
     return LoadedModels(
         models=tuple(bundles[i].model.to(place) for i in counted),
         folders=tuple(folders[i] for i in counted),
-        sha256=tuple(bundles[i].sha256 for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         config=config.model_copy(update={"filters": filters}),
         tokenizers=bundles[0].tokenizers,

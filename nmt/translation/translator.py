@@ -101,8 +101,8 @@ class Translator:
                 that are passed over.
             ensemble: Models that translate together with the one in ``folder``.
             guard: Search anew what does not look like a translation.
-            dtype: What the weights are kept in. On a CPU ``float16`` computes in float32 and is
-                faster, ``int8`` faster still; ``bf16`` is for hardware that computes in it.
+            dtype: What weights are kept and multiplied in. ``float16`` is for GPUs, ``bf16`` for
+                hardware that computes in it, ``int8`` for CTranslate2.
                 CTranslate2's models have chosen at their export.
 
         Raises:

@@ -478,13 +478,6 @@ def test_a_shortlist_is_read_once(own_run: Path, monkeypatch: pytest.MonkeyPatch
         assert read == [own_run / SHORTLIST]
 
 
-def test_damaged_ranges_are_named_where_they_are_needed(own_run: Path) -> None:
-    (own_run / "ranges.json").write_text("{")
-    flags = ("--dtype", "int8")
-    refused(translate(own_run, *flags, text="Hund\n"), 4, "ranges.json is damaged", "fix:")
-    assert len(translated(own_run, text="Hund\n")) == 1
-
-
 def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
     found = translated(run_dir, "--n-best", 2, text=f"{LINES[0]}\n\n{LINES[1]}\n")
     rows = [line.split(" ||| ") for line in found]

@@ -14,7 +14,7 @@ import torch
 
 from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.extras import EXTRAS, GUARD, RANGES, SHORTLIST
+from nmt.checkpoint.extras import EXTRAS, GUARD, SHORTLIST
 from nmt.checkpoint.files import (
     MODEL,
     checkpoint_dir,
@@ -31,7 +31,6 @@ from nmt.files.manifest import Manifest
 from nmt.model.transformer import Transformer
 from nmt.recipes import export as export_module
 from nmt.recipes.export import Quantization, Target, export
-from nmt.runtime.ranges import ranges_text
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.special import BOS_ID
 from nmt.text.tokenizer import load_tokenizers
@@ -289,10 +288,9 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
 
 @needs_ctranslate2
 def test_a_folder_has_what_its_engine_reads(run_dir: Path, tmp_path: Path) -> None:
-    """The guard reads the short lists, too; input ranges are for our int8."""
+    """The guard reads the short lists, too."""
     for name in EXTRAS:
         (run_dir / name).write_text("{}")
-    (run_dir / RANGES).write_text(ranges_text({}, load_model(run_dir).sha256))
     wanted: dict[Target, set[str]] = {
         "ctranslate2": {GUARD, SHORTLIST}, "safetensors": {*EXTRAS},
     }  # fmt: skip

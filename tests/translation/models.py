@@ -91,7 +91,6 @@ def loaded(
     return LoadedModels(
         models,
         folders=(Path(),) * len(models),
-        sha256=("",) * len(models),
         mixture=mixture or Mixture(),
         config=config or run_config(),
         tokenizers=tokenizers,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,16 +17,13 @@ from torch import Tensor
 from nmt.checkpoint.extras import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.quantized import input_ranges, quantize
 from nmt.model.transformer import Transformer
-from nmt.runtime import torch_engine
 from nmt.runtime.engine import Task
 from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.model_stepper import ModelStepper
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.runtime.traced import trace_readers
 from nmt.search.choose import search
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis
@@ -42,7 +38,6 @@ SPECIAL = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
 FIRST_PIECE = 4 + 256  # those before are special tokens and bytes
 LINES = sentences(6, seed=5, longest=6)
 FEW_SHAPES = ("modern", "learned")
-Dtype = Literal["float32", "float16", "int8"]
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
     "beam": {"beam_size": 4, "n_best": 3},
@@ -221,25 +216,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 # The search
 
-_recorded = functools.cache(trace_readers)
-
-
-@pytest.fixture(autouse=True)
-def record_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recording a model takes longer than all that is asked of it here."""
-    monkeypatch.setattr(torch_engine, "trace_readers", _recorded)
-
 
 @functools.cache
-def _model(vocabulary: Tokenizers, shape: str, dtype: Dtype, seed: int) -> Transformer:
-    model = small_model(vocabulary, shape, seed)
-    if dtype == "float32":
-        return model
-    ids = vocabulary.source.encode_batch(LINES)
-    ranges = input_ranges(model, lambda: TorchEngine(model).token_log_probs(ids, ids))
-    small = copy.deepcopy(model)
-    quantize(small, dtype, ranges)
-    return small
+def _model(vocabulary: Tokenizers, shape: str, seed: int) -> Transformer:
+    return small_model(vocabulary, shape, seed)
 
 
 @functools.cache
@@ -248,43 +228,38 @@ def engine(
     shortlist: Shortlist | None,
     *,
     shape: str = "plain",
-    dtype: Dtype = "float32",
     shapes: tuple[str, ...] = (),
 ) -> TorchEngine:
     """An engine of one model, or of several."""
-    models = [_model(tokenizers, x, dtype, 3 + i) for i, x in enumerate(shapes or [shape])]
+    models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes or [shape])]
     mixture = Mixture((1 / len(models),) * len(models))
     return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=lambda: shortlist)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_with_the_whole_vocabulary_the_search_finds_what_it_finds_without(
-    tokenizers: Tokenizers, way: str, dtype: Dtype
+    tokenizers: Tokenizers, way: str
 ) -> None:
     sources, wishes = ids_and_wishes(tokenizers)
     if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
         wishes = [without_required(each) for each in wishes]
     shortlist = whole(tokenizers.target.vocab_size)
-    for shape in SHAPES if dtype == "float32" else FEW_SHAPES:
-        ours, plain = (engine(tokenizers, x, shape=shape, dtype=dtype) for x in (shortlist, None))
+    for shape in SHAPES:
+        ours, plain = (engine(tokenizers, x, shape=shape) for x in (shortlist, None))
         for constraints in (None, wishes) if way in ("greedy", "beam") else (wishes,):
             found = ours.search(sources, options(way), constraints)
             expected = plain.search(sources, options(way, shortlist=False), constraints)
-            assert_same(found, expected)
-            if dtype != "int8":  # its scales are a product of their own
-                assert found == expected
+            assert found == expected
 
 
 @pytest.mark.parametrize("way", ["greedy", "beam", "sampling"])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_with_the_whole_vocabulary_models_find_together_what_they_find_without(
-    tokenizers: Tokenizers, way: str, dtype: Dtype
+    tokenizers: Tokenizers, way: str
 ) -> None:
     sources, wishes = ids_and_wishes(tokenizers)
     wishes = [without_required(each) for each in wishes]
     ours, plain = (
-        engine(tokenizers, x, shapes=("plain", "learned", "wide"), dtype=dtype)
+        engine(tokenizers, x, shapes=("plain", "learned", "wide"))
         for x in (whole(tokenizers.target.vocab_size), None)
     )
     assert_same(
@@ -356,7 +331,7 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
     if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
         wishes = [without_required(each) for each in wishes]
     shortlist = random_shortlist(tokenizers.target.vocab_size)
-    models = [_model(tokenizers, shape, "float32", 3 + i) for i, shape in enumerate(shapes)]
+    models = [_model(tokenizers, shape, 3 + i) for i, shape in enumerate(shapes)]
     found = engine(tokenizers, shortlist, shapes=shapes).search(sources, options(way), wishes)
 
     assert_same(found, masked_search(models, shortlist, sources, options(way), wishes))
@@ -383,14 +358,11 @@ def test_a_beam_wider_than_the_shortlist_finds_all_that_is_possible(
 
 
 @pytest.mark.parametrize("way", ["greedy", "beam", "sampling", "diverse", "alternatives"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_the_text_does_not_depend_on_the_batch(
-    tokenizers: Tokenizers, way: str, dtype: Dtype
-) -> None:
+def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str) -> None:
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     for shape in FEW_SHAPES if way == "beam" else ("learned",):
         translator = Translator(
-            engine(tokenizers, shortlist, shape=shape, dtype=dtype),
+            engine(tokenizers, shortlist, shape=shape),
             tokenizers,
             options(way, n_best=WAYS[way].get("n_best", 1)),
         )
@@ -408,7 +380,7 @@ def test_the_text_does_not_depend_on_the_batch(
 
 def test_threads_find_what_one_finds(tokenizers: Tokenizers) -> None:
     shortlist = random_shortlist(tokenizers.target.vocab_size)
-    ours = engine(tokenizers, shortlist, dtype="int8")
+    ours = engine(tokenizers, shortlist)
     sources = tokenizers.source.encode_batch(LINES)
     tasks = [Task(sources[i : i + 2]) for i in range(0, 6, 2)]
     threads = torch.get_num_threads()
@@ -437,7 +409,7 @@ def test_a_finished_model_without_the_file_refuses_and_says_where_it_comes_from(
 
 
 def test_a_model_that_trains_scores_all(tokenizers: Tokenizers) -> None:
-    training = TorchEngine(_model(tokenizers, "plain", "float32", 3))
+    training = TorchEngine(_model(tokenizers, "plain", 3))
     sources = tokenizers.source.encode_batch(LINES)
     found = training.search(sources, options("beam"))
 

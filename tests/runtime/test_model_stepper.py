@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +11,8 @@ from nmt.config.model import ModelConfig
 from nmt.model.alignment import source_attention
 from nmt.model.factory import build_model
 from nmt.model.layout import Layout
-from nmt.model.transformer import Readers, Transformer
+from nmt.model.transformer import Transformer
 from nmt.runtime.model_stepper import ModelStepper
-from nmt.runtime.traced import trace_readers
 from nmt.search.beam import beam_search
 from nmt.search.choose import search
 from nmt.search.greedy import greedy_search
@@ -75,16 +72,13 @@ def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
     assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
 
 
-@pytest.mark.parametrize("readers", [trace_readers, lambda _: None])
 @torch.no_grad()
-def test_the_coverage_penalty_is_that_of_the_attention_that_is_told(
-    readers: Callable[[Transformer], Readers | None],
-) -> None:
+def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
     torch.manual_seed(7)
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
     source, lengths = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
-    stepper = ModelStepper(model, readers(model), with_coverage=True)
+    stepper = ModelStepper(model, with_coverage=True)
     for row, found in enumerate(search(stepper, source, lengths, options)):
         own = lengths[row : row + 1]
         for hypothesis in found:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.model.transformer import Readers, Transformer
 from nmt.runtime import cuda_graphs as graphed
 from nmt.runtime.cuda_graphs import CudaGraphs, GraphedToken, graph_readers
-from tests.model.test_traced import VARIANTS, decode, small_model
+from tests.model.decoding import VARIANTS, decode, small_model
 
 
 class Repeater:
