@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
 
 from nmt.checkpoint.files import (
     AVERAGE,
@@ -21,12 +24,48 @@ from nmt.checkpoint.files import (
 )
 from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers, readable
 from nmt.checkpoint.run import changed_model
+from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
+
+if TYPE_CHECKING:  # what is found without loading weights needs no torch
+    from nmt.model.transformer import Transformer
+
+_MOST_DIGITS = 15
+"""Of the step of a checkpoint."""
+_SHOWN = 40
+"""Characters of a wrong name in its message."""
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The parts of a model, found and checked; the weights are not read yet."""
+
+    config: RunConfig
+    """The configuration it was trained with."""
+    tokenizers: Tokenizers
+    """Of both languages."""
+    step: int
+    """Updates it was trained for."""
+    folder: Path
+    """Where the weights are."""
+    manifest: Manifest
+    """Of that folder."""
+
+    @property
+    def weights(self) -> Path:
+        """The file of the weights."""
+        return self.folder / MODEL
+
+    @property
+    def sha256(self) -> str:
+        """Of that file."""
+        return self.manifest.files[MODEL].sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,51 +86,99 @@ class ModelBundle:
     """Of the file of the weights."""
 
 
-def load_model(
-    folder: Path, checkpoint: str = "best", *, warn: Callable[[str], None] = lambda _: None
-) -> ModelBundle:
-    """Load a model from a run folder, or from a folder with weights, config.yaml and tokenizer.
-
-    Args:
-        folder: The run or model folder.
-        checkpoint: In a run folder: ``best``, ``last``, ``step-N`` or ``average``.
-        warn: Told about damaged checkpoints that ``last`` passes over, and of a choice that
-            changes nothing.
+def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
+    """Find and check all of a model but its weights. Loads no torch. Arguments as of `load_model`.
 
     Raises:
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
         ConfigError: ``checkpoint`` is none of these.
     """
     with readable():
-        return _load_model(folder, checkpoint, warn)
+        return _find_model(folder, checkpoint)
 
 
-def _load_model(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> ModelBundle:
+def _find_model(folder: Path, checkpoint: str) -> ModelFiles:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
         )
     config = load_folder_config(folder)
-    weights_dir = _weights_dir(folder, checkpoint, warn)
+    weights_dir = _weights_dir(folder, checkpoint)
     if weights_dir == folder / AVERAGE:
-        return load_model(weights_dir)
+        return find_model(weights_dir)
     manifest = Manifest.read(weights_dir)
     if weights_dir == folder:
-        manifest.verify(folder)
+        manifest.verify(folder, (name for name in manifest.files if name != MODEL))
     else:
-        manifest.verify(weights_dir, (MODEL, STATE))
+        manifest.verify(weights_dir, (STATE,))
         _check_run_files(folder, weights_dir, config)
     tokenizers = load_folder_tokenizers(folder)
+    if MODEL not in manifest.files:
+        raise CheckpointError(f"{weights_dir / MODEL} is missing.", fix="Use another checkpoint.")
+    return ModelFiles(config, tokenizers, manifest.step, weights_dir, manifest)
+
+
+def load_model(folder: Path, checkpoint: str = "best") -> ModelBundle:
+    """Load a model from a run folder, or from a folder with weights, config.yaml and tokenizer.
+
+    Args:
+        folder: The run or model folder.
+        checkpoint: In a run folder: ``best``, ``last``, ``step-N`` or ``average``.
+
+    Raises:
+        CheckpointError: A part is missing or damaged, or weights and configuration disagree.
+        ConfigError: ``checkpoint`` is none of these.
+    """
+    return read_weights(find_model(folder, checkpoint))
+
+
+def read_weights(files: ModelFiles) -> ModelBundle:
+    """Build the model whose parts were found, after comparing its weights with their manifest.
+
+    Raises:
+        CheckpointError: The weights are missing or damaged, or of another configuration.
+    """
+    from nmt.model.factory import build_model  # noqa: PLC0415 - loads torch
+
+    with readable():
+        files.manifest.verify(files.folder, (MODEL,))
+        _check_widths(files.weights, files.config.model)
+        try:
+            model = build_model(files.config.model, *files.tokenizers.vocab_sizes)
+        except ValueError as error:
+            raise CheckpointError(
+                f"config.yaml and tokenizer of {files.folder} do not fit each other: {error}.",
+                fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
+            ) from error
+        _load_weights(model, files.weights)
+    return ModelBundle(
+        model.eval(), files.config, files.tokenizers, files.step, files.folder, files.sha256
+    )
+
+
+def _check_widths(path: Path, config: ModelConfig) -> None:
+    """Refuse a configuration of another width than the weights before memory is taken for it."""
     try:
-        model = build_model(config.model, *tokenizers.vocab_sizes)
-    except ValueError as error:
+        with safe_open(path, framework="numpy") as file:
+            found = {size for name in file.keys() for size in file.get_slice(name).get_shape()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"config.yaml and tokenizer of {folder} do not fit each other: {error}.",
-            fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
+            f"{path} is no readable safetensors file: {error}", fix="Use another checkpoint."
         ) from error
-    _load_weights(model, weights_dir / MODEL)
-    sha256 = manifest.files[MODEL].sha256
-    return ModelBundle(model.eval(), config, tokenizers, manifest.step, weights_dir, sha256)
+    names = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
+    names += ["max_positions"] if config.positions == "learned" else []
+    gates = 2 if config.activation == "swiglu" else 1  # stand above the inner layer in one matrix
+    wrong = [
+        f"model.{name} is {width:,}"
+        for name in names
+        if (width := getattr(config, name)) is not None and not {width, gates * width} & found
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"config.yaml is not of the weights in {path}, which have no such width: "
+            f"{', '.join(wrong)}.",
+            fix="Restore the config.yaml that belongs to these weights.",
+        )
 
 
 def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None:
@@ -115,17 +202,19 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
         )
 
 
-def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> Path:
+def _weights_dir(folder: Path, checkpoint: str) -> Path:
     if not checkpoints_dir(folder).is_dir():
         if (folder / MODEL).is_file():
             if checkpoint != "best":
-                warn(f"{folder} holds one model: --checkpoint {checkpoint} changes nothing there.")
+                logger.warning(
+                    "%s holds one model: --checkpoint %s changes nothing there.", folder, checkpoint
+                )
             return folder
         raise CheckpointError(
             f"{folder} has neither {MODEL} nor checkpoints.",
             fix="Train first: `nmt train CONFIG`.",
         )
-    match = re.fullmatch(r"(?:step-)?(\d+)", checkpoint)
+    match = re.fullmatch(rf"(?:step-)?(\d{{1,{_MOST_DIGITS}}})", checkpoint)
     if match:
         chosen = checkpoint_dir(folder, int(match[1]))
         if not chosen.is_dir():
@@ -144,24 +233,26 @@ def _weights_dir(folder: Path, checkpoint: str, warn: Callable[[str], None]) -> 
         return folder / AVERAGE
     if checkpoint not in ("best", "last"):
         raise ConfigError(
-            f"checkpoint is {checkpoint!r}.",
+            f"checkpoint is {checkpoint[:_SHOWN]!r}.",
             fix="Use --checkpoint best, last, step-N or average.",
         )
-    return _best_or_newest(folder, warn) if checkpoint == "best" else _newest(folder, warn)
+    return _best_or_newest(folder) if checkpoint == "best" else _newest(folder)
 
 
-def _best_or_newest(folder: Path, warn: Callable[[str], None]) -> Path:
+def _best_or_newest(folder: Path) -> Path:
     best = read_best(folder)
     if best is not None:
         return best
-    chosen = _newest(folder, warn)
+    chosen = _newest(folder)
     if (folder / BEST).is_file():
-        warn(f"the best checkpoint of {folder} is gone: {chosen.name}, the newest, is used")
+        logger.warning(
+            "the best checkpoint of %s is gone: %s, the newest, is used", folder, chosen.name
+        )
     return chosen
 
 
-def _newest(folder: Path, warn: Callable[[str], None]) -> Path:
-    chosen = newest_checkpoint(folder, warn=warn)
+def _newest(folder: Path) -> Path:
+    chosen = newest_checkpoint(folder, warn=logger.warning)
     if chosen is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."

@@ -16,16 +16,17 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from nmt.errors import CheckpointError
 from nmt.files.atomic import TEMPORARY_PREFIX, force_to_disk, replace_text
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest, UnknownFormatError
+
+if TYPE_CHECKING:  # finding a checkpoint needs no torch
+    from torch import Tensor
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 AVERAGE = "average"
@@ -95,6 +96,8 @@ def save_checkpoint(
         CheckpointError: The disk is full or not writable; nothing half-written is left, and
             earlier checkpoints are untouched.
     """
+    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
+
     folder = checkpoint_dir(run_dir, step)
     parent = folder.parent
     temporary = parent / f"{TEMPORARY_PREFIX}{folder.name}-{os.getpid()}"
@@ -192,6 +195,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: It is missing or of another format.
     """
+    from safetensors.torch import load_file  # noqa: PLC0415 - loads torch
+
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError) as error:

@@ -7,9 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import STATE, newest_checkpoint
 from nmt.config.base import Section
@@ -22,6 +20,9 @@ from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import replace_text
 from nmt.text.tokenizer import tokenizer_hash
+
+if TYPE_CHECKING:
+    import torch
 
 # Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,
 # paths) may change between two starts of a run.
@@ -70,6 +71,8 @@ def identity(
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return what arithmetic to the last bit depends on besides the configuration."""
+    import torch  # noqa: PLC0415 - finding a model needs none
+
     is_cpu = device.type == "cpu"
     return {
         "torch": str(torch.__version__),

@@ -16,6 +16,8 @@ FORMAT_VERSION = 1
 NAME = "manifest.json"
 _SEAL = "sha256"
 """Key of the manifest's own hash, so that damage is not taken for another release's work."""
+_OF_CHECKPOINTS = "state.json"
+"""A file that model folders do not have."""
 _OF_RUN = "Use another checkpoint of the run: --checkpoint last, or one of its step-N."
 
 
@@ -90,7 +92,7 @@ class Manifest:
         Raises:
             CheckpointError: Names the file, what was expected and what was found.
         """
-        fix = "Copy or export the folder again." if names is None else _OF_RUN
+        fix = _OF_RUN if _OF_CHECKPOINTS in self.files else "Copy or export the folder again."
         for name in self.files if names is None else names:
             expected = self.files.get(name)
             path = folder / name

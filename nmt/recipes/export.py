@@ -79,7 +79,7 @@ def export(
     """
     check_new_folder(output, source)
     _check_target(source, target, quantization)
-    bundle = load_model(source, checkpoint, warn=note)
+    bundle = load_model(source, checkpoint)
     sizes = []
 
     def write(folder: Path) -> None:

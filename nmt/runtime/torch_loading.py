@@ -86,7 +86,7 @@ def load_models(
     device: Literal["auto", "cpu", "cuda"],
     checkpoint: str,
     threads: int | None,
-    note: Callable[[str], None],
+    note: Callable[[str], None],  # noqa: ARG001 - goes with its callers
     ensemble: Ensemble | None = None,
 ) -> LoadedModels:
     """Load one model, or several that share languages and vocabulary.
@@ -108,7 +108,7 @@ def load_models(
     prepare_process(threads)
     folders = (folder, *ensemble.others)
     _check_ours(folders)
-    bundles = [load_model(each, checkpoint, warn=note) for each in folders]
+    bundles = [load_model(each, checkpoint) for each in folders]
     _check_alike(folders, bundles)
     place = choose_device(device)
     counted = [i for i, share in enumerate(shares) if share]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,13 +129,14 @@ def test_the_weights_do_not_need_the_optimizer(run_dir: Path) -> None:
     assert load_model(run_dir).step == 10
 
 
-def test_last_passes_a_damaged_checkpoint_over_with_a_warning(run_dir: Path) -> None:
+def test_last_passes_a_damaged_checkpoint_over_with_a_warning(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """FAULT 10."""
     (run_dir / "checkpoints" / "step-00000030" / "model.safetensors").write_bytes(b"")
-    warnings: list[str] = []
 
-    assert load_model(run_dir, "last", warn=warnings.append).step == 20
-    assert "step-00000030/model.safetensors has 0 bytes" in warnings[0]
+    assert load_model(run_dir, "last").step == 20
+    assert "step-00000030/model.safetensors has 0 bytes" in caplog.messages[0]
 
 
 @pytest.fixture
@@ -148,12 +151,11 @@ def slim(run_dir: Path, tmp_path: Path) -> Path:
     return tmp_path / "slim"
 
 
-def test_a_choice_among_one_is_told_of(slim: Path) -> None:
-    notes: list[str] = []
-    load_model(slim, warn=notes.append)
-    assert notes == []
-    load_model(slim, "last", warn=notes.append)
-    assert "holds one model: --checkpoint last changes nothing there" in notes[0]
+def test_a_choice_among_one_is_told_of(slim: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_model(slim)
+    assert caplog.messages == []
+    load_model(slim, "last")
+    assert "holds one model: --checkpoint last changes nothing there" in caplog.messages[0]
 
 
 def test_a_damaged_model_folder_is_to_be_copied_again(slim: Path) -> None:
@@ -230,15 +232,16 @@ def test_what_may_not_be_read_is_said_to_be_just_that(
         load_model(run_dir)
 
 
-def test_a_best_checkpoint_that_is_gone_is_told(run_dir: Path) -> None:
-    notes: list[str] = []
-    assert load_model(run_dir, warn=notes.append).step == 10
+def test_a_best_checkpoint_that_is_gone_is_told(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_model(run_dir).step == 10
     shutil.rmtree(run_dir / "checkpoints" / checkpoint_name(10))
-    assert notes == []
-    assert load_model(run_dir, warn=notes.append).step == 30
-    assert len(notes) == 1
-    assert "best checkpoint" in notes[0]
-    assert checkpoint_name(30) in notes[0]
+    assert caplog.messages == []
+    assert load_model(run_dir).step == 30
+    assert len(caplog.messages) == 1
+    assert "best checkpoint" in caplog.messages[0]
+    assert checkpoint_name(30) in caplog.messages[0]
 
 
 def test_a_folder_of_runs_names_them(run_dir: Path) -> None:
@@ -278,18 +281,44 @@ def unrecorded(run_dir: Path) -> Path:
 
 def test_weights_that_do_not_fit_the_configuration_are_named(unrecorded: Path) -> None:
     """FAULT 47."""
-    change_config(unrecorded, lambda values: values["model"].update(ff_dim=48, encoder_layers=2))
-
-    with pytest.raises(CheckpointError) as caught:
+    change_config(unrecorded, lambda values: values["model"].update(encoder_layers=2))
+    with pytest.raises(CheckpointError, match=r"missing: encoder\.1\."):
         load_model(unrecorded)
-
-    assert "missing: encoder.1." in caught.value.problem
-    change_config(unrecorded, lambda values: values["model"].update(ff_dim=48, encoder_layers=1))
-    with pytest.raises(CheckpointError, match=r"in the file, \(48.*in config\.yaml"):
+    change_config(
+        unrecorded, lambda values: values["model"].update(encoder_layers=1, num_kv_heads=1)
+    )
+    with pytest.raises(CheckpointError, match=r"\(48, 16\) in the file, \(32, 16\) in config"):
         load_model(unrecorded)
-    change_config(unrecorded, lambda values: values["model"].update(ff_dim=32, output_bias=True))
+    change_config(
+        unrecorded, lambda values: values["model"].update(num_kv_heads=None, output_bias=True)
+    )
     with pytest.raises(CheckpointError, match="missing: "):
         load_model(unrecorded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_dim": 192_000}, "model.model_dim is 192,000"),
+        ({"ff_dim": 10**12}, "model.ff_dim is 1,000,000,000,000"),
+        ({"decoder_ff_dim": 10**9, "ff_dim": 33}, "ff_dim is 33, model.decoder_ff_dim is 1,000"),
+        (
+            {"positions": "learned", "max_positions": 10**10},
+            "model.max_positions is 10,000,000,000",
+        ),
+    ],
+)
+def test_a_width_that_the_weights_do_not_have_takes_no_memory(
+    exported: Path, changes: dict[str, object], named: str
+) -> None:
+    """Finding 16: such a folder ended in a MemoryError."""
+    change_config(exported, lambda values: values["model"].update(changes))
+    names = ("config.yaml", "model.safetensors", "tokenizer/joint.model")
+    (exported / "manifest.json").write_text(Manifest.of(exported, names, 20).text())
+
+    with pytest.raises(CheckpointError, match=named) as caught:
+        load_model(exported)
+    assert caught.value.exit_code == 4
 
 
 def test_tensors_of_another_model_are_named(unrecorded: Path) -> None:
@@ -325,6 +354,16 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(run_dir:
         load_model(run_dir, "step-25")
     with pytest.raises(ConfigError, match="checkpoint is 'latest'"):
         load_model(run_dir, "latest")
+    with pytest.raises(ConfigError, match="checkpoint is '9999"):  # finding 16
+        load_model(run_dir, "9" * 5000)
+
+
+def test_finding_a_model_loads_no_torch(run_dir: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from nmt.checkpoint.bundle import find_model;"
+        f"find_model(Path({str(run_dir)!r})); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_run_that_has_not_saved_yet_says_so(run_dir: Path) -> None:

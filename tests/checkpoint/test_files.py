@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint import files
 from nmt.checkpoint.files import (
     Checkpoint,
     checkpoint_dir,
@@ -406,7 +405,7 @@ def test_errors_of_the_tensor_library_are_told_like_the_system_s(
         path.write_bytes(b"half")
         raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(CheckpointError, match="no space left on the disk") as caught:
         save(tmp_path, 20)
 
