@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,7 +21,7 @@ from nmt.checkpoint.files import MODEL, load_tensors
 from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.retention import by_score
 from nmt.errors import CheckpointError
-from nmt.files.atomic import replace_text
+from nmt.files.atomic import write_json
 from nmt.files.manifest import Manifest
 from nmt.version import __version__
 
@@ -161,7 +162,7 @@ def write_average(
 
     def write(place: Path) -> None:
         save_file(average_weights(paths), place / MODEL)
-        replace_text(place / RECORD, _record(manifests, score))
+        write_json(place / RECORD, _record(manifests, score))
 
     newest = max(manifest.step for manifest in manifests)
     write_model_folder(folder, run_dir, newest, write)
@@ -183,8 +184,8 @@ class AverageRecord:
         return cls(tuple(values["steps"]), values.get("score"))
 
 
-def _record(manifests: Sequence[Manifest], score: float | None) -> str:
-    values = {
+def _record(manifests: Sequence[Manifest], score: float | None) -> dict[str, Any]:
+    return {
         **({} if score is None else {"score": score}),
         "package_version": __version__,
         "steps": [manifest.step for manifest in manifests],
@@ -193,4 +194,3 @@ def _record(manifests: Sequence[Manifest], score: float | None) -> str:
             for manifest in manifests
         ],
     }
-    return json.dumps(values, indent=2) + "\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from nmt.errors import CheckpointError
-from nmt.files.atomic import TEMPORARY_PREFIX, force_to_disk, replace_text
+from nmt.files.atomic import (
+    atomic_folder,
+    remove_leftovers,
+    replaced_folder,
+    restore_replaced,
+    write_text,
+)
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest, UnknownFormatError
 
@@ -34,7 +39,6 @@ AVERAGE = "average"
 BEST = "best"
 """File in a run folder that names its best weights."""
 _FILES = (MODEL, OPTIMIZER, STATE)
-_REPLACED_PREFIX = ".replaced-"
 _MARGIN_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -99,47 +103,19 @@ def save_checkpoint(
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
     folder = checkpoint_dir(run_dir, step)
-    parent = folder.parent
-    temporary = parent / f"{TEMPORARY_PREFIX}{folder.name}-{os.getpid()}"
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _check_space(parent, model, optimizer)
-        temporary.mkdir()
-        save_file(_saveable(model), temporary / MODEL)
-        save_file(_saveable(optimizer), temporary / OPTIMIZER)
-        text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        (temporary / STATE).write_text(text, encoding="utf-8")
-        for name in _FILES:
-            force_to_disk(temporary / name)
-        manifest = Manifest.of(temporary, _FILES, step)
-        (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
-        force_to_disk(temporary / MANIFEST)
-        force_to_disk(temporary)
-        _put_in_place(temporary, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(folder.parent, model, optimizer)
+        with atomic_folder(folder, replace=True) as temporary:
+            save_file(_saveable(model), temporary / MODEL)
+            save_file(_saveable(optimizer), temporary / OPTIMIZER)
+            text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+            (temporary / STATE).write_text(text, encoding="utf-8")
+            manifest = Manifest.of(temporary, _FILES, step)
+            (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:
         raise _not_written(folder, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def _put_in_place(temporary: Path, folder: Path) -> None:
-    """Give a finished folder its name; one of the same step is kept aside until that is done."""
-    replaced = folder.with_name(f"{_REPLACED_PREFIX}{folder.name}")
-    if folder.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        folder.rename(replaced)
-    temporary.rename(folder)
-    force_to_disk(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def remove_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint. If that is cut short, nothing is left under its name."""
-    leaving = folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}-{os.getpid()}")
-    shutil.rmtree(leaving, ignore_errors=True)
-    folder.rename(leaving)
-    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _saveable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -247,11 +223,17 @@ def newest_checkpoint(
 def _set_aside(run_dir: Path) -> list[tuple[int, Path]]:
     """Checkpoints whose replacement was cut short: nothing has taken their name yet."""
     found = []
-    for path in checkpoints_dir(run_dir).glob(f"{_REPLACED_PREFIX}step-*"):
-        name = path.name.removeprefix(_REPLACED_PREFIX)
-        if re.fullmatch(r"step-\d+", name) and not path.with_name(name).exists():
-            found.append((int(name.removeprefix("step-")), path))
+    for step in _steps_aside(run_dir):
+        place = checkpoint_dir(run_dir, step)
+        if not place.exists():
+            found.append((step, replaced_folder(place)))
     return found
+
+
+def _steps_aside(run_dir: Path) -> list[int]:
+    names = (path.name for path in checkpoints_dir(run_dir).glob(".step-*"))
+    matches = (re.fullmatch(r"\.step-(\d+)\.replaced", name) for name in names)
+    return [int(match[1]) for match in matches if match]
 
 
 def _verify(folder: Path, step: int) -> None:
@@ -265,16 +247,10 @@ def _verify(folder: Path, step: int) -> None:
 
 def clean_partial(run_dir: Path) -> None:
     """Undo what an earlier process was writing, replacing or deleting when it was killed."""
-    for _, path in _set_aside(run_dir):
-        path.rename(path.with_name(path.name.removeprefix(_REPLACED_PREFIX)))
-    for path in checkpoints_dir(run_dir).glob(f"{_REPLACED_PREFIX}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for step in _steps_aside(run_dir):
+        restore_replaced(checkpoint_dir(run_dir, step))
     for folder in (run_dir, checkpoints_dir(run_dir)):
-        for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        remove_leftovers(folder)
 
 
 def set_damaged_aside(run_dir: Path, newest: int) -> list[Path]:
@@ -310,7 +286,7 @@ def write_best(run_dir: Path, name: str | None) -> None:
 
     A hint: it may name one that is gone, or none.
     """
-    replace_text(run_dir / BEST, f"{name or ''}\n")
+    write_text(run_dir / BEST, f"{name or ''}\n")
 
 
 def read_best(run_dir: Path) -> Path | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.errors import CheckpointError
-from nmt.files.atomic import replace_text
+from nmt.files.atomic import write_errors, write_json
 
 MEASURED = "measured.json"
 """In a run folder."""
@@ -35,11 +35,9 @@ def write_measured(run_dir: Path, conditions: Mapping[str, Any], found: Mapping[
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    values = {"conditions": conditions, "found": found}
-    try:
-        replace_text(run_dir / MEASURED, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir} cannot be written: {error.strerror}.",
-            fix="Set run_dir to a folder you can write to, or free disk space.",
-        ) from error
+    with write_errors(
+        run_dir,
+        CheckpointError,
+        fix="Set run_dir to a folder you can write to, or free disk space.",
+    ):
+        write_json(run_dir / MEASURED, {"conditions": conditions, "found": found})

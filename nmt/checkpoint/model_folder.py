@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from safetensors import SafetensorError
 from nmt.checkpoint.extras import EXTRAS
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.errors import CheckpointError, ConfigError
-from nmt.files.atomic import force_to_disk, replace_bytes, replace_text
+from nmt.files.atomic import atomic_folder, write_bytes
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest
 
@@ -26,7 +25,7 @@ def write_extra(path: Path, content: bytes) -> None:
         CheckpointError: The folder cannot be written.
     """
     try:
-        replace_bytes(path, content)
+        write_bytes(path, content)
     except OSError as error:
         raise CheckpointError(
             f"{path} was not written: {error.strerror or error}.",
@@ -78,23 +77,16 @@ def write_model_folder(
     Raises:
         CheckpointError: ``folder`` holds something, or cannot be written.
     """
-    place = folder.absolute()  # so that `.` has a name and a parent
-    temporary = place.with_name(f".tmp-{place.name}-{os.getpid()}")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        _copy(source, temporary)
-        write(temporary)
-        _seal(temporary, step)
-        temporary.rename(place)  # fails if somebody has put something there
-        force_to_disk(place.parent)
+        with atomic_folder(folder) as temporary:  # fails if somebody has put something there
+            _copy(source, temporary)
+            write(temporary)
+            _seal(temporary, step)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
             fix="Choose an empty place that can be written, with room on its disk.",
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _copy(source: Path, folder: Path) -> None:
@@ -109,12 +101,9 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def _seal(folder: Path, step: int) -> None:
-    """Write the manifest last, and force everything to the disk."""
+    """Write the manifest, last."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for path in paths:
         shutil.copymode(folder / CONFIG, path)  # safetensors keeps others from reading its files
-        force_to_disk(path)
-    force_to_disk(folder / _TOKENIZER)
     names = [path.relative_to(folder).as_posix() for path in paths]
-    replace_text(folder / MANIFEST, Manifest.of(folder, names, step).text())
-    force_to_disk(folder)
+    (folder / MANIFEST).write_text(Manifest.of(folder, names, step).text(), encoding="utf-8")

@@ -18,7 +18,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.files.atomic import replace_text
+from nmt.files.atomic import atomic_folder, write_text
 from nmt.text.tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
@@ -252,15 +252,11 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
         run_dir.mkdir(parents=True, exist_ok=True)
         # A run that was started anew after other data was prepared may hold an old tokenizer.
         if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
-            temporary = run_dir / ".tmp-tokenizer"
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            for file in tokenizer_dir.iterdir():  # copytree would lose why it failed
-                shutil.copyfile(file, temporary / file.name)
-            shutil.rmtree(tokenizer, ignore_errors=True)
-            temporary.rename(tokenizer)
+            with atomic_folder(tokenizer, replace=True) as temporary:
+                for file in tokenizer_dir.iterdir():  # copytree would lose why it failed
+                    shutil.copyfile(file, temporary / file.name)
         changes = _changes(path, config)
-        replace_text(path, dump_config(config))
+        write_text(path, dump_config(config))
     except OSError as error:
         raise CheckpointError(
             f"{run_dir} cannot be written: {error.strerror}.",

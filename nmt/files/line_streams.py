@@ -9,26 +9,29 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
 import select
-import signal
-import stat
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, cast
 
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import decompressed, open_binary, refuse_wide
+from nmt.files.atomic import atomic_file, write_errors
+from nmt.files.lines import (
+    MAX_LINE_BYTES,
+    LineSplitter,
+    decompressed,
+    open_binary,
+    read_some,
+    refuse_wide,
+)
 
-MOST_LINES = 2000
-LONGEST_LINE = 1 << 24
-MOST_NOTES = 20
+MAX_CHUNK_LINES = 2000
+MAX_NOTES = 20
 """Notes about odd lines, after which no more are said one by one."""
-_MOST_BYTES = 1 << 22
+_MAX_CHUNK_BYTES = 1 << 22
 _READ_BYTES = 1 << 16
 _PAUSE_SECONDS = 0.02
 _PATIENCE_SECONDS = 0.2
@@ -39,55 +42,15 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
     ".xz": lambda raw: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 - the caller closes it
 }
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
-
-
-class _Chunk:
-    """Lines that wait to be given out, and a line whose end has not come."""
-
-    def __init__(self, longest_line: int) -> None:
-        self._longest_line = longest_line
-        self._lines: list[bytes] = []
-        self._parts: list[bytes] = []
-        self._held = self._size = 0
-        self._since = 0.0
-
-    def hold(self, part: bytes) -> None:
-        """Take in a part of a line. What is beyond the longest line but one byte is dropped."""
-        part = part[: self._longest_line + 1 - self._held]
-        if part:
-            self._parts.append(part)
-            self._held += len(part)
-
-    def end_line(self) -> None:
-        """The line ends here."""
-        if not self._lines:
-            self._since = time.monotonic()
-        self._lines.append(b"".join(self._parts).removesuffix(b"\r"))
-        self._size += self._held
-        self._parts, self._held = [], 0
-
-    def is_full(self, most_lines: int) -> bool:
-        return len(self._lines) >= most_lines or self._size >= _MOST_BYTES
-
-    def is_old(self) -> bool:
-        return time.monotonic() - self._since > _PATIENCE_SECONDS
-
-    def has_lines(self) -> bool:
-        return bool(self._lines)
-
-    def has_open_line(self) -> bool:
-        return bool(self._parts)
-
-    def take(self) -> list[bytes]:
-        lines, self._lines, self._size = self._lines, [], 0
-        return lines
+_PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
+"""Of the files in run, model and data folders."""
 
 
 def read_chunks(
     stream: IO[bytes],
     *,
-    lines_at_once: int = MOST_LINES,
-    longest_line: int = LONGEST_LINE,
+    lines_at_once: int = MAX_CHUNK_LINES,
+    longest_line: int = MAX_LINE_BYTES,
     name: str = "standard input",
 ) -> Iterator[list[bytes]]:
     """Yield lines, without LF, in chunks: full ones from a file, small ones from a slow writer.
@@ -105,36 +68,26 @@ def read_chunks(
     Raises:
         DataError: The input is damaged, for example a gzip file cut off, or is UTF-16 or UTF-32.
     """
-    chunk = _Chunk(longest_line)
-    is_start = True
-    while data := _read_some(stream, name):
+    splitter = LineSplitter(longest_line)
+    lines: list[bytes] = []
+    size, since, is_start = 0, 0.0, True
+    while data := read_some(stream, name, _READ_BYTES, at_once=True):
         if is_start:
             refuse_wide(data, name)
             is_start = False
-        first, *others = data.split(b"\n")
-        chunk.hold(first)
-        for part in others:
-            chunk.end_line()
-            if chunk.is_full(lines_at_once):
-                yield chunk.take()
-            chunk.hold(part)
-        if chunk.has_lines() and (chunk.is_old() or not _more_is_waiting(stream)):
-            yield chunk.take()
-    if chunk.has_open_line():
-        chunk.end_line()
-    if chunk.has_lines():
-        yield chunk.take()
-
-
-def _read_some(stream: IO[bytes], name: str) -> bytes:
-    """Return what is there, waiting only if nothing is."""
-    read = getattr(stream, "read1", stream.read)
-    try:
-        return bytes(read(_READ_BYTES))
-    except Exception as error:  # every library of a compression has errors of its own
-        raise DataError(
-            f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
-        ) from error
+        for line in splitter.feed(data):
+            since = since if lines else time.monotonic()
+            lines.append(line)
+            size += len(line)
+            if len(lines) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
+                yield lines
+                lines, size = [], 0
+        is_old = time.monotonic() - since > _PATIENCE_SECONDS
+        if lines and (is_old or not _more_is_waiting(stream)):
+            yield lines
+            lines, size = [], 0
+    if lines := [*lines, *splitter.end()]:
+        yield lines
 
 
 def _more_is_waiting(stream: IO[bytes]) -> bool:
@@ -150,16 +103,14 @@ def decode_lines(
     first_number: int,
     note: Callable[[str], None],
     *,
-    longest_line: int = LONGEST_LINE,
+    longest_line: int = MAX_LINE_BYTES,
 ) -> Iterator[str]:
-    """Decode UTF-8; a byte order mark goes.
+    """Decode UTF-8.
 
     What is not UTF-8 is replaced and the end of a line beyond ``longest_line`` bytes is cut off,
     both with a note, so that no line is lost.
     """
     for number, line in enumerate(lines, start=first_number):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
         if len(line) > longest_line:
             note(f"line {number:,} is longer than {longest_line:,} bytes; the rest is cut off")
             yield line[:longest_line].decode("utf-8", "ignore")
@@ -175,15 +126,15 @@ def decode_lines(
 
 
 def first_few(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what passes the first `MOST_NOTES` notes on, and then says that it says no more."""
+    """Return what passes the first `MAX_NOTES` notes on, and then says that it says no more."""
     count = 0
 
     def say(text: str) -> None:
         nonlocal count
         count += 1
-        if count <= MOST_NOTES:
+        if count <= MAX_NOTES:
             note(text)
-        elif count == MOST_NOTES + 1:
+        elif count == MAX_NOTES + 1:
             note("more lines are not UTF-8, or too long; they are not named")
 
     return say
@@ -191,14 +142,14 @@ def first_few(note: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def open_input(path: Path | None) -> Iterator[IO[bytes]]:
-    """Open a file, or standard input, and decompress what begins as gzip, bzip2 or xz do.
+    """Open a file, or standard input (None or ``-``), decompressing gzip, bzip2 and xz.
 
     Standard input is waited for. Compressed, it comes in blocks; plain, as it is written.
 
     Raises:
         DataError: There is nothing to read.
     """
-    if path is not None:
+    if path is not None and not is_standard(path):
         with open_binary(path) as stream:
             yield stream
     elif sys.stdin is None:  # closed by whoever started the process
@@ -210,42 +161,73 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
 def check_output(output: Path | None, *inputs: Path | None) -> None:
     """Check the name of an output file, before there is any work to lose.
 
+    No command writes over one of its inputs: not under another name (a hard or symbolic link),
+    and not over a part of a model or data folder that it reads.
+
+    Args:
+        output: The file to write; None or ``-`` for standard output.
+        inputs: Files and folders that are read; None and ``-`` for standard input.
+
     Raises:
-        ConfigError: It asks for a compression that there is not, or is that of an input.
+        ConfigError: It asks for a compression that there is not, or is one of the inputs.
     """
-    if output is None:
+    if is_standard(output):
         return
+    assert output is not None
     if output.suffix in _UNKNOWN_COMPRESSIONS:
         raise ConfigError(
             f"{output}: there is no way to write {output.suffix}.",
             fix=f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text.",
         )
     for path in inputs:
-        if path is not None and _is_same_file(path, output):
+        if path is not None and _would_overwrite(output, path):
             raise ConfigError(
-                f"{output} is both input and output.", fix="Name another output file with -o."
+                f"{output} is both input and output."
+                if not path.is_dir()
+                else f"{output} is a part of {path}, which is read.",
+                fix="Name another output file.",
             )
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
+def is_standard(path: Path | None) -> bool:
+    """Whether a path stands for standard input or output: none is given, or ``-``.
+
+    >>> is_standard(Path("-"))
+    True
+    """
+    return path is None or str(path) == "-"
+
+
+def _would_overwrite(output: Path, path: Path) -> bool:
     try:
-        return other.is_file() and one.samefile(other)  # a device may be both
+        if not output.is_file():  # a device may be both
+            return False
+        if not path.is_dir():
+            return path.samefile(output)
+        if output.suffix not in _PART_SUFFIXES:  # translations may lie in the run folder
+            return False
+        return any(part.is_file() and part.samefile(output) for part in path.rglob("*.*"))
     except OSError:  # whoever opens it says what is wrong
         return False
 
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[IO[bytes]]:
-    """Open a file, or standard output.
+    """Open a file, or standard output when there is none or it is ``-``.
 
-    A file appears when it is complete: until then it has a temporary name beside it. It has the
-    permissions of the file that it replaces. One named .gz, .bz2 or .xz is compressed.
+    A file appears when it is complete, as `atomic_file` says. One named .gz, .bz2 or .xz is
+    compressed.
 
     Raises:
         DataError: It cannot be written: also when that shows late, as with a full disk.
     """
-    with _told(path or "standard output"):
-        if path is None:
+    is_stdout = path is None or is_standard(path)
+    with write_errors(
+        "standard output" if is_stdout else str(path),
+        DataError,
+        fix="Name an output file in a folder you can write to, on a disk with room.",
+    ):
+        if path is None or is_standard(path):
             if sys.stdout is None:
                 raise DataError("Standard output is closed.", fix="Name an output file with -o.")
             yield sys.stdout.buffer
@@ -253,52 +235,6 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
             with path.open("wb") as stream:
                 yield stream
         else:
-            place = path.resolve()  # a link goes on pointing at the same file
-            temporary = place.with_name(f".{place.name}.tmp-{os.getpid()}")
             compress = _COMPRESSORS.get(path.suffix, nullcontext)
-            with _ended_in_order():
-                try:
-                    with _open_like(place, temporary) as raw, compress(raw) as stream:
-                        yield cast(IO[bytes], stream)
-                    temporary.replace(place)
-                finally:
-                    with suppress(OSError):
-                        temporary.unlink(missing_ok=True)
-
-
-def _open_like(place: Path, temporary: Path) -> IO[bytes]:
-    """Open a file with the permissions of the one at ``place``, if there is one."""
-    if not place.exists():
-        return temporary.open("wb")
-    mode = stat.S_IMODE(place.stat().st_mode)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)  # less the umask
-    temporary.chmod(mode)
-    return os.fdopen(descriptor, "wb")
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM be an exception, as SIGINT is, so that no temporary file is left."""
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _told(shown: Path | str) -> Iterator[None]:
-    """Turn the errors of the operating system into one message."""
-    try:
-        yield
-    except BrokenPipeError:  # no failure: the reader has what it wanted
-        raise
-    except OSError as error:
-        raise DataError(
-            f"{shown} cannot be written: {error.strerror or error}.",
-            fix="Name an output file in a folder you can write to, on a disk with room.",
-        ) from error
+            with atomic_file(path) as raw, compress(raw) as stream:
+                yield cast(IO[bytes], stream)

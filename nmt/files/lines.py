@@ -12,6 +12,7 @@ import gzip
 import importlib
 import lzma
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TypeAlias, cast
@@ -27,6 +28,8 @@ _WIDE_MARKS = {
 }
 """Byte order marks of other encodings than UTF-8."""
 _CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
+"""Of a line to translate or score: 1 MiB. The rest of a longer one is not read, with a warning."""
 
 _Opener: TypeAlias = Callable[[Path | IO[bytes]], IO[bytes]]
 
@@ -127,6 +130,59 @@ _LONGEST_MARK = 10
 """Bytes of a file that tell what it is."""
 
 
+class LineSplitter:
+    """Splits bytes that come in pieces on LF; holds the line whose end has not come.
+
+    The LF or CR LF goes, and a byte order mark at the start of the first line.
+
+    Args:
+        max_bytes: Of a longer line only the first ``max_bytes + 1`` bytes are held and given out.
+            None for no limit.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._limit = sys.maxsize if max_bytes is None else max_bytes + 1
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._is_first = True
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take in the next bytes; return the lines that end in them."""
+        start, *others = data.split(b"\n")
+        self._hold(start)
+        if not others:
+            return []
+        lines = [self._end_line()]
+        lines += [self._without_cr(line) for line in others[:-1]]
+        self._hold(others[-1])
+        return lines
+
+    def end(self) -> list[bytes]:
+        """Return the last line, if the input did not end with LF."""
+        if not self._held or (self._is_first and self._parts == [_BOM]):
+            return []
+        return [self._end_line()]
+
+    def _hold(self, part: bytes) -> None:
+        if kept := part[: max(0, self._limit - self._held)]:
+            self._parts.append(kept)
+        self._held += len(part)
+
+    def _end_line(self) -> bytes:
+        line = b"".join(self._parts)
+        if self._held <= self._limit:  # a CR elsewhere than at the end of the line stays
+            line = self._without_cr(line)
+        if self._is_first:
+            line, self._is_first = line.removeprefix(_BOM), False
+        self._parts, self._held = [], 0
+        return line
+
+    def _without_cr(self, line: bytes) -> bytes:
+        if len(line) > self._limit:
+            return line[: self._limit]
+        return line[:-1] if line.endswith(b"\r") else line
+
+
 def split_lines(
     stream: IO[bytes], name: str, *, max_bytes: int | None = None
 ) -> Iterator[bytes | None]:
@@ -140,40 +196,33 @@ def split_lines(
     Raises:
         DataError: The stream is damaged, for example a truncated gzip file.
     """
-    parts: list[bytes] = []  # of a line that began in an earlier chunk
-    held, is_first = 0, True  # held: bytes of that line, kept or not
-    while chunk := _read(stream, name):
-        if is_first:
-            chunk, is_first = chunk.removeprefix(_BOM), False
-        *lines, last = chunk.split(b"\n")
-        for line in lines:
-            if _is_over(held + len(line), max_bytes):
-                yield None
-            else:
-                yield (b"".join((*parts, line)) if held else line).removesuffix(b"\r")
-            parts, held = [], 0
-        held += len(last)
-        if _is_over(held, max_bytes):
-            parts = []
-        elif last:
-            parts.append(last)
-    if _is_over(held, max_bytes):
-        yield None
-    elif held:
-        yield b"".join(parts).removesuffix(b"\r")
+    splitter = LineSplitter(max_bytes)
+    while data := read_some(stream, name, _CHUNK_BYTES):
+        for line in splitter.feed(data):
+            yield None if max_bytes is not None and len(line) > max_bytes else line
+    for line in splitter.end():
+        yield None if max_bytes is not None and len(line) > max_bytes else line
 
 
-def _read(stream: IO[bytes], name: str) -> bytes:
+def read_some(stream: IO[bytes], name: str, size: int, *, at_once: bool = False) -> bytes:
+    """Read bytes; nothing at the end.
+
+    Args:
+        stream: What to read.
+        name: What messages call it.
+        size: How many at most.
+        at_once: Return what is there, waiting only if nothing is.
+
+    Raises:
+        DataError: The stream is damaged, for example a gzip file cut off.
+    """
+    read = getattr(stream, "read1", stream.read) if at_once else stream.read
     try:
-        return stream.read(_CHUNK_BYTES)
+        return bytes(read(size))
     except Exception as error:  # every library of a compression has errors of its own
         raise DataError(
             f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
         ) from error
-
-
-def _is_over(size: int, limit: int | None) -> bool:
-    return limit is not None and size > limit
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:

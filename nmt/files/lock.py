@@ -1,83 +1,129 @@
-"""One training in a run folder at a time."""
+"""Locks of files, so that one process at a time works on a folder.
+
+The kernel drops a lock with its process, however that ends: a lock cannot go stale.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
 
 from nmt.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
 
-class RunLock:
-    """Holds a run folder while the context is open.
 
-    The kernel drops the lock with the process, however it ends: a lock cannot go stale.
+class InUseError(Exception):
+    """Another process holds a lock. Its text says which."""
+
+
+class NoLocksError(OSError):
+    """The file system has no locks."""
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterator[bool]:
+    """Hold the exclusive lock of a file, which is made if missing.
 
     Args:
-        run_dir: The run folder; made if missing.
+        path: The file; holds the name of its holder.
+        wait: Wait for another holder, with a note, instead of raising.
+        remove: Remove the file at the end.
+
+    Yields:
+        Whether another process held the lock when this one came.
+
+    Raises:
+        InUseError: Another process holds it, and ``wait`` is not set.
+        NoLocksError: The file system has no locks.
+        OSError: The file cannot be written.
+    """
+    has_waited = False
+    while True:
+        with path.open("a+", encoding="utf-8") as file:
+            has_waited = not _take(file.fileno(), path, wait=wait) or has_waited
+            if not _is_at(path, file.fileno()):
+                continue  # the holder before us has removed it
+            started = time.strftime("%Y-%m-%d %H:%M:%S%z")
+            holder = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
+            with suppress(OSError):  # a full disk: the lock holds without a name, too
+                file.truncate(0)
+                os.write(file.fileno(), holder.encode())
+            try:
+                yield has_waited
+            finally:
+                if remove:
+                    path.unlink(missing_ok=True)
+            return
+
+
+def _take(descriptor: int, path: Path, *, wait: bool) -> bool:
+    """Take the lock; return whether it was free."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+        if not wait:
+            raise InUseError(holder) from error
+        logger.info("waiting for %s, which holds %s", holder, path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return False
+    except OSError as error:
+        raise NoLocksError(error.errno, error.strerror) from error
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Hold a run folder, which is made if missing: one training at a time.
 
     Raises:
         CheckpointError: Another process trains there, or the folder cannot be written.
     """
+    with ExitStack() as stack:
+        _enter(stack, run_dir)
+        yield
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / ".lock"
-        self._file: IO[str] | None = None
 
-    def __enter__(self) -> Self:
-        try:
-            file = self._open()
-        except OSError as error:
-            raise CheckpointError(
-                f"{self._path.parent} cannot be written: {error.strerror}.",
-                fix="Set run_dir to a folder you can write to, or change its permissions.",
-            ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            with file:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-            raise CheckpointError(
-                f"{self._path.parent} is in use by {holder}.",
-                fix="Wait for it, stop it, or set another run_dir.",
-            ) from error
-        except OSError as error:
-            file.close()
-            raise CheckpointError(
-                f"{self._path.parent} cannot be locked: {error.strerror}.",
-                fix="Set run_dir to a file system with locks, for example a local disk.",
-            ) from error
-        started = time.strftime("%Y-%m-%d %H:%M:%S%z")
-        file.truncate(0)
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
-        with suppress(OSError):  # a full disk: the lock holds without a name, too
-            os.write(file.fileno(), holder.encode())
-        self._file = file
-        return self
+def _enter(stack: ExitStack, run_dir: Path) -> None:
+    try:
+        _check_writable(run_dir)
+        stack.enter_context(file_lock(run_dir / ".lock"))
+    except InUseError as error:
+        raise CheckpointError(
+            f"{run_dir} is in use by {error}.",
+            fix="Wait for it, stop it, or set another run_dir.",
+        ) from error
+    except NoLocksError as error:
+        raise CheckpointError(
+            f"{run_dir} cannot be locked: {error.strerror}.",
+            fix="Set run_dir to a file system with locks, for example a local disk.",
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{run_dir} cannot be written: {error.strerror}.",
+            fix="Set run_dir to a folder you can write to, or change its permissions.",
+        ) from error
 
-    def _open(self) -> IO[str]:
-        folder = self._path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        # A lock left from better days opens even where nothing new can be written.
-        for place in (folder, folder / "checkpoints"):
-            if place.exists():
-                probe = place / f".tmp-probe-{os.getpid()}"
-                probe.touch()
-                probe.unlink()
-        return self._path.open("a+", encoding="utf-8")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+def _check_writable(run_dir: Path) -> None:
+    """Try to write: a lock left from better days opens even where nothing new can be written."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for place in (run_dir, run_dir / "checkpoints"):
+        if place.exists():
+            probe = place / f".probe.tmp-{os.getpid()}"
+            probe.touch()
+            probe.unlink()

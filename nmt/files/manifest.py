@@ -1,4 +1,4 @@
-"""What a checkpoint holds, written last: a folder whose manifest agrees with it is whole."""
+"""What a folder holds, written last: a folder whose manifest agrees with it is whole."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nmt.errors import CheckpointError
+from nmt.files.json_file import field, read_json
 from nmt.version import __version__
 
 FORMAT_VERSION = 1
@@ -19,6 +20,19 @@ _SEAL = "sha256"
 _OF_CHECKPOINTS = "state.json"
 """A file that model folders do not have."""
 _OF_RUN = "Use another checkpoint of the run: --checkpoint last, or one of its step-N."
+_MAX_BYTES = 1 << 24
+_SHA256_DIGITS = 64
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the sha256 of a file's content, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_json(value: Any) -> str:
+    """Return the sha256 of plain data, whatever the order of its keys. Hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 class UnknownFormatError(CheckpointError):
@@ -34,10 +48,15 @@ class FileRecord:
     sha256: str
     """Hexadecimal."""
 
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        """Describe a file."""
+        return cls(path.stat().st_size, sha256_of_file(path))
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a checkpoint."""
+    """The files of a checkpoint or a model folder."""
 
     format_version: int
     package_version: str
@@ -47,7 +66,7 @@ class Manifest:
     @classmethod
     def of(cls, folder: Path, names: Iterable[str], step: int) -> Manifest:
         """Describe the files of ``folder``."""
-        records = {name: _record(folder / name) for name in names}
+        records = {name: FileRecord.of(folder / name) for name in names}
         return cls(FORMAT_VERSION, __version__, step, records)
 
     @classmethod
@@ -55,25 +74,26 @@ class Manifest:
         """Read the manifest of ``folder``.
 
         Raises:
-            CheckpointError: It is missing or damaged.
+            CheckpointError: It is missing or damaged; names the field.
             UnknownFormatError: It is of another format version.
         """
         path = folder / NAME
         try:
-            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if values.pop(_SEAL) != _hash_of(values):
+            values = read_json(path, max_bytes=_MAX_BYTES)
+            seal = field(values, _SEAL, kind=str)
+            del values[_SEAL]
+            if seal != sha256_of_json(values):
                 raise ValueError("its content has changed")
-            version = values["format_version"]
+            version = field(values, "format_version", kind=int)
             if version == FORMAT_VERSION:
-                files = {name: FileRecord(**record) for name, record in values["files"].items()}
-                return cls(version, values["package_version"], values["step"], files)
+                return _parsed(values)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{path} is missing.", fix="The folder is no complete checkpoint: use another."
             ) from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({type(error).__name__}: {error}).",
+                f"{path} is damaged: {error}.",
                 fix="Use another checkpoint of the run; copy or export a model folder again.",
             ) from error
         raise UnknownFormatError(
@@ -84,7 +104,7 @@ class Manifest:
     def text(self) -> str:
         """Return the file's content."""
         values = asdict(self)
-        return json.dumps(values | {_SEAL: _hash_of(values)}, indent=2, sort_keys=True) + "\n"
+        return json.dumps(values | {_SEAL: sha256_of_json(values)}, indent=2, sort_keys=True) + "\n"
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
         """Compare the files with what was written: some of a checkpoint, or all of a model folder.
@@ -103,7 +123,7 @@ class Manifest:
                 raise CheckpointError(
                     f"{path} has {size:,} bytes, but {expected.size:,} were written.", fix=fix
                 )
-            if (found := _record(path).sha256) != expected.sha256:
+            if (found := sha256_of_file(path)) != expected.sha256:
                 raise CheckpointError(
                     f"{path} has sha256 {found[:12]}..., but {expected.sha256[:12]}... was "
                     "written: its content has changed.",
@@ -111,10 +131,19 @@ class Manifest:
                 )
 
 
-def _hash_of(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _record(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+def _parsed(values: Any) -> Manifest:
+    files = {}
+    for name in field(values, "files", kind=dict):
+        place = PurePosixPath(name)
+        if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
+            raise ValueError(f"files names {name!r}, which is not inside the folder")
+        size = field(values, "files", name, "size", kind=int)
+        sha256 = field(values, "files", name, "sha256", kind=str)
+        if size < 0 or len(sha256) != _SHA256_DIGITS:
+            raise ValueError(f"files.{name} has no possible size and sha256")
+        files[name] = FileRecord(size, sha256)
+    step = field(values, "step", kind=int)
+    if step < 0:
+        raise ValueError(f"step is {step}")
+    package_version = field(values, "package_version", kind=str)
+    return Manifest(FORMAT_VERSION, package_version, step, files)

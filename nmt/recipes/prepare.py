@@ -26,7 +26,7 @@ from nmt.data.preparation import TOKENIZER, TRAIN, VALID, Preparation
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.prepared import FORMAT_VERSION, MANIFEST, PreparedData, PreparedManifest
 from nmt.errors import ConfigError, DataError
-from nmt.files.atomic import force_to_disk
+from nmt.files.atomic import sync
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 __all__ = ["PrepareReport", "config_hash", "prepare"]
@@ -189,14 +189,14 @@ def _replace(temporary: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    force_to_disk(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
     """Wait until the folder's contents are on the disk: a rename may outrun them."""
     for path in [*folder.rglob("*"), folder]:
-        force_to_disk(path)
+        sync(path)
 
 
 def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nmt.errors import ConfigError, DataError
 from nmt.files.line_streams import (
-    MOST_LINES,
+    MAX_CHUNK_LINES,
     decode_lines,
     open_input,
     open_output,
@@ -157,7 +157,7 @@ def read_pairs(
             raise DataError.not_parallel(*names, counts)
         chunk.append((left, right))
         size += len(left) + len(right)
-        if len(chunk) == MOST_LINES or size >= _MOST_BYTES:
+        if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_BYTES:
             yield _decode(chunk, number + 1, names, note)
             number, size, chunk = number + len(chunk), 0, []
     if chunk:

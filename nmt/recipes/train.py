@@ -32,7 +32,7 @@ from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
-from nmt.files.lock import RunLock
+from nmt.files.lock import run_lock
 from nmt.model.factory import count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.runtime.make_shortlist import make_shortlist
@@ -75,7 +75,7 @@ def train(
     prepare_process(config.training.threads)
     processes = join()
     try:
-        with RunLock(config.run_dir) if processes.rank == 0 else nullcontext():
+        with run_lock(config.run_dir) if processes.rank == 0 else nullcontext():
             if processes.rank == 0:
                 _prepare(config, processes.size, quiet=quiet)
             processes.wait()

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from nmt.errors import DataError
 from nmt.files.line_streams import (
-    MOST_LINES,
+    MAX_CHUNK_LINES,
     first_few,
     open_input,
     open_output,
@@ -62,7 +62,7 @@ def translate(
     output: IO[bytes],
     style: OutputFormat,
     *,
-    lines_at_once: int = MOST_LINES,
+    lines_at_once: int = MAX_CHUNK_LINES,
     note: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Translate every line of ``source`` to ``output``; return how many there were.
@@ -116,7 +116,7 @@ def translate_files(
         source,
         output,
         note=note,
-        lines_at_once=lines_at_once or MOST_LINES,
+        lines_at_once=lines_at_once or MAX_CHUNK_LINES,
         show_progress=show_progress,
     )
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from nmt.checkpoint.files import (
     checkpoint_name,
     list_checkpoints,
-    remove_checkpoint,
     save_checkpoint,
     write_best,
 )
 from nmt.checkpoint.retention import expired
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError
+from nmt.files.atomic import remove_folder
 from nmt.training.stopping import History
 
 
@@ -78,4 +78,4 @@ class CheckpointSaver:
             due_every=(training.save_every, training.validate_every),
         )
         for old in gone:
-            remove_checkpoint(present[old])
+            remove_folder(present[old])

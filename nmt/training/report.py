@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from tqdm import tqdm
 
 from nmt.errors import CheckpointError
-from nmt.files.atomic import force_to_disk
+from nmt.files.atomic import write_bytes
 
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
@@ -206,10 +206,7 @@ def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
                 kept.append(line + b"\n")
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a killed process may be half a line
-    temporary = path.with_name(f".tmp-{path.name}")  # a kill here must not cost the lines
-    temporary.write_bytes(b"".join(kept))
-    force_to_disk(temporary)
-    temporary.replace(path)
+    write_bytes(path, b"".join(kept))  # a kill here must not cost the lines
 
 
 class Log:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join
 from nmt.errors import NmtError
-from nmt.files.line_streams import MOST_LINES, first_few
+from nmt.files.line_streams import MAX_CHUNK_LINES, first_few
 from nmt.recipes.translate import answer_files
 from nmt.translation.output_format import OutputFormat
 from nmt.translation.results_of_lines import Answerer, Answers, Tally, answer_lines
@@ -103,7 +103,7 @@ class Team:
                 source,
                 output,
                 note=note,
-                lines_at_once=(lines_at_once or MOST_LINES) * self._processes.size,
+                lines_at_once=(lines_at_once or MAX_CHUNK_LINES) * self._processes.size,
                 show_progress=show_progress,
             )
         finally:

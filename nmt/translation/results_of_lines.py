@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from nmt.errors import DataError
-from nmt.files.line_streams import MOST_NOTES, decode_lines
+from nmt.files.line_streams import MAX_NOTES, decode_lines
 from nmt.translation.guard import GuardCount
 from nmt.translation.output_format import OutputFormat, as_json
 from nmt.translation.requests import Request, parse_requests
@@ -57,7 +57,7 @@ class Tally:
         """Yield what is to be said at the end."""
         if told := self.guard.note():
             yield told
-        if self.num_odd > MOST_NOTES:
+        if self.num_odd > MAX_NOTES:
             yield f"{self.num_odd:,} lines were not UTF-8, or too long, and were changed"
 
     def check(self) -> None:

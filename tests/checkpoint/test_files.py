@@ -32,11 +32,11 @@ from nmt.checkpoint.files import (
     load_tensors,
     newest_checkpoint,
     read_best,
-    remove_checkpoint,
     save_checkpoint,
     write_best,
 )
 from nmt.errors import CheckpointError
+from nmt.files.atomic import remove_folder
 from nmt.files.manifest import FORMAT_VERSION, Manifest
 
 MODEL = {"weight": torch.arange(12.0).view(3, 4), "bias": torch.ones(3)}
@@ -168,13 +168,13 @@ def test_the_pointer_is_a_hint_that_may_be_behind(killed_runs: list[Path]) -> No
 
 def test_the_next_start_removes_what_a_killed_process_left(killed_runs: list[Path]) -> None:
     """FAULT 4."""
-    left = [run_dir for run_dir in killed_runs if [*run_dir.rglob(".tmp-*")]]
+    left = [run_dir for run_dir in killed_runs if [*run_dir.rglob(".*.tmp-*")]]
     assert len(left) >= 8
     for run_dir in left:
         whole = contents(run_dir / "checkpoints" / "step-00000001")
         clean_partial(run_dir)
 
-        assert not [*run_dir.rglob(".tmp-*")]
+        assert not [*run_dir.rglob(".*.tmp-*")]
         assert contents(run_dir / "checkpoints" / "step-00000001") == whole
 
 
@@ -244,7 +244,7 @@ def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-notes.txt").write_text("x")
-    (tmp_path / "checkpoints" / ".tmp-step-00000005-1").mkdir()
+    (tmp_path / "checkpoints" / ".step-00000005.tmp-1").mkdir()
     assert newest_checkpoint(tmp_path) is None
 
 
@@ -423,7 +423,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
 
 def test_a_removed_checkpoint_is_gone_whole(tmp_path: Path) -> None:
     kept, removed = save(tmp_path, 10), save(tmp_path, 20)
-    remove_checkpoint(removed)
+    remove_folder(removed)
 
     assert [*(tmp_path / "checkpoints").iterdir()] == [kept]
 
@@ -433,7 +433,7 @@ def test_a_removal_that_is_cut_short_leaves_nothing_that_looks_like_a_checkpoint
 ) -> None:
     kept, removed = save(tmp_path, 10), save(tmp_path, 20)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    remove_checkpoint(removed)
+    remove_folder(removed)
     monkeypatch.undo()
 
     assert list_checkpoints(tmp_path) == [(10, kept)]

@@ -23,7 +23,7 @@ from nmt.diagnostics.dry_run import dry_run, held_bytes
 from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
 from nmt.engine.compilation import Compilation
 from nmt.engine.precision import Precision
-from nmt.files.lock import RunLock
+from nmt.files.lock import run_lock
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.factory import build_model, count_parameters
 from nmt.model.transformer import Transformer
@@ -252,7 +252,7 @@ def test_a_batch_too_large_for_the_device_is_told(
 def test_a_run_in_progress_is_not_disturbed(folder: Path) -> None:
     config = config_in(folder)
     config.run_dir.mkdir()
-    with RunLock(config.run_dir):
+    with run_lock(config.run_dir):
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         dry_run(config, quiet=True, num_updates=4)
 

@@ -129,8 +129,8 @@ def assert_whole(run: Run) -> None:
     """Every checkpoint that looks finished is, and nothing else is there."""
     for step, folder in list_checkpoints(run.folder):
         assert load_checkpoint(folder).step == step
-    assert not [*run.folder.rglob(".tmp-*")]
-    assert not [*run.folder.rglob(".replaced-*")]
+    assert not [*run.folder.rglob(".*.tmp-*")]
+    assert not [*run.folder.rglob(".*.replaced")]
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_a_signal_from_outside_while_the_disk_is_slow_lets_the_save_be_whole(
     cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
         checkpoints = run.folder / "checkpoints"
-        while process.poll() is None and not [*checkpoints.glob(".tmp-step-*")]:
+        while process.poll() is None and not [*checkpoints.glob(".step-*.tmp-*")]:
             time.sleep(0.002)
         time.sleep(0.15)  # a save takes half a second here
         process.send_signal(signal.SIGTERM)
@@ -273,7 +273,7 @@ def test_an_insisting_interrupt_discards_the_save(run: Run, whole: Run, first: i
 
     assert result.code == 130
     assert run.steps() == [5, 10]
-    assert [*run.folder.rglob(".tmp-*")]
+    assert [*run.folder.rglob(".*.tmp-*")]
     run.finish("--strict-resume")
     assert_equal(run, whole)
 

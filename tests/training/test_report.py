@@ -118,7 +118,7 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     run(resumed, saved, 30)
 
     assert resumed.read_bytes() == whole.read_bytes()
-    assert not [*folder.glob(".tmp-*")]
+    assert not [*folder.glob(".*.tmp-*")]
 
 
 def test_the_log_has_times_and_all_events(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
-from nmt.files.lock import RunLock
+from nmt.files.lock import run_lock
 from tests.training.runs import Harm, Result, Server
 
 STEPS = 30
@@ -153,7 +153,7 @@ def assert_equal(run: Run, whole: Run) -> None:
     assert run.hashes() == whole.hashes()
     assert run.metrics() == whole.metrics()
     assert (run.folder / "best").read_bytes() == (whole.folder / "best").read_bytes()
-    assert not [*run.folder.rglob(".tmp-*")]
+    assert not [*run.folder.rglob(".*.tmp-*")]
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +363,7 @@ def test_a_full_disk_stops_with_the_earlier_checkpoints_intact(
     assert f"step-{step:08d} was not written: No space left on device" in result.stderr
     assert "fix: Free disk space" in result.stderr
     assert run.steps()[-1] == step - 5
-    assert not [*run.folder.rglob(".tmp-*")]
+    assert not [*run.folder.rglob(".*.tmp-*")]
     run.finish("--strict-resume")
     assert_equal(run, whole)
 
@@ -506,7 +506,7 @@ def test_weights_that_leave_no_pair_are_refused(run: Run) -> None:
 
 def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
     """FAULT 15."""
-    with RunLock(stopped.folder):
+    with run_lock(stopped.folder):
         result = stopped.train()
 
     assert result.code == 4

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import CheckpointError
-from nmt.files.lock import RunLock
+from nmt.files.lock import run_lock
 
 _HOLD = """
 import sys
 from pathlib import Path
-from nmt.files.lock import RunLock
-with RunLock(Path(sys.argv[1])):
+from nmt.files.lock import run_lock
+with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -41,7 +41,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_folder(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
     """FAULT 15."""
-    with pytest.raises(CheckpointError) as caught, RunLock(tmp_path / "run"):
+    with pytest.raises(CheckpointError) as caught, run_lock(tmp_path / "run"):
         pass
 
     assert f"in use by process {holder.pid} on {socket.gethostname()} since " in str(caught.value)
@@ -53,7 +53,7 @@ def test_a_refused_process_leaves_the_holder_s_name(
 ) -> None:
     for _ in range(2):
         with pytest.raises(CheckpointError, match=f"process {holder.pid} "):
-            RunLock(tmp_path / "run").__enter__()
+            run_lock(tmp_path / "run").__enter__()
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(
@@ -64,22 +64,22 @@ def test_the_lock_of_a_killed_process_is_taken_over(
     holder.wait()
     assert f"process {holder.pid} " in (tmp_path / "run" / ".lock").read_text()
 
-    with RunLock(tmp_path / "run"):
+    with run_lock(tmp_path / "run"):
         assert f"process {os.getpid()} " in (tmp_path / "run" / ".lock").read_text()
 
 
 def test_the_lock_ends_with_its_context(tmp_path: Path) -> None:
     for _ in range(2):
-        with RunLock(tmp_path):
+        with run_lock(tmp_path):
             pass
-    with pytest.raises(ZeroDivisionError), RunLock(tmp_path):
+    with pytest.raises(ZeroDivisionError), run_lock(tmp_path):
         _ = 1 / 0
-    with RunLock(tmp_path):
+    with run_lock(tmp_path):
         pass
 
 
 def test_two_folders_do_not_hinder_each_other(tmp_path: Path) -> None:
-    with RunLock(tmp_path / "a"), RunLock(tmp_path / "b"):
+    with run_lock(tmp_path / "a"), run_lock(tmp_path / "b"):
         pass
 
 
@@ -101,7 +101,7 @@ def no_rights() -> Iterator[None]:
 def test_a_folder_that_cannot_be_written_is_refused(place: str) -> None:
     """FAULT 9."""
     with pytest.raises(CheckpointError, match=f"^{place} cannot be written") as caught:
-        RunLock(Path(place)).__enter__()
+        run_lock(Path(place)).__enter__()
 
     assert "Set run_dir" in caught.value.fix
 
@@ -110,7 +110,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("x")
 
     with pytest.raises(CheckpointError, match="run cannot be written"):
-        RunLock(tmp_path / "run").__enter__()
+        run_lock(tmp_path / "run").__enter__()
 
 
 def test_a_folder_that_became_read_only_is_refused_despite_its_old_lock(
@@ -119,14 +119,14 @@ def test_a_folder_that_became_read_only_is_refused_despite_its_old_lock(
     """FAULT 9."""
     with tempfile.TemporaryDirectory() as name:  # tmp_path is closed to others
         run_dir = Path(name)
-        with RunLock(run_dir):
+        with run_lock(run_dir):
             pass
         (run_dir / ".lock").chmod(0o666)
         run_dir.chmod(0o555)
         request.getfixturevalue("no_rights")
 
         with pytest.raises(CheckpointError, match="cannot be written: Permission denied"):
-            RunLock(run_dir).__enter__()
+            run_lock(run_dir).__enter__()
         if os.getuid() == 0:
             os.seteuid(0)
         run_dir.chmod(0o755)
@@ -140,4 +140,4 @@ def test_a_file_system_without_locks_is_named(
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     with pytest.raises(CheckpointError, match="cannot be locked: Function not implemented"):
-        RunLock(tmp_path).__enter__()
+        run_lock(tmp_path).__enter__()

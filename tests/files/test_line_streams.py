@@ -42,10 +42,10 @@ def pipe() -> Iterator[tuple[IO[bytes], int]]:
         yield stream, writing
 
 
-WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"\xef\xbb\xbf")
 
 
-@given(st.binary(max_size=300).filter(lambda x: not x.startswith(WIDE_MARKS)), st.integers(1, 4))
+@given(st.binary(max_size=300).filter(lambda x: not x.startswith(MARKS)), st.integers(1, 4))
 def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> None:
     """Fault 42: as `wc -l` counts, and one more for an end without an LF."""
     chunks = list(read_chunks(io.BytesIO(data), lines_at_once=lines_at_once))
@@ -127,7 +127,8 @@ def test_bad_bytes_are_replaced_and_a_mark_goes_from_the_first_line_only() -> No
     """Fault 45."""
     notes: list[str] = []
     mark = b"\xef\xbb\xbf"
-    lines = list(decode_lines([mark + b"a", mark + b"b", b"c\xff"], 1, notes.append))
+    (chunk,) = read_chunks(io.BytesIO(mark + b"a\n" + mark + b"b\nc\xff"))
+    lines = list(decode_lines(chunk, 1, notes.append))
     assert lines == ["a", "\ufeffb", "c\ufffd"]
     assert notes == ["line 3, byte 2: 0xff is not UTF-8; replaced by U+FFFD"]
 

@@ -1,0 +1,44 @@
+"""Progress bars on standard error: only on a terminal, and not with ``-q``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+def progress_bar(
+    description: str,
+    *,
+    unit: str,
+    total: int | None = None,
+    initial: int = 0,
+    leave: bool = True,
+) -> tqdm[Any]:
+    """Return a bar, to be used as a context: ``bar.update(n)`` moves it.
+
+    It is disabled where standard error is no terminal, and where `nmt` logs warnings only. Messages
+    of the command line go through ``tqdm.write``, so that they do not tear it.
+
+    Args:
+        description: Stands before the bar.
+        unit: What is counted, for example ``lines``.
+        total: How many there will be, if known.
+        initial: How many there were before.
+        leave: Keep the bar on the screen at the end.
+    """
+    is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return tqdm(
+        desc=description,
+        unit=f" {unit}",
+        unit_scale=total is None or total > 100_000,
+        total=total,
+        initial=initial,
+        leave=leave,
+        disable=is_quiet or not is_terminal,
+        file=sys.stderr,
+        dynamic_ncols=True,
+    )
