@@ -41,7 +41,7 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
 from nmt.search.limits import length_limits
 from nmt.search.rules import limit_length
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 RANDOM_VOCABULARY = 8000
 RANDOM_LIMITS = DecodingConfig(max_length_factor=1.0, max_length_offset=2)

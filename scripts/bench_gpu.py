@@ -37,8 +37,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.engine.compilation import compile_layers
-from nmt.engine.device import choose_device, deterministic
-from nmt.engine.pace import choose_pace
+from nmt.engine.device import choose_device, choose_device_queue, deterministic
 from nmt.engine.precision import choose_precision
 from nmt.errors import NmtError
 from nmt.exchange.ctranslate2_package import import_ctranslate2
@@ -69,7 +68,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 def seconds_of_each(work: Callable[[], object], device: torch.device) -> list[float]:
     """Return how long ``work`` takes the first time, and each time after it."""
-    pace, found = choose_pace(device), []
+    pace, found = choose_device_queue(device), []
     for _ in range(ROUNDS + 1):
         pace.wait()
         start = time.perf_counter()

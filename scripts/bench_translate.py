@@ -25,8 +25,8 @@ from typing import IO, cast, get_args
 
 import sacrebleu
 
-from nmt.checkpoint.extras import SHORTLIST
-from nmt.engine.cores import usable_cores
+from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.engine import usable_cores
 from nmt.files.lines import read_lines
 from nmt.runtime.engine import Dtype
 

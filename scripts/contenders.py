@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.extras import SHORTLIST
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.precision import has_fast_bf16
@@ -37,7 +37,7 @@ from nmt.runtime.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_e
 from nmt.runtime.engine import Dtype, Engine, Task
 from nmt.runtime.torch_loading import load_torch_engine
 from nmt.search.lengths import limits_of
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = Sequence[Sequence[int]]
 Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]

@@ -22,7 +22,7 @@ from nmt.checkpoint.files import (
     newest_checkpoint,
     read_best,
 )
-from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers, readable
+from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers, readable
 from nmt.checkpoint.run import changed_model
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig

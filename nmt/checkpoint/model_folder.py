@@ -1,25 +1,32 @@
-"""A new model folder: complete in itself, written whole or not at all."""
+"""The parts of a model folder: named, read, and written whole or not at all. Loads no torch."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from nmt.checkpoint.extras import EXTRAS
 from nmt.checkpoint.files import checkpoints_dir
-from nmt.errors import CheckpointError, ConfigError
+from nmt.config.loader import load_config
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError, TokenizerError
 from nmt.files.atomic import atomic_folder, write_bytes
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
 
 CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
+GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
+EXTRAS = (GUARD, SHORTLIST)
+"""They depend on the data alone: any weights of the run may use them."""
+_MOST_PLACES = 5
 
 
 def write_extra(path: Path, content: bytes) -> None:
-    """Write one of `nmt.checkpoint.extras`, whole or not at all.
+    """Write one of `EXTRAS`, whole or not at all.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -107,3 +114,78 @@ def _seal(folder: Path, step: int) -> None:
         shutil.copymode(folder / CONFIG, path)  # safetensors keeps others from reading its files
     names = [path.relative_to(folder).as_posix() for path in paths]
     (folder / MANIFEST).write_text(Manifest.of(folder, names, step).text(), encoding="utf-8")
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn what the operating system refuses while a model is read into one message.
+
+    Raises:
+        CheckpointError: It refuses something.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # of a library that does not load, say
+            raise
+        raise CheckpointError(
+            f"{error.filename} cannot be read: {error.strerror or error}.",
+            fix="Let the files of the model be read by you, or copy the folder again.",
+        ) from error
+
+
+def _such_as(places: Sequence[str]) -> str:
+    shown = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
+    return f", such as {shown}" if places else ""
+
+
+def load_folder_config(folder: Path) -> RunConfig:
+    """Load the configuration that a model was trained with.
+
+    Raises:
+        CheckpointError: It is missing or was changed.
+    """
+    path = folder / "config.yaml"
+    if not path.is_file():
+        inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
+        raise CheckpointError(
+            f"{folder} has no config.yaml, so it is no model folder.",
+            fix=f"Name the run folder that `nmt train` wrote{_such_as(inside)}.",
+        )
+    with readable():
+        path.open("rb").close()
+    try:
+        return load_config(path)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path} was changed or comes from another release:\n{error.problem}",
+            fix="Restore the config.yaml that `nmt train` wrote.",
+        ) from error
+
+
+def load_folder_tokenizers(folder: Path) -> Tokenizers:
+    """Load the tokenizers that a model was trained with.
+
+    Raises:
+        CheckpointError: They are missing or damaged.
+    """
+    try:
+        return load_tokenizers(folder / "tokenizer")
+    except TokenizerError as error:
+        raise CheckpointError(
+            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
+        ) from error
+
+
+def forget_extras(run_dir: Path, *names: str) -> None:
+    """Remove what belongs to other weights or data than the run will have."""
+    for name in names:
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def damaged_extra(path: Path, error: Exception) -> CheckpointError:
+    """Return what the reader of such a file raises."""
+    return CheckpointError(
+        f"{path} is damaged: {error}.",
+        fix="Remove it; a finished run gets it again when its training is started once more.",
+    )

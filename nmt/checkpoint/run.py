@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import STATE, newest_checkpoint
-from nmt.config.base import Section
+from nmt.config import Section
 from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config
 from nmt.config.model import ModelConfig
@@ -18,7 +18,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.files.atomic import atomic_folder, write_text
+from nmt.files.atomic import atomic_folder, write_errors, write_json, write_text
 from nmt.text.tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _UNSAID = {"compiled": False}
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
+MEASURED = "measured.json"
+"""In a run folder."""
 
 
 def identity(
@@ -273,3 +275,27 @@ def _changes(path: Path, config: RunConfig) -> list[str]:
     except ConfigError as error:
         return [f"{path} could not be read and is written anew: {error.problem}"]
     return _differences(recorded.model_dump(mode="json"), config.model_dump(mode="json"), "")
+
+
+def read_measured(run_dir: Path, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was measured under just these conditions, by name; nothing if there is none."""
+    try:
+        values = json.loads((run_dir / MEASURED).read_text(encoding="utf-8"))
+        found: dict[str, Any] = values["found"] if values["conditions"] == conditions else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found
+
+
+def write_measured(run_dir: Path, conditions: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Write that down, in place of what was there.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    with write_errors(
+        run_dir,
+        CheckpointError,
+        fix="Set run_dir to a folder you can write to, or free disk space.",
+    ):
+        write_json(run_dir / MEASURED, {"conditions": conditions, "found": found})

@@ -25,7 +25,7 @@ def schema() -> None:
 @app.command(epilog="\b\nExample:\n  nmt config keys > configs/KEYS.md")
 def keys() -> None:
     """Print every key with its default, what it allows and what it does, as Markdown."""
-    from nmt.config.reference import describe_keys
+    from nmt.config.keys import describe_keys
 
     typer.echo(describe_keys(), nl=False)
 
@@ -51,8 +51,8 @@ def check(
     set_: Set = [],  # noqa: B006 - read only
 ) -> None:
     """Check YAML configuration files; report all problems of all files."""
-    from nmt.config.language import check_languages
     from nmt.config.loader import load_config
+    from nmt.config.run import check_languages
 
     failed = 0
     for path in configs:

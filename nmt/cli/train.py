@@ -100,7 +100,7 @@ def train(
     from nmt.recipes.train import train as run
 
     summary = run(resolved, quiet=quiet, strict_resume=strict_resume, exact=exact)
-    from nmt.engine.launched import is_first
+    from nmt.engine import is_first
 
     if not is_first():
         return

@@ -35,7 +35,7 @@ from nmt.cli.options import (
     file_or_standard,
     make_note,
 )
-from nmt.engine.launched import is_one_of_torchrun
+from nmt.engine import is_one_of_torchrun
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from nmt.config.base import FilePath, Many, Pair, Section
+from nmt.config import FilePath, Many, Pair, Section
 
 
 class CorpusConfig(Section):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config.base import Section
+from nmt.config import Section
 
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 _OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config.base import Section
+from nmt.config import Section
 
 MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     # Vaswani et al. (2017), table 3.

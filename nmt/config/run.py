@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from nmt.config.base import FilePath, Section
+from nmt.config import FilePath, Section
 from nmt.config.data import BatchConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import TrainingConfig
+from nmt.errors import ConfigError
 
 LanguageCode = Annotated[
     str,
@@ -23,6 +24,13 @@ LanguageCode = Annotated[
         json_schema_extra={"allowed": "a language code such as de or pt-BR"},
     ),
 ]
+_COUNTRIES: Mapping[str, tuple[str, str]] = MappingProxyType({
+    "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
+    "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"),
+    "vn": ("Vietnamese", "vi"),
+})  # fmt: skip
+"""Codes of countries that are often taken for those of their languages, and are no language's."""
+_FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 
 
 RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
@@ -124,3 +132,39 @@ class RunConfig(Section):
                 f"tokenizer.vocab_size is {self.tokenizer.vocab_size}; byte_fallback takes 256 "
                 "entries: raise it to 300 or more, or set tokenizer.byte_fallback to false"
             )
+
+
+def language_problem(code: str) -> str | None:
+    """Say what is wrong with a code, or return None.
+
+    Codes that no standard has are taken: there are more languages than codes. An underscore is
+    taken in codes such as ``eng_Latn`` only, which are FLORES's names.
+
+    >>> language_problem("jp")
+    'jp is a country; the code of Japanese is ja'
+    >>> language_problem("ar_MA")
+    'ar_MA has an underscore; write ar'
+    >>> language_problem("ary")
+    """
+    primary = re.split("[-_]", code)[0]
+    if primary.lower() in _COUNTRIES:
+        language, meant = _COUNTRIES[primary.lower()]
+        return f"{primary} is a country; the code of {language} is {meant}"
+    if "_" in code and not _FLORES.fullmatch(code):
+        return f"{code} has an underscore; write {primary}"
+    return None
+
+
+def check_languages(codes: Mapping[str, str]) -> None:
+    """Check what a new experiment calls its languages. Models that are trained keep their names.
+
+    Args:
+        codes: Each by where it was given, for example ``source_language``.
+
+    Raises:
+        ConfigError: Names every code that must have been meant otherwise.
+    """
+    problems = {where: language_problem(code) for where, code in codes.items()}
+    found = [f"{where}: {problem}" for where, problem in problems.items() if problem]
+    if found:
+        raise ConfigError("\n  ".join(found) + ".", fix="Correct it.")

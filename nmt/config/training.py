@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config.base import FilePath, Many, Pair, Section
+from nmt.config import FilePath, Many, Pair, Section
 
 
 class ScheduleConfig(Section):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 IntArray = npt.NDArray[np.int64]
 

@@ -30,10 +30,16 @@ from nmt.data.overlap import HeldOut
 from nmt.data.prepare_report import KEPT, READ, PrepareReport, SideStatistics
 from nmt.data.sample import Reservoir
 from nmt.data.store import StoreWriter
-from nmt.engine.cores import usable_cores
+from nmt.engine import usable_cores
 from nmt.errors import DataError
-from nmt.text.sentencepiece import train_sentencepiece
-from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, load_tokenizers
+from nmt.text.tokenizer import (
+    JOINT,
+    SOURCE,
+    TARGET,
+    Tokenizers,
+    load_tokenizers,
+    train_sentencepiece,
+)
 
 TRAIN, VALID, TOKENIZER = "train", "valid", "tokenizer"
 """Parts of a prepared folder."""

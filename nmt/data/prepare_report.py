@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.text.sentencepiece import SentencePieceTokenizer
-from nmt.text.tokenizer import Tokenizer
+from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 READ, KEPT = "read", "kept"
 """Keys of a corpus's counts that are no reasons."""

@@ -17,7 +17,7 @@ from nmt.data.batching import padding_waste
 from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import OneProcess
-from nmt.engine.peak import measure_peak
+from nmt.engine.memory import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.factory import count_parameters
 from nmt.recipes.prepare import prepare

@@ -1,5 +1,49 @@
-"""One process's place in the machine: device, threads, precision, allocator, random state.
+"""One process's place in the machine: ranks, device, precision, memory, random state.
 
-Takes plain values, gives objects that the loops use without asking again.
-Called by commands and training.
+This module itself loads no torch: what torchrun and `nmt.training.launch` say in environment
+variables, and how many CPU cores there are.
 """
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all that the launcher started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def local_size() -> int:
+    """Return how many of these processes run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine, from 0: that of its GPU, too."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_one_of_torchrun() -> bool:
+    """Whether torchrun has started this process and others, and not one of them a command."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id is None or os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    try:
+        of_parent = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:  # not Linux, or not ours to read
+        return True
+    return f"TORCHELASTIC_RUN_ID={run_id}".encode() not in of_parent
+
+
+def usable_cores() -> int:
+    """Return the cores that the system lets this process run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def own_cores() -> int:
+    """Return this process's share of them: a launcher may have started several."""
+    return max(1, usable_cores() // local_size())

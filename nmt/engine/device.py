@@ -1,17 +1,21 @@
-"""Choose the device and prepare the process for it."""
+"""The device of a process: which one, its random state, and how far work is given to it ahead."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
-from nmt.engine.launched import local_rank
+from nmt.engine import local_rank
+from nmt.engine.distributed import OneProcess, Processes
 from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -21,6 +25,9 @@ _OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+_BETWEEN_RANKS = 1_000_003
+_MAX_INFLIGHT_UPDATES = 64
+T = TypeVar("T")
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -105,3 +112,86 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def random_state(device: torch.device, processes: Processes | None = None) -> dict[str, Tensor]:
+    """Return the state of the generators that training draws from. uint8 tensors.
+
+    Those of all processes: the first has the plain names, the others add their rank.
+    """
+    state = {"random/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random/cuda"] = torch.cuda.get_rng_state(device)
+    gathered = (processes or OneProcess()).gather(state)
+    return {_name(name, rank): t for rank, own in enumerate(gathered) for name, t in own.items()}
+
+
+def restore_random_state(
+    state: Mapping[str, Tensor], device: torch.device, processes: Processes | None = None
+) -> None:
+    """Continue the generators of this process from `random_state`."""
+    rank = (processes or OneProcess()).rank
+    torch.set_rng_state(state[_name("random/cpu", rank)].cpu())
+    if device.type == "cuda" and (name := _name("random/cuda", rank)) in state:
+        torch.cuda.set_rng_state(state[name].cpu(), device)
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Let each process draw other numbers. The first goes on with those that it has."""
+    if rank:
+        torch.manual_seed(seed + rank * _BETWEEN_RANKS)
+
+
+def _name(name: str, rank: int) -> str:
+    return f"{name}/{rank}" if rank else name
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceQueue:
+    """How far the process runs ahead of its device, so that the device never waits for work."""
+
+    device: torch.device
+    """Where the work is done."""
+    max_inflight_updates: int
+    """Updates whose numbers may stay on the device until they are read; 1 reads them at once."""
+    prefetches: bool
+    """Whether data are made ready in a thread, while the process gives the device its work."""
+
+    def stream(self, items: Iterator[T]) -> AbstractContextManager[Iterator[T]]:
+        """Give the same items, while the context is open; one is made ahead if that saves time."""
+        return prefetch(items) if self.prefetches else nullcontext(items)
+
+    def wait(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def release_memory(self) -> None:
+        """Give freed memory back, so that it can be cut up otherwise."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def choose_device_queue(device: torch.device) -> DeviceQueue:
+    """Return the pace for ``device``: a CPU does its work at once, so nothing can run ahead."""
+    if device.type == "cpu":
+        return DeviceQueue(device, max_inflight_updates=1, prefetches=False)
+    return DeviceQueue(device, max_inflight_updates=_MAX_INFLIGHT_UPDATES, prefetches=True)
+
+
+@contextmanager
+def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Give ``items``, the next of which a thread makes while the caller uses the last.
+
+    The thread must not touch the device: streams and graph captures belong to the caller's.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
+        yield _one_ahead(items, thread)
+
+
+def _one_ahead(items: Iterator[T], thread: Executor) -> Iterator[T]:
+    end = object()
+    coming = thread.submit(next, items, end)
+    while (item := coming.result()) is not end:
+        coming = thread.submit(next, items, end)
+        yield item  # type: ignore[misc]

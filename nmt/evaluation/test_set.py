@@ -9,8 +9,7 @@ from pathlib import Path
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import nearest_word
-from nmt.config.language import check_languages
-from nmt.config.run import RunConfig
+from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import BadPair, ReadOptions, check_files, read_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, read_lines, split_lines

@@ -21,7 +21,7 @@ from nmt.model.blocks import CrossAttention, DecoderLayer, EncoderLayer, SelfAtt
 from nmt.model.embedding import Embedding
 from nmt.model.layers import FeedForward, LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
-from nmt.text.special import BOS_ID, EOS_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, UNK_ID
 
 _EXPRESSED = frozenset({
     "preset", "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads",

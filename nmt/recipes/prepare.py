@@ -19,8 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nmt.config.language import check_languages
-from nmt.config.run import RunConfig
+from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import check_files, corpus_files
 from nmt.data.preparation import TOKENIZER, TRAIN, VALID, Preparation
 from nmt.data.prepare_report import PrepareReport

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.extras import EXTRAS, forget_extras
 from nmt.checkpoint.files import (
     Checkpoint,
     clean_partial,
@@ -20,6 +19,7 @@ from nmt.checkpoint.files import (
     newest_checkpoint,
     set_damaged_aside,
 )
+from nmt.checkpoint.model_folder import EXTRAS, forget_extras
 from nmt.checkpoint.run import (
     check_resumable,
     data_check,

@@ -23,10 +23,9 @@ from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from nmt.checkpoint.parts import load_folder_config, load_folder_tokenizers
+from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers
 from nmt.config.decoding import DecodingConfig
-from nmt.engine.cores import own_cores
-from nmt.engine.launched import local_rank
+from nmt.engine import local_rank, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.exchange.ctranslate2_package import import_ctranslate2
 from nmt.files.manifest import Manifest
@@ -36,7 +35,7 @@ from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import Limits, full_size, length_penalty, limits_of
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 _KNOWN = {
     "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from nmt.checkpoint.parts import readable
+from nmt.checkpoint.model_folder import readable
 from nmt.errors import ConfigError
 from nmt.runtime.engine import Dtype, LoadedEngine, choose_engine
 from nmt.runtime.ensemble import Ensemble

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.checkpoint.extras import SHORTLIST
-from nmt.checkpoint.model_folder import write_extra
+from nmt.checkpoint.model_folder import SHORTLIST, write_extra
 from nmt.data.lexicon import likely_translations
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError

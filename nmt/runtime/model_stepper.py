@@ -8,7 +8,7 @@ from torch import Tensor
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Readers, Transformer
 from nmt.runtime.shortlist import BatchVocabulary
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 
 
 class ModelStepper:

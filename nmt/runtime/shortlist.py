@@ -21,7 +21,7 @@ from torch import Tensor
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.special import EOS_ID, PAD_ID
+from nmt.text import EOS_ID, PAD_ID
 
 _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 

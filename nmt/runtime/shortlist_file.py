@@ -11,7 +11,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from nmt.checkpoint.extras import SHORTLIST, damaged_extra
+from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra
 
 _COMMON, _CANDIDATES = "common", "candidates"
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmt.model.transformer import Transformer
 from nmt.runtime.ensemble_stepper import Mixture
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 """Source and target ids of a sentence, without BOS and EOS."""

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
-from nmt.checkpoint.extras import SHORTLIST
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.alignment import source_attention
@@ -27,7 +27,7 @@ from nmt.search.choose import search
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.stepper import Stepper
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 
 class TorchEngine(Engine):

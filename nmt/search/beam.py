@@ -25,7 +25,7 @@ from nmt.search.pools import Pools
 from nmt.search.ranking import largest
 from nmt.search.rules import Rules
 from nmt.search.stepper import Stepper
-from nmt.text.special import BOS_ID, EOS_ID
+from nmt.text import BOS_ID, EOS_ID
 
 S = TypeVar("S")
 

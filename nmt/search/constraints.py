@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = tuple[int, ...]
 

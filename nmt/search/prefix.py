@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.search.constraints import Ids
-from nmt.text.special import PAD_ID
+from nmt.text import PAD_ID
 
 
 class Forced(NamedTuple):

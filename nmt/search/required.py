@@ -22,7 +22,7 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.search.phrases import Progress, RequiredPhrases, bank_sizes
 from nmt.search.rules import Rules
 from nmt.search.stepper import Stepper
-from nmt.text.special import EOS_ID, PAD_ID
+from nmt.text import EOS_ID, PAD_ID
 
 S = TypeVar("S")
 

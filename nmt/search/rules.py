@@ -17,7 +17,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import Constraints, Ids
 from nmt.search.limits import length_limits
 from nmt.search.prefix import BiasedPrefix, ForcedPrefix
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Edit = Callable[[Tensor, Tensor, Tensor], None]
 """Changes log probabilities (B, K, V), on any device, given the ids so far (B, K, t) and which of

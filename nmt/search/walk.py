@@ -20,7 +20,7 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
 from nmt.search.rules import Rules
 from nmt.search.stepper import Stepper
-from nmt.text.special import BOS_ID, EOS_ID
+from nmt.text import BOS_ID, EOS_ID
 
 S = TypeVar("S")
 

@@ -1,5 +1,6 @@
-"""Bytes in, lines and token ids out, and back: reading text files and SentencePiece.
+"""Text <-> subword ids: SentencePiece and BPE-dropout. Loads no torch."""
 
-Loads without torch.
-Called by data (to prepare), translation (to translate) and commands.
-"""
+from __future__ import annotations
+
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
+"""The special ids that every vocabulary begins with."""

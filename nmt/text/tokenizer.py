@@ -1,17 +1,26 @@
-"""What a tokenizer is, and how the tokenizers of a folder are loaded."""
+"""Tokenizers: the protocol, SentencePiece behind it, and the models of a folder.
+
+The only module that imports sentencepiece (Kudo and Richardson 2018).
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import sentencepiece
+
+from nmt.config.data import TokenizerConfig
 from nmt.errors import TokenizerError
-from nmt.text.sentencepiece import SentencePieceTokenizer
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
+_SMALLEST_WITH_BYTES = 300
+_LONGEST_LINE_BYTES = 40_000
 
 
 class Tokenizer(Protocol):
@@ -79,3 +88,151 @@ def tokenizer_hash(folder: Path) -> str:
         whole.update(path.name.encode())
         whole.update(hashlib.sha256(path.read_bytes()).hexdigest().encode())
     return whole.hexdigest()
+
+
+# The least that the configuration allows with byte_fallback.
+
+
+class SentencePieceTokenizer:
+    """One SentencePiece model. See `nmt.text.tokenizer.Tokenizer`."""
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        self._processor = processor
+
+    @classmethod
+    def load(cls, path: Path) -> SentencePieceTokenizer:
+        """Read a model file.
+
+        Raises:
+            TokenizerError: It is no SentencePiece model, or has other special ids than ours.
+        """
+        try:
+            model = path.read_bytes()
+            if not model:  # SentencePiece takes no bytes for no model, and says nothing
+                raise RuntimeError("empty")
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, OSError) as error:
+            raise TokenizerError(
+                f"{path} is not a readable SentencePiece model.",
+                fix="Restore the file from the prepared folder, or prepare the data again.",
+            ) from error
+        found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        if found != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+            raise TokenizerError(
+                f"{path} has pad, unk, bos, eos at {found}, not at "
+                f"{(PAD_ID, UNK_ID, BOS_ID, EOS_ID)}.",
+                fix="Use a model made by `nmt prepare`.",
+            )
+        return cls(processor)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary, special ones included."""
+        return int(self._processor.get_piece_size())
+
+    def encode(self, line: str) -> list[int]:
+        """Return the ids of ``line``, without BOS and EOS."""
+        return list(self._processor.encode(_encodable(line)))
+
+    def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Encode many lines at once, with this many threads."""
+        try:
+            "".join(lines).encode()
+        except UnicodeEncodeError:  # rare, and dear to look for line by line
+            lines = [_encodable(line) for line in lines]
+        return list(self._processor.encode(list(lines), num_threads=threads))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``; special ids are left out."""
+        plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
+        return str(self._processor.decode(plain))
+
+    def pieces(self) -> list[tuple[str, float, bool]]:
+        """Return text, score and whether it is an ordinary piece, for each id."""
+        model = self._processor
+        special = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
+        return [
+            (str(model.id_to_piece(i)), float(model.get_score(i)), not any(f(i) for f in special))
+            for i in range(self.vocab_size)
+        ]
+
+    def is_fallback(self, index: int) -> bool:
+        """Whether an id stands for a single byte or for an unknown piece."""
+        return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))
+
+
+def _encodable(line: str) -> str:
+    """Replace lone surrogates, which have no UTF-8 form."""
+    return line if line.isascii() else line.encode("utf-8", "replace").decode("utf-8")
+
+
+def train_sentencepiece(
+    lines: Iterator[str], path: Path, config: TokenizerConfig, *, threads: int
+) -> None:
+    """Learn a model from ``lines`` and write it to ``path``: the same bytes for the same input.
+
+    Args:
+        lines: The text, in an order that matters; lines above 40,000 bytes are left out.
+        path: The new file; none is left where learning fails.
+        config: Kind and size.
+        threads: Processors to use. Part of the input: unigram probabilities depend on it in the
+            last digits, and the file records it.
+
+    Raises:
+        TokenizerError: The text allows no vocabulary of this size; the message names the largest.
+    """
+    usable = (_encodable(line).replace("\0", " ") for line in lines)
+    with path.open("wb") as file:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=usable,
+                model_writer=file,
+                model_type=config.kind,
+                vocab_size=config.vocab_size,
+                character_coverage=config.character_coverage,
+                byte_fallback=config.byte_fallback,
+                normalization_rule_name=config.normalization,
+                max_sentence_length=_LONGEST_LINE_BYTES,
+                num_threads=threads,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                minloglevel=2,
+            )
+            return
+        except RuntimeError as caught:
+            error = caught
+    path.unlink(missing_ok=True)
+    raise _explained(str(error), config) from error
+
+
+def _explained(message: str, config: TokenizerConfig) -> TokenizerError:
+    """Say what SentencePiece means in one sentence, with a size that works."""
+    found = re.search(r"value <= (\d+)", message)
+    if found:
+        largest = int(found[1])
+        fix = f"Set tokenizer.vocab_size to {largest} or less."
+        if config.byte_fallback and largest < _SMALLEST_WITH_BYTES:
+            fix = "Set tokenizer.byte_fallback: false, or give it more text."
+        return TokenizerError(
+            f"The training text allows no vocabulary of {config.vocab_size:,} entries; "
+            f"the largest is {largest:,}.",
+            fix=fix,
+        )
+    found = re.search(r"smaller than required_chars.*vs (\d+)", message)
+    if found:
+        return TokenizerError(
+            f"A vocabulary of {config.vocab_size:,} entries does not hold the text's characters: "
+            f"{int(found[1]):,} are needed.",
+            fix=f"Set tokenizer.vocab_size to {found[1]} or more, or lower "
+            "tokenizer.character_coverage.",
+        )
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return TokenizerError(
+            "There is no text to learn a vocabulary from.", fix="Check the training corpora."
+        )
+    return TokenizerError(
+        f"SentencePiece could not learn from the training text: {message.strip()}",
+        fix="Check that the corpora have text, and lower tokenizer.vocab_size.",
+    )

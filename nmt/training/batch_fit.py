@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
+from nmt.engine import local_size
 from nmt.engine.distributed import Processes
-from nmt.engine.launched import local_size
-from nmt.engine.memory import free_bytes
-from nmt.engine.peak import measure_peak
+from nmt.engine.memory import free_bytes, measure_peak
 from nmt.errors import DeviceError
 from nmt.training.setup import TrainingSetup
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.measured import read_measured, write_measured
+from nmt.checkpoint.run import read_measured, write_measured
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader
 from nmt.engine.distributed import Processes

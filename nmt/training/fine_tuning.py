@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.parts import load_folder_config
+from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.model.factory import build_model

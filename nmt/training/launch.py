@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nmt.engine.cores import usable_cores
+from nmt.engine import usable_cores
 from nmt.engine.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
 from nmt.errors import DeviceError, NmtError
 from nmt.training.signals import StoppedBySignal

@@ -15,10 +15,9 @@ from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import Resegmenter
 from nmt.engine.compilation import Compilation, compile_layers
-from nmt.engine.device import choose_device
+from nmt.engine.device import choose_device, seed_rank
 from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import choose_precision
-from nmt.engine.seeding import seed_rank
 from nmt.errors import ConfigError
 from nmt.model.factory import build_model
 from nmt.text.subword_dropout import SubwordDropout

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from nmt.data.loader import Loader, Position
-from nmt.engine.seeding import random_state, restore_random_state
+from nmt.engine.device import random_state, restore_random_state
 from nmt.training.optimizer import Optimizer
 from nmt.training.update import Updater
 

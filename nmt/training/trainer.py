@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch, IntArray
 from nmt.data.loader import Loader, Position
-from nmt.engine.seeding import random_state, restore_random_state
+from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
 from nmt.training.optimizer import Optimizer
 from nmt.training.progress import Progress, TrainingSummary
@@ -131,7 +131,7 @@ class Trainer:
         with pace.stream(self._loader.updates(self.progress.position)) as updates:
             while reason is None:
                 update = self._update(updates)
-                if len(self._unread) == pace.most_unread:
+                if len(self._unread) == pace.max_inflight_updates:
                     self._read()
                 reason = self._finished()
                 self._after_update(update, is_last=reason == "budget")

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Batch
-from nmt.engine.device import is_out_of_memory
+from nmt.engine.device import (
+    choose_device_queue,
+    is_out_of_memory,
+    random_state,
+    restore_random_state,
+)
 from nmt.engine.distributed import OneProcess, Processes
-from nmt.engine.pace import choose_pace
 from nmt.engine.precision import Precision, make_loss_scale
-from nmt.engine.seeding import random_state, restore_random_state
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.loss import LossSum, choose_loss
@@ -108,7 +111,7 @@ class Updater:
         self._r_drop = r_drop
         weight = model.output_weight
         self._device = weight.device
-        self.pace = choose_pace(weight.device)
+        self.pace = choose_device_queue(weight.device)
         """How to work beside the device."""
         self.loss_scale = make_loss_scale(precision, weight.device)
         """Keeps fp16 gradients in range."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from nmt.checkpoint.extras import GUARD
+from nmt.checkpoint.model_folder import GUARD
 from nmt.errors import CheckpointError
 
 Alarm: TypeAlias = Literal["loop", "repetition", "short", "long", "compression", "coverage"]

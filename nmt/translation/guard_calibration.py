@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from nmt.checkpoint.extras import GUARD
-from nmt.checkpoint.model_folder import write_extra
+from nmt.checkpoint.model_folder import GUARD, write_extra
 from nmt.data.prepared import PreparedData
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.text.tokenizer import load_tokenizers

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.problems import find_problems
+from nmt.config.loader import find_problems
 from nmt.errors import ConfigError
 
 

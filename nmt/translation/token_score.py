@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizer
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nmt.checkpoint import average
 from nmt.checkpoint.average import average_weights, choose_checkpoints, write_average
-from nmt.checkpoint.extras import GUARD
 from nmt.checkpoint.files import load_tensors, save_checkpoint
+from nmt.checkpoint.model_folder import GUARD
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from nmt.translation.guard import GuardThresholds, read_thresholds

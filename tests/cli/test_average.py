@@ -20,8 +20,7 @@ from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
-from nmt.text.sentencepiece import train_sentencepiece
-from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+from nmt.text.tokenizer import load_tokenizers, tokenizer_hash, train_sentencepiece
 from tests.translation.conftest import sentences
 
 CONFIG = RunConfig.model_validate({

@@ -19,8 +19,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from nmt.checkpoint.extras import SHORTLIST
 from nmt.checkpoint.files import save_checkpoint
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
@@ -28,8 +28,7 @@ from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
 from nmt.runtime.shortlist import shortlist_bytes
 from nmt.runtime.shortlist_file import ShortlistFile, ShortlistParts
-from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
-from nmt.text.tokenizer import tokenizer_hash
+from nmt.text.tokenizer import SentencePieceTokenizer, tokenizer_hash, train_sentencepiece
 from nmt.translation.guard import GuardThresholds
 from tests.translation.conftest import sentences
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from nmt.checkpoint.files import load_checkpoint, newest_checkpoint
 from nmt.config.run import RunConfig
 from nmt.engine.distributed import OneProcess
-from nmt.engine.memory import free_bytes
-from nmt.engine.peak import measure_peak
+from nmt.engine.memory import free_bytes, measure_peak
 from nmt.errors import ConfigError, DeviceError
 from nmt.recipes.prepare import prepare
 from nmt.recipes.train import train

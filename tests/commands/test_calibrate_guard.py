@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.checkpoint.extras import GUARD as NAME
+from nmt.checkpoint.model_folder import GUARD as NAME
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError

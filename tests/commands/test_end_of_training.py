@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import model_folder
-from nmt.checkpoint.extras import GUARD, SHORTLIST
 from nmt.checkpoint.files import checkpoint_dir
+from nmt.checkpoint.model_folder import GUARD, SHORTLIST
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError

@@ -14,7 +14,6 @@ import torch
 
 from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.extras import EXTRAS, GUARD, SHORTLIST
 from nmt.checkpoint.files import (
     MODEL,
     checkpoint_dir,
@@ -23,6 +22,7 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     write_best,
 )
+from nmt.checkpoint.model_folder import EXTRAS, GUARD, SHORTLIST
 from nmt.config.model import ModelConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
@@ -32,7 +32,7 @@ from nmt.model.transformer import Transformer
 from nmt.recipes import export as export_module
 from nmt.recipes.export import Quantization, Target, export
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.text.special import BOS_ID
+from nmt.text import BOS_ID
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences

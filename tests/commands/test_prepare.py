@@ -18,8 +18,7 @@ from nmt.data.filters import DUPLICATE
 from nmt.data.prepared import PreparedData
 from nmt.errors import DataError, NmtError, TokenizerError
 from nmt.recipes.prepare import prepare
-from nmt.text.sentencepiece import train_sentencepiece
-from nmt.text.tokenizer import load_tokenizers
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 
 NUMBERS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 ENGLISH = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -14,8 +14,7 @@ from nmt.diagnostics.selfcheck import NASTY_LINES, report, selfcheck
 from nmt.runtime.engine import Engine
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences

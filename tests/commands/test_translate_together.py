@@ -18,8 +18,7 @@ from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.cli.app import app
-from nmt.text.sentencepiece import SentencePieceTokenizer
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
 from nmt.translation.distributed import join_answers, part_of
 from nmt.translation.guard import GuardThresholds
 from nmt.translation.results_of_lines import Answers, Failure, Tally

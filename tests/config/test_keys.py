@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nmt.config.keys import all_keys, describe_schema, find_key, nearest_key
-from nmt.config.reference import describe_keys
+from nmt.config.keys import all_keys, describe_keys, describe_schema, find_key, nearest_key
 
 
 @pytest.mark.parametrize(

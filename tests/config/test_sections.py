@@ -7,9 +7,8 @@ from pydantic import BaseModel, ValidationError
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.decoding import DecodingConfig
-from nmt.config.language import check_languages
 from nmt.config.model import MODEL_PRESETS, ModelConfig
-from nmt.config.run import RunConfig
+from nmt.config.run import RunConfig, check_languages
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.errors import ConfigError
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config.keys import describe_keys
 from nmt.config.loader import load_config
-from nmt.config.reference import describe_keys
 from nmt.data.demo import demo_pairs
 
 ROOT = Path(__file__).parents[2]

@@ -53,7 +53,6 @@ def test_dir_lists_the_public_names() -> None:
         "nmt.config.loader",
         "nmt.errors",
         "nmt.text.tokenizer",
-        "nmt.text.sentencepiece",
         "nmt.recipes.prepare",
     ],
 )

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.engine.device import choose_device, deterministic, is_out_of_memory, prepare_process
+from nmt.engine.device import (
+    choose_device,
+    deterministic,
+    is_out_of_memory,
+    prepare_process,
+    random_state,
+    restore_random_state,
+)
 from nmt.engine.precision import choose_precision, has_fast_bf16
-from nmt.engine.seeding import random_state, restore_random_state
 from nmt.errors import DeviceError
 
 CPU = torch.device("cpu")

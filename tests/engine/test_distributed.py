@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.engine import is_first, local_rank
 from nmt.engine.distributed import (
     PEER_LOST,
     OneProcess,
@@ -20,7 +21,6 @@ from nmt.engine.distributed import (
     interleave,
     join,
 )
-from nmt.engine.launched import is_first, local_rank
 from nmt.errors import DeviceError
 
 
@@ -73,7 +73,7 @@ def test_the_place_of_a_process_is_in_its_environment(monkeypatch: pytest.Monkey
 
 def test_a_command_that_one_of_the_processes_starts_is_none_of_them() -> None:
     """It would wait for peers that never come."""
-    ask = "from nmt.engine.launched import is_one_of_torchrun as it; print(it())"
+    ask = "from nmt.engine import is_one_of_torchrun as it; print(it())"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}], check=True)"
     for code, expected in ((ask, "True"), (start, "False")):
         place = os.environ | {"TORCHELASTIC_RUN_ID": "a run of this test", "WORLD_SIZE": "2"}

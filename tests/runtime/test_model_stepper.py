@@ -16,7 +16,7 @@ from nmt.runtime.model_stepper import ModelStepper
 from nmt.search.beam import beam_search
 from nmt.search.choose import search
 from nmt.search.greedy import greedy_search
-from nmt.text.special import BOS_ID, EOS_ID
+from nmt.text import BOS_ID, EOS_ID
 
 SHAPE = {
     "encoder_layers": 1, "decoder_layers": 2, "model_dim": 32, "ff_dim": 48, "num_heads": 4,

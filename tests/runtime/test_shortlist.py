@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.checkpoint.extras import SHORTLIST as NAME
+from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
@@ -28,7 +28,7 @@ from nmt.search.choose import search
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.stepper import Stepper
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences

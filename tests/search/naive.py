@@ -15,7 +15,7 @@ from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.lengths import length_penalty
 from nmt.search.limits import length_limits
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from tests.search.toys import FIRST_WORD, Table, toy_attention
 
 Ids = tuple[int, ...]

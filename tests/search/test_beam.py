@@ -16,7 +16,7 @@ from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.pools import Pools
 from nmt.search.stepper import Stepper
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 from tests.search.toys import (
     FIRST_WORD,
     TableStepper,

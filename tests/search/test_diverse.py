@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nmt.config.decoding import DecodingConfig
 from nmt.search.beam import beam_search
 from nmt.search.diverse import diverse_search
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 from tests.search.naive import Naive
 from tests.search.toys import FIRST_WORD, TableStepper, ids_of, random_table, sources
 

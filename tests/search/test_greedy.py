@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.greedy import greedy_search
-from nmt.text.special import BOS_ID, EOS_ID
+from nmt.text import BOS_ID, EOS_ID
 from tests.search.toys import Table, TableStepper, ids_of, random_table, sources
 
 CONFIG = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=3)

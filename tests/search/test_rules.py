@@ -16,7 +16,7 @@ from nmt.search.rules import (
     limit_length,
     penalize_repetition,
 )
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 INFINITY = float("inf")
 

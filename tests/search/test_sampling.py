@@ -15,7 +15,7 @@ from torch import Tensor
 from nmt.config.decoding import DecodingConfig
 from nmt.search import sampling
 from nmt.search.sampling import draw, exponential, nucleus, sample_keys, sample_search
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 from tests.search.naive import Naive, truncated
 from tests.search.toys import Table, TableStepper, random_table, sources
 

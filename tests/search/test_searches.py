@@ -18,7 +18,7 @@ from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.rules import Rules
-from nmt.text.special import UNK_ID
+from nmt.text import UNK_ID
 from tests.search.naive import Naive
 from tests.search.toys import FIRST_WORD, TableStepper, ids_of, random_table, sources
 

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from nmt.config.data import TokenizerConfig
 from nmt.errors import TokenizerError
-from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import (
+    SentencePieceTokenizer,
+    load_tokenizers,
+    tokenizer_hash,
+    train_sentencepiece,
+)
 
 TEXT = [
     "Ein kleiner Hund läuft über die große Wiese.",

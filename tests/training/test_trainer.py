@@ -13,8 +13,8 @@ from torch import Tensor
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
+from nmt.engine.device import random_state
 from nmt.engine.precision import Precision
-from nmt.engine.seeding import random_state
 from nmt.training.optimizer import Optimizer, build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.signals import Interrupted

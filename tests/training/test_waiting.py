@@ -23,7 +23,7 @@ from typing_extensions import override
 from nmt.checkpoint.files import list_checkpoints
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
-from nmt.engine.pace import Pace
+from nmt.engine.device import DeviceQueue
 from nmt.engine.precision import Precision
 from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
@@ -294,8 +294,8 @@ def told(run_dir: Path) -> tuple[list[str], list[str]]:
 @pytest.fixture
 def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def arm() -> None:
-        pace = Pace(CPU, most_unread=64, prefetches=True)
-        monkeypatch.setattr("nmt.training.update.choose_pace", lambda _device: pace)
+        pace = DeviceQueue(CPU, max_inflight_updates=64, prefetches=True)
+        monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
 
     return arm
 
@@ -356,8 +356,8 @@ def test_updates_that_nothing_reads_are_read_before_they_are_many(
 ) -> None:
     rare = dict.fromkeys(("report_every", "save_every", "validate_every"), 100)
     values["training"] |= {"max_steps": 100, **rare}
-    pace = Pace(CPU, most_unread=25, prefetches=False)
-    monkeypatch.setattr("nmt.training.update.choose_pace", lambda _device: pace)
+    pace = DeviceQueue(CPU, max_inflight_updates=25, prefetches=False)
+    monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
     poison(monkeypatch, 1, 1000)
     call, calls = Updater.__call__, 0
 

@@ -13,8 +13,7 @@ from nmt.config.model import ModelConfig
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.text.sentencepiece import SentencePieceTokenizer, train_sentencepiece
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
 from nmt.translation.translator import Translator
 
 WORDS = (

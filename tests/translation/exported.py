@@ -17,9 +17,8 @@ from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
-from nmt.text.sentencepiece import train_sentencepiece
-from nmt.text.special import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import load_tokenizers
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.translation.conftest import sentences
 
 needs_ctranslate2 = pytest.mark.skipif(

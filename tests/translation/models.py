@@ -16,9 +16,8 @@ from nmt.model.factory import build_model
 from nmt.model.transformer import Transformer
 from nmt.runtime.ensemble_stepper import Mixture
 from nmt.runtime.torch_loading import LoadedModels
-from nmt.text.sentencepiece import train_sentencepiece
-from nmt.text.special import EOS_ID
-from nmt.text.tokenizer import Tokenizers
+from nmt.text import EOS_ID
+from nmt.text.tokenizer import Tokenizers, train_sentencepiece
 from tests.translation.conftest import OPTIONS, sentences
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.checkpoint.extras import SHORTLIST as NAME
+from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.data.lexicon import likely_translations
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.files.lines import read_lines

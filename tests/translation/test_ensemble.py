@@ -18,7 +18,7 @@ from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.runtime.torch_loading import load_models
 from nmt.search.beam import beam_search
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator

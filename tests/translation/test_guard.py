@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from nmt.checkpoint.extras import GUARD as NAME
+from nmt.checkpoint.model_folder import GUARD as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer

@@ -12,7 +12,7 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Engine
 from nmt.runtime.ensemble_stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.text.special import EOS_ID
+from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from nmt.translation.mbr import Mbr
 from nmt.translation.result import TranslationResult

@@ -16,8 +16,7 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Task
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.sentencepiece import SentencePieceTokenizer
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
 from nmt.training.signals import Interrupted
 from nmt.translation import batching
 from nmt.translation.segment import cut_lines

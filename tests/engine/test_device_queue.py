@@ -9,15 +9,18 @@ from contextlib import suppress
 import pytest
 import torch
 
-from nmt.engine.pace import choose_pace, prefetch
+from nmt.engine.device import choose_device_queue, prefetch
 
 
 def test_a_cpu_is_not_run_ahead_of_and_a_gpu_is() -> None:
-    cpu, gpu = choose_pace(torch.device("cpu")), choose_pace(torch.device("cuda", 1))
+    cpu, gpu = (
+        choose_device_queue(torch.device("cpu")),
+        choose_device_queue(torch.device("cuda", 1)),
+    )
     items = iter([1])
 
-    assert (cpu.most_unread, cpu.prefetches) == (1, False)
-    assert gpu.most_unread > 1
+    assert (cpu.max_inflight_updates, cpu.prefetches) == (1, False)
+    assert gpu.max_inflight_updates > 1
     assert gpu.prefetches
     with cpu.stream(items) as stream:
         assert stream is items

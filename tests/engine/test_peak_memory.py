@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from nmt.engine.peak import measure_peak
+from nmt.engine.memory import measure_peak
 
 CPU = torch.device("cpu")
 
