@@ -35,12 +35,9 @@ from nmt.model.factory import build_model
 from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
 from nmt.runtime.model_stepper import ModelStepper
-from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
-from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import length_penalty
-from nmt.search.limits import length_limits
-from nmt.search.rules import limit_length
+from nmt.search.hypothesis import Hypothesis, length_penalty
+from nmt.search.loop import search
+from nmt.search.rules import length_limits, limit_length
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 RANDOM_VOCABULARY = 8000
@@ -159,7 +156,6 @@ def our_search(model: Transformer) -> Decoder:
     stepper = ModelStepper(model)
 
     def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
-        search = greedy_search if config.beam_size == 1 else beam_search
         return search(stepper, source, lengths, config)
 
     return decode

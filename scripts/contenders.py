@@ -36,7 +36,7 @@ from nmt.recipes.export import Quantization, export
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
 from nmt.runtime.engine import Dtype, Engine, Task
 from nmt.runtime.torch_loading import load_torch_engine
-from nmt.search.lengths import limits_of
+from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = Sequence[Sequence[int]]

@@ -37,7 +37,7 @@ from nmt.errors import ConfigError, NmtError
 from nmt.model.factory import build_model, fused_rows
 from nmt.model.layers import sinusoids
 from nmt.model.transformer import Transformer
-from nmt.search.lengths import limits_of
+from nmt.search.hypothesis import limits_of
 
 _DOUBLED = (
     "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads", "num_kv_heads",

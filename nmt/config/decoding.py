@@ -11,12 +11,15 @@ from nmt.config import Section
 
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 _OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
-_OF_RESULTS = ("n_best", "sampling", "return_alternatives")
+_OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 
 
 class DecodingConfig(Section):
     """Beam search or sampling, their limits and rules."""
 
+    search: str = "auto"
+    """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one
+    that an extension has registered."""
     beam_size: int = Field(default=5, ge=1, le=256)
     """Hypotheses kept per sentence; 1 is greedy search. Without meaning to ``sampling`` and
     ``return_alternatives``."""

@@ -25,7 +25,7 @@ from nmt.exchange.model_card import NAME as CARD
 from nmt.exchange.model_card import model_card
 from nmt.runtime.ctranslate2_engine import followed, not_followed
 from nmt.runtime.engine import CTRANSLATE2_MODEL, CTRANSLATE2_RECORD, is_ctranslate2
-from nmt.search.lengths import limits_of
+from nmt.search.hypothesis import limits_of
 from nmt.text.tokenizer import Tokenizer
 from nmt.version import __version__
 

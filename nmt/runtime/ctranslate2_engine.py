@@ -33,8 +33,7 @@ from nmt.runtime.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine, Task
 from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import Limits, full_size, length_penalty, limits_of
+from nmt.search.hypothesis import Hypothesis, Limits, length_penalty, limits_of, max_finished
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 _KNOWN = {
@@ -168,7 +167,7 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits: all finished hypotheses, best first."""
         texts = [[self._source_tokens[index] for index in ids] for ids in sources]
-        until = full_size(options, options.beam_size)
+        until = max_finished(options, options.beam_size)
         results = self._model.translate_batch(
             texts,
             beam_size=options.beam_size,

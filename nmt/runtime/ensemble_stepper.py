@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nmt.runtime.ensemble import Mean
-from nmt.search.stepper import Stepper
+from nmt.search.loop import Stepper
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Mixture:
 
 
 class EnsembleStepper:
-    """Gives the mean of several steppers. See `nmt.search.stepper.Stepper`.
+    """Gives the mean of several steppers. See `nmt.search.loop.Stepper`.
 
     Args:
         steppers: One for each share of the mixture; all over the same vocabulary.
@@ -70,6 +70,12 @@ class EnsembleStepper:
     def tokens(self) -> Tensor | None:
         """What ids of the search stand for: the same for all."""
         return self._steppers[0].tokens
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that all of them have."""
+        found = (stepper.max_positions for stepper in self._steppers)
+        return min((count for count in found if count is not None), default=None)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> tuple[Any, ...]:
         """Let every model read the source."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Readers, Transformer
 from nmt.runtime.shortlist import BatchVocabulary
-from nmt.text import EOS_ID
 
 
 class ModelStepper:
-    """Gives log probabilities of one model. See `nmt.search.stepper.Stepper`.
+    """Gives log probabilities of one model. See `nmt.search.loop.Stepper`.
 
     Args:
         model: On its device.
@@ -41,6 +39,12 @@ class ModelStepper:
         """What ids of the search stand for. (V',), int64; None where they are themselves."""
         return None if self._vocabulary is None else self._vocabulary.tokens
 
+    @property
+    def max_positions(self) -> int | None:
+        """Size of a learned table of positions; None without one."""
+        config = self._model.config
+        return config.max_positions if config.positions == "learned" else None
+
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Encode the source."""
         return self._model.start(
@@ -52,19 +56,11 @@ class ModelStepper:
         )
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
-        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
-
-        A learned table of positions ends: there nothing but EOS may come.
-        """
+        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""
         if self._vocabulary is not None:
             tokens = self._vocabulary.tokens.take(tokens)
         logits, state = self._model.step(state, tokens, self.readers)
-        log_probs = logits.float().log_softmax(dim=-1)
-        config = self._model.config
-        if config.positions == "learned" and state.length >= config.max_positions:
-            ends = log_probs[..., EOS_ID].clone()
-            log_probs.fill_(-torch.inf)[..., EOS_ID] = ends
-        return log_probs, state
+        return logits.float().log_softmax(dim=-1), state
 
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep sentences and beams."""

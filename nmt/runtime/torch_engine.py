@@ -23,10 +23,9 @@ from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.model_stepper import ModelStepper
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.teacher_forcing import forced_log_probs
-from nmt.search.choose import search
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.stepper import Stepper
+from nmt.search.loop import Stepper, search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 

@@ -1,5 +1,4 @@
-"""Log probabilities in, hypotheses out: beam search, sampling, and the rules that they obey.
+"""Token log probabilities in, hypotheses out: one search loop and its selectors.
 
-Knows no model, only a `Stepper`: a table in a test and a Transformer look alike.
-Called by translation.
+Knows no model, only a `nmt.search.loop.Stepper`: a table in a test and a Transformer look alike.
 """

@@ -1,154 +1,35 @@
-"""Beam search (Graves 2012; Sutskever et al. 2014) over a batch that shrinks.
+"""Beam search (Graves 2012; Sutskever et al. 2014), plain or in groups that avoid each other.
 
-The loop is the same for all kinds of beam search; they differ in which continuations they keep.
-
-Shapes: B sentences still searched, K beams, V vocabulary, t tokens so far. Only the stepper and
-the ranking of its log probabilities work on the device; what to keep is decided on the CPU from
-the best few of every beam, so that a step waits for the device once.
+Shapes: B sentences still active, K beams in G groups of k, V vocabulary, t tokens so far.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
-from nmt.config.decoding import DecodingConfig
-from nmt.search.constraints import Constraints
-from nmt.search.coverage import coverage_penalty
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.pools import Pools
 from nmt.search.ranking import largest
-from nmt.search.rules import Rules
-from nmt.search.stepper import Stepper
-from nmt.text import BOS_ID, EOS_ID
-
-S = TypeVar("S")
-
-
-class Live(NamedTuple):
-    """The hypotheses of each sentence that go on. All on the CPU."""
-
-    parents: Tensor
-    """Which beam each one continues. (B, K), int64."""
-    tokens: Tensor
-    """The id it appends. (B, K), int64."""
-    totals: Tensor
-    """Its log probability; minus infinity for one that does not exist. (B, K), float32."""
-    undecided: Tensor
-    """Whether the sentence is worth going on with. (B,), bool."""
+from nmt.search.selector import (
+    BeamState,
+    FinishedHypotheses,
+    SearchInputs,
+    Selection,
+    Selector,
+    register_selector,
+)
+from nmt.text import EOS_ID
 
 
-class Beams(Protocol):
-    """Chooses the continuations that are kept, and keeps those that are finished."""
-
-    def choose(
-        self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor, extras: Tensor
-    ) -> Live:
-        """Take one step.
-
-        Args:
-            alive: Which of all sentences each is. (B,), int64.
-            history: Ids so far. (B, K, t), int64. K is 1 at the first step, here and below.
-            totals: Log probability of each hypothesis. (B, K), float32.
-            log_probs: Of each next token. (B, K, V), float32, on any device; the others are not.
-            extras: Added to the score of what ends here, by the hypothesis that it continues; at
-                most 0. (B, K), float32.
-        """
-        ...
-
-    def results(self) -> list[list[Hypothesis]]:
-        """The n best of every sentence, best first."""
-        ...
-
-
-@torch.inference_mode()
-def search_beams(
-    stepper: Stepper[S],
-    source: Tensor,
-    source_lengths: Tensor,
-    rules: Rules,
-    beams: Beams,
-    coverage_weight: float,
-) -> list[list[Hypothesis]]:
-    """Translate B sentences; finished ones leave the batch. See `beam_search`."""
-    device = source.device
-    state = stepper.start(source, source_lengths)
-    alive = torch.arange(len(source))
-    tokens = torch.full((len(source), 1), BOS_ID)
-    totals = torch.zeros(len(source), 1)
-    history = tokens.unsqueeze(-1)[..., :0]
-    while len(alive):
-        log_probs, state = stepper.step(state, tokens.to(device))
-        rules(log_probs, alive, history)
-        extras = torch.zeros_like(totals)
-        if coverage_weight:
-            lengths = source_lengths[alive.to(device)]
-            extras = coverage_penalty(stepper.coverage(state), lengths, coverage_weight).cpu()
-        parents, tokens, totals, undecided = beams.choose(alive, history, totals, log_probs, extras)
-        stay = undecided.nonzero().squeeze(1)
-        leaves = len(stay) < len(alive)
-        if leaves:
-            alive, totals, tokens, parents = (x[stay] for x in (alive, totals, tokens, parents))
-            history = history[stay]
-        if leaves or not _is_identity(parents, history.shape[1]):
-            state = stepper.select(state, stay.to(device), parents.to(device))
-            history = history.gather(1, parents.unsqueeze(-1).expand(-1, -1, history.shape[2]))
-        history = torch.cat((history, tokens.unsqueeze(-1)), dim=-1)
-    return beams.results()
-
-
-def _is_identity(parents: Tensor, num_beams: int) -> bool:
-    """Whether every beam continues itself."""
-    itself = torch.arange(parents.shape[1]).expand_as(parents)
-    return parents.shape[1] == num_beams and torch.equal(parents, itself)
-
-
-class PlainBeams(Beams):
-    """Keeps the K best continuations.
-
-    A continuation may finish only if it ends in EOS *and* stands among the best K: so a beam of
-    one is greedy search. The search of a sentence ends with K finished hypotheses, or earlier
-    when nothing alive can still reach its n best.
-
-    Args:
-        longest: Most tokens of each output with EOS. (sentences,), int64.
-        config: Beam size, n best, patience and penalty.
-    """
-
-    def __init__(self, longest: Tensor, config: DecodingConfig) -> None:
-        self._pools = Pools(longest, config, config.beam_size, config.n_best)
-        self._beam_size, self._n_best, self._count = config.beam_size, config.n_best, len(longest)
-
-    def choose(
-        self, alive: Tensor, history: Tensor, totals: Tensor, log_probs: Tensor, extras: Tensor
-    ) -> Live:
-        """Take one step. See `Beams`."""
-        found = self._expand(alive, totals, log_probs)
-        collect(self._pools, alive, history, extras, found, self._beam_size)
-        parents, tokens, totals = unfinished(found, self._beam_size)
-        return Live(parents, tokens, totals, self._pools.undecided(alive, totals[:, 0]))
-
-    def _expand(
-        self,
-        alive: Tensor,  # noqa: ARG002 - for other kinds of search
-        totals: Tensor,
-        log_probs: Tensor,
-    ) -> Expansion:
-        """Continuations of which the first K may end and the first K others go on."""
-        return expand(totals, log_probs, self._beam_size)
-
-    def results(self) -> list[list[Hypothesis]]:
-        """The n best of every sentence, best first."""
-        return [self._pools.ranked(sentence)[: self._n_best] for sentence in range(self._count)]
-
-
-class Expansion(NamedTuple):
-    """The best ways to lengthen the hypotheses of each sentence, best first. On the CPU."""
+class Candidates(NamedTuple):
+    """The best continuations of the hypotheses of each sentence, best first. On the CPU."""
 
     parents: Tensor
     """Which beam each one continues. (B, 2K), int64."""
@@ -157,8 +38,20 @@ class Expansion(NamedTuple):
     log_probs: Tensor
     """Log probability of the whole longer hypothesis. (B, 2K), float32."""
 
+    def active(self, beam_size: int) -> Candidates:
+        """Return the best ``beam_size`` that do not end, in the same order.
 
-def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Expansion:
+        Those that end stand behind all others, as hypotheses that do not exist.
+        """
+        ends = self.tokens == EOS_ID
+        if not bool(ends.any()):
+            return Candidates(*(x[:, :beam_size] for x in self))
+        order = ends.int().argsort(dim=1, stable=True)[:, :beam_size]
+        totals = self.log_probs.masked_fill(ends, -math.inf)
+        return Candidates(*(x.gather(1, order) for x in (self.parents, self.tokens, totals)))
+
+
+def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
     """Rank all continuations of every sentence and keep the best 2 x ``beam_size``.
 
     Twice as many as beams, because at most one for each beam can end in EOS, and so enough
@@ -172,18 +65,6 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Expansion:
         beam_size: Hypotheses to keep.
     """
     of_beam, tokens = largest(log_probs, 2 * beam_size)
-    return merge(totals, of_beam, tokens, beam_size)
-
-
-def merge(totals: Tensor, of_beam: Tensor, tokens: Tensor, beam_size: int) -> Expansion:
-    """Merge the best continuations of each beam, (B, K, n) each. See `expand`. It can be recorded.
-
-    Args:
-        totals: Log probability of each hypothesis. (B, K), float32.
-        of_beam: Log probabilities of the next tokens, best first. float32.
-        tokens: Their ids. int64.
-        beam_size: Hypotheses to keep.
-    """
     candidates = (totals.unsqueeze(-1) + of_beam).flatten(1)
     # Equals keep their order.
     best, order = torch.sort(candidates, stable=True, dim=-1, descending=True)
@@ -194,71 +75,106 @@ def merge(totals: Tensor, of_beam: Tensor, tokens: Tensor, beam_size: int) -> Ex
     if short:  # a vocabulary smaller than the beam: hypotheses that do not exist fill up
         best = F.pad(best, (0, short), value=-math.inf)
         parents, chosen = F.pad(parents, (0, short)), F.pad(chosen, (0, short))
-    return Expansion(parents, chosen, best)
+    return Candidates(parents, chosen, best)
 
 
-def collect(
-    pools: Pools,
-    indices: Tensor,
-    history: Tensor,
-    extras: Tensor,
-    found: Expansion,
-    beam_size: int,
-) -> None:
-    """Move what ended among the best K to the pools of these ``indices`` (B,)."""
-    ends = found.tokens[:, :beam_size] == EOS_ID
-    if not bool(ends.any()):
-        return
-    ends &= found.log_probs[:, :beam_size].isfinite()
-    rows, ranks = ends.nonzero(as_tuple=True)
-    parents = found.parents[rows, ranks]
-    for pool, ids, log_prob, extra in zip(
-        indices[rows].tolist(),
-        history[rows, parents].tolist(),
-        found.log_probs[rows, ranks].tolist(),
-        extras[rows, parents].tolist(),
-        strict=True,
-    ):
-        pools.add(pool, ids, log_prob, extra)
+@register_selector("beam")
+class BeamSelector(Selector):
+    """Keeps the K best continuations.
 
-
-def unfinished(found: Expansion, beam_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents, tokens and totals of the best K that go on. (B, K) each.
-
-    The order stays; those that ended stand behind all others.
+    A continuation may finish only if it ends in EOS *and* stands among the best K: so a beam of
+    one is greedy search. The search of a sentence ends with K finished hypotheses, or earlier
+    when no unfinished one can still reach its n best.
     """
-    return going_on(found, found.tokens == EOS_ID, beam_size)
+
+    def __init__(self, inputs: SearchInputs, num_groups: int = 1) -> None:
+        options, self._count = inputs.options, len(inputs.source)
+        self._num_groups, self._n_best = num_groups, options.n_best
+        self._beam_size = options.beam_size // num_groups  # of a group
+        self._finished = FinishedHypotheses(
+            inputs,
+            beam_size=self._beam_size,
+            n_best=min(self._beam_size, self._n_best),
+            pools_per_sentence=num_groups,
+        )
+
+    @override
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
+        found = self._expand(beams, log_probs)
+        self._finish(found, beams.sentences, beams.history, coverage)
+        parents, tokens, totals = found.active(self._beam_size)
+        active = self._finished.active(beams.sentences, totals[:, 0])
+        return Selection(tokens, totals, parents, active)
+
+    def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
+        """Continuations of which the first K may end and the first K others continue."""
+        return expand(beams.totals, log_probs, self._beam_size)
+
+    def _finish(
+        self, found: Candidates, pools: Tensor, history: Tensor, coverage: Tensor | None
+    ) -> None:
+        """Add to the ``pools`` (B,) what ends among the best K."""
+        ends = found.tokens[:, : self._beam_size] == EOS_ID
+        if not bool(ends.any()):
+            return
+        ends &= found.log_probs[:, : self._beam_size].isfinite()
+        rows, ranks = ends.nonzero(as_tuple=True)
+        if len(rows):
+            parents, log_probs = found.parents[rows, ranks], found.log_probs[rows, ranks]
+            lost = None if coverage is None else coverage[rows, parents]
+            self._finished.add(pools[rows], history[rows, parents], log_probs, lost)
+
+    @override
+    def results(self) -> list[list[Hypothesis]]:
+        """The n best of every sentence: of each group the best, then the second; by score."""
+        firsts = range(0, self._count * self._num_groups, self._num_groups)
+        return [self._results_of(range(first, first + self._num_groups)) for first in firsts]
+
+    def _results_of(self, pools: Sequence[int]) -> list[Hypothesis]:
+        rounds = zip_longest(*(self._finished.ranked(pool) for pool in pools))
+        # Groups may meet: each output once.
+        found = {h.ids: h for hypotheses in rounds for h in hypotheses if h is not None}
+        return sorted(list(found.values())[: self._n_best], key=lambda h: -h.score)
 
 
-def going_on(found: Expansion, ends: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`unfinished`, given which end. (B, 2K), bool. It can be recorded."""
-    if not bool(ends.any()):
-        parents, tokens, totals = found
-        return parents[:, :beam_size], tokens[:, :beam_size], totals[:, :beam_size]
-    order = ends.int().argsort(dim=1, stable=True)[:, :beam_size]
-    totals = found.log_probs.masked_fill(ends, -math.inf)
-    return found.parents.gather(1, order), found.tokens.gather(1, order), totals.gather(1, order)
+@register_selector("diverse")
+class DiverseSelector(BeamSelector):
+    """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).
 
-
-def beam_search(
-    stepper: Stepper[S],
-    source: Tensor,
-    source_lengths: Tensor,
-    config: DecodingConfig,
-    constraints: Sequence[Constraints] | None = None,
-) -> list[list[Hypothesis]]:
-    """Translate B sentences; finished ones leave the batch.
-
-    Args:
-        stepper: Gives probabilities.
-        source: Source ids, padded, ending in EOS. (B, S), int64.
-        source_lengths: Tokens of each source with EOS. (B,), int64.
-        config: Beam size, n best, length limits, penalties and rules.
-        constraints: Of each sentence; required phrases are not looked at.
-
-    Returns:
-        The n best hypotheses of each sentence, best first; fewer where fewer outputs are possible.
+    The groups choose one after the other; the first is plain beam search with k beams. For a later
+    group a token loses ``diverse_beam_strength`` for each beam of an earlier one that continued
+    with it in this step (Hamming diversity). That decides what is kept, and is not part of the log
+    probability of a hypothesis. A group that has its finished hypotheses stops.
     """
-    rules = Rules(source_lengths, config, constraints)
-    beams = PlainBeams(rules.longest, config)
-    return search_beams(stepper, source, source_lengths, rules, beams, config.coverage_penalty)
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        super().__init__(inputs, inputs.options.diverse_beam_groups)
+        self._strength = inputs.options.diverse_beam_strength
+
+    @override
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
+        pools = beams.sentences.unsqueeze(1) * self._num_groups + torch.arange(self._num_groups)
+        full = self._finished.full(pools)  # (B, G)
+        taken = torch.zeros_like(log_probs[:, 0])  # (B, V)
+        groups = []
+        for group in range(self._num_groups):
+            first = group * self._beam_size if beams.history.shape[1] > 1 else 0
+            own = slice(first, first + self._beam_size)
+            before = beams.totals[:, own].masked_fill(full[:, group, None], -torch.inf)
+            found = self._expand_group(before, log_probs[:, own], taken)
+            lost = None if coverage is None else coverage[:, own]
+            self._finish(found, pools[:, group], beams.history[:, own], lost)
+            parents, tokens, totals = found.active(self._beam_size)
+            groups.append((parents + first, tokens, totals))
+            taken.scatter_add_(1, tokens.to(taken.device), totals.isfinite().to(taken))
+        parents, tokens, totals = (torch.cat(parts, dim=1) for parts in zip(*groups, strict=True))
+        best = totals.unflatten(1, (self._num_groups, -1)).amax(-1)
+        return Selection(tokens, totals, parents, self._finished.active(pools, best).any(1))
+
+    def _expand_group(self, totals: Tensor, log_probs: Tensor, taken: Tensor) -> Candidates:
+        """Rank as if tokens were less likely the more often they are ``taken`` (B, V)."""
+        found = expand(totals, log_probs - self._strength * taken.unsqueeze(1), self._beam_size)
+        parents, tokens = (x.to(log_probs.device) for x in (found.parents, found.tokens))
+        rows = torch.arange(len(parents), device=log_probs.device).unsqueeze(1)
+        own = totals.gather(1, found.parents) + log_probs[rows, parents, tokens].cpu()
+        return found._replace(log_probs=own)

@@ -18,23 +18,15 @@ _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
 _FEW = 1 << 12  # values that one plain search is quicker for
 
 
-def block_size(rows: int, width: int) -> int:
-    """Return a size of blocks that divides rows evenly; ``width`` if one plain search is quicker.
-
-    >>> block_size(5, 8000), block_size(1, 300)
-    (64, 300)
-    """
-    return width if rows * width < _FEW else _even_size(width)
+def _block_size(values: Tensor) -> int:
+    """Return a size of blocks that divides rows evenly; V if one plain search is quicker."""
+    width = values.shape[-1]
+    return width if values.numel() < _FEW else _even_size(width)
 
 
 @cache
 def _even_size(width: int) -> int:
     return next((size for size in _SIZES if width % size == 0), width)
-
-
-def _block_size(values: Tensor) -> int:
-    width = values.shape[-1]
-    return block_size(values.numel() // width, width)
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -53,12 +45,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
     (tensor([3., 3.]), tensor([1, 3]))
     """
-    return largest_in_blocks(values, count, _block_size(values))
-
-
-def largest_in_blocks(values: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
-    """`largest`, given the `block_size`. It can be recorded."""
-    best, index = _topk(values, min(count + 1, values.shape[-1]), size)
+    best, index = _topk(values, min(count + 1, values.shape[-1]))
     best, index = best.cpu(), index.cpu()
     tied = best[..., 1:] == best[..., :-1]
     if bool(tied.any()):
@@ -82,11 +69,7 @@ def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]))
     (tensor(3.), tensor(1))
     """
-    return first_largest_in_blocks(values, _block_size(values))
-
-
-def first_largest_in_blocks(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """`first_largest`, given the `block_size`. It can be recorded."""
+    size = _block_size(values)
     if size == values.shape[-1]:
         best, index = values.max(dim=-1)
         return best, index
@@ -96,8 +79,9 @@ def first_largest_in_blocks(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return best, block * size + inside.squeeze(-2).argmax(-1)
 
 
-def _topk(values: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
+def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`torch.topk`, but fast on a CPU."""
+    size = _block_size(values)
     if values.shape[-1] // size < 4 * count:
         best, index = values.topk(count, dim=-1)
         return best, index

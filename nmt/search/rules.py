@@ -3,20 +3,21 @@
 Every rule is an edit of log probabilities in place, for all hypotheses at once; one that is off
 costs nothing. Log probabilities stay at most 0: the search relies on it.
 
-Shapes: B sentences still searched, K beams, V vocabulary, t tokens so far, P phrases.
+Shapes: B sentences still active, K beams, V vocabulary, t tokens so far, P phrases.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import Constraints, Ids
-from nmt.search.limits import length_limits
-from nmt.search.prefix import BiasedPrefix, ForcedPrefix
+from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Edit = Callable[[Tensor, Tensor, Tensor], None]
@@ -35,62 +36,80 @@ class Rules:
     Args:
         source_lengths: Source tokens of each sentence with EOS. (B,), int64.
         config: The decoding section.
-        constraints: Of each sentence; none has any when None.
+        constraints: Of each sentence.
+        max_positions: Longest output that the model can produce, EOS included; None: any.
     """
+
+    longest: Tensor
+    """Longest output of each sentence with EOS. (B,), int64, on the CPU."""
 
     def __init__(
         self,
         source_lengths: Tensor,
         config: DecodingConfig,
-        constraints: Sequence[Constraints] | None,
+        constraints: Sequence[Constraints],
+        max_positions: int | None = None,
     ) -> None:
-        self._shortest, self.longest = length_limits(source_lengths.cpu(), config)
-        self._edits = tuple(_edits(config))
-        self._bias: BiasedPrefix | None = None
-        self._prefix: ForcedPrefix | None = None
-        if constraints is not None:
-            self._constrain(constraints, config)
+        self._shortest, self.longest = length_limits(source_lengths, config, max_positions)
+        needed = torch.tensor([own.num_tokens + 1 for own in constraints], dtype=torch.int64)
+        self.longest = torch.maximum(self.longest, needed)
+        if max_positions is not None:
+            self.longest.clamp_(max=max_positions)
+        self._max_positions = max_positions
+        self._edits = tuple(_edits(config, constraints))
+        prefixes = [own.prefix for own in constraints]
+        beta = config.prefix_bias_beta if any(prefixes) else 0.0
+        self._bias = BiasedPrefix(prefixes, beta) if beta else None
+        self._prefix = ForcedPrefix(prefixes) if any(prefixes) and not beta else None
         # Between them no sentence is at a limit.
         self._free_lengths = range(
             max(self._shortest.tolist(), default=0), min(self.longest.tolist(), default=0)
         )
 
-    def _constrain(self, constraints: Sequence[Constraints], config: DecodingConfig) -> None:
-        needed = torch.tensor([wishes.num_tokens + 1 for wishes in constraints])
-        self.longest = torch.maximum(self.longest, needed)
-        prefixes = [wishes.prefix for wishes in constraints]
-        if any(prefixes) and config.prefix_bias_beta:
-            self._bias = BiasedPrefix(prefixes, config.prefix_bias_beta)
-        elif any(prefixes):
-            self._prefix = ForcedPrefix(prefixes)
-        phrases = [wishes.forbidden for wishes in constraints]
-        if any(phrases):
-            self._edits += (ForbiddenPhrases(phrases),)
-
-    def __call__(self, log_probs: Tensor, alive: Tensor, history: Tensor) -> None:
+    def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply all rules. See `Edit`."""
         if self._bias is not None:
-            self._bias(log_probs, alive, history)
-        forced = None
+            self._bias(log_probs, sentences, history)
+        force = None
         if self._prefix is not None:
-            forced = self._prefix.find(log_probs, alive, history)
+            force = self._prefix.force(log_probs, sentences, history)
         log_probs.narrow(-1, 0, _NUM_NEVER).fill_(-torch.inf)
         length = history.shape[-1] + 1
         if length not in self._free_lengths:
-            limit_length(log_probs, length, self._shortest[alive], self.longest[alive])
+            limit_length(log_probs, length, self._shortest[sentences], self.longest[sentences])
         for edit in self._edits:
-            edit(log_probs, alive, history)
-        if forced is not None:
-            forced.apply(log_probs)
+            edit(log_probs, sentences, history)
+        if force is not None:
+            force()
+            if length == self._max_positions:  # a prefix that does not fit has no output
+                log_probs[..., EOS_ID + 1 :] = -torch.inf
 
 
-def _edits(config: DecodingConfig) -> Iterator[Edit]:
-    """The rules that are on and the same for all sentences."""
+def length_limits(
+    source_lengths: Tensor, config: DecodingConfig, max_positions: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the shortest and longest output of each sentence, EOS included. (B,), int64 each.
+
+    Args:
+        source_lengths: Source tokens with EOS. (B,), int64.
+        config: The decoding section.
+        max_positions: Longest output that the model can produce; None: any.
+    """
+    limits = [limits_of(n - 1, config, max_positions) for n in source_lengths.tolist()]
+    shortest, longest = torch.tensor(limits, dtype=torch.int64).view(-1, 2).unbind(1)
+    return shortest.clone(), longest.clone()
+
+
+def _edits(config: DecodingConfig, constraints: Sequence[Constraints]) -> Iterator[Edit]:
+    """The rules that are on."""
     penalty, size = config.repetition_penalty, config.no_repeat_ngram_size
     if penalty != 1:
         yield lambda log_probs, _, history: penalize_repetition(log_probs, history, penalty)
     if size:
         yield lambda log_probs, _, history: forbid_repeated_ngrams(log_probs, history, size)
+    phrases = [own.forbidden for own in constraints]
+    if any(phrases):
+        yield ForbiddenPhrases(phrases)
 
 
 def limit_length(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
@@ -162,9 +181,9 @@ class ForbiddenPhrases:
                 table[row, place, width - len(phrase) :] = torch.tensor(phrase)
         self._table = table  # (sentences, P, width)
 
-    def __call__(self, log_probs: Tensor, alive: Tensor, history: Tensor) -> None:
+    def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply. See `Edit`."""
-        table = self._table[alive].unsqueeze(1)  # (B, 1, P, width)
+        table = self._table[sentences].unsqueeze(1)  # (B, 1, P, width)
         starts, width = table[..., :-1], table.shape[-1] - 1
         tail = torch.full((*history.shape[:2], 1, width), _NOTHING)
         known = min(width, history.shape[-1])
@@ -177,3 +196,72 @@ def _forbid_at(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor) -
     if len(rows):
         where = (x.to(log_probs.device) for x in (rows, beams, tokens))
         log_probs[tuple(where)] = -torch.inf
+
+
+class ForcedPrefix:
+    """Prefixes that every hypothesis must begin with; their probabilities count.
+
+    Args:
+        prefixes: Of each sentence; empty for none.
+    """
+
+    def __init__(self, prefixes: Sequence[Ids]) -> None:
+        self._table, self._lengths = _padded(prefixes)
+
+    def force(
+        self, log_probs: Tensor, sentences: Tensor, history: Tensor
+    ) -> Callable[[], None] | None:
+        """Note what is forced, before other rules change it; to apply after them. See `Edit`."""
+        length = history.shape[-1]
+        rows = (self._lengths[sentences] > length).nonzero().squeeze(1)
+        if not len(rows):
+            return None
+        tokens = self._table[sentences[rows], length].to(log_probs.device)
+        rows = rows.to(log_probs.device)
+        values = log_probs[rows, :, tokens]
+
+        def apply() -> None:
+            log_probs[rows] = -torch.inf
+            log_probs[rows, :, tokens] = values
+
+        return apply
+
+
+class BiasedPrefix:
+    """Draws hypotheses to a prefix as long as they agree with it (Arivazhagan et al. 2020).
+
+    The next token of the prefix gets the share beta of the probability, all tokens together the
+    rest: (1 - beta) p + beta [token is the prefix's]. An `Edit`, for log probabilities that no rule
+    has changed.
+
+    Args:
+        prefixes: Of each sentence; empty for none.
+        beta: The share, above 0 and below 1.
+    """
+
+    def __init__(self, prefixes: Sequence[Ids], beta: float) -> None:
+        self._table, self._lengths = _padded(prefixes)
+        self._gain, self._loss = math.log(beta), math.log1p(-beta)
+
+    def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
+        """Apply. See `Edit`."""
+        length = history.shape[-1]
+        if length >= self._table.shape[1]:
+            return
+        prefixes = self._table[sentences, :length].unsqueeze(1)  # (B, 1, t)
+        agrees = (history == prefixes).all(-1) & (self._lengths[sentences] > length).unsqueeze(1)
+        rows, beams = agrees.nonzero(as_tuple=True)
+        if not len(rows):
+            return
+        tokens = self._table[sentences[rows], length].to(log_probs.device)
+        rows, beams = rows.to(log_probs.device), beams.to(log_probs.device)
+        log_probs[rows, beams] += self._loss
+        gain = torch.tensor(self._gain, device=log_probs.device)
+        log_probs[rows, beams, tokens] = torch.logaddexp(log_probs[rows, beams, tokens], gain)
+
+
+def _padded(prefixes: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+    """Ids (sentences, longest) and lengths (sentences,)."""
+    rows = [torch.tensor(prefix, dtype=torch.int64) for prefix in prefixes]
+    lengths = torch.tensor([len(prefix) for prefix in prefixes])
+    return pad_sequence(rows, batch_first=True, padding_value=PAD_ID), lengths

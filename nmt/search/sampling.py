@@ -1,24 +1,22 @@
-"""Draw tokens by chance. The same sentence gets the same samples in whatever batch and order.
+"""Sampling: tokens drawn from the model's distribution, reproducibly.
 
-Shapes: B sentences still worked on, n samples of each, V vocabulary, C tokens to choose from.
+A sentence gets the same samples in whatever batch and order, on every device.
+
+Shapes: B sentences still active, n samples of each, V vocabulary, C tokens to choose from.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
-from nmt.search.stepper import Stepper
-from nmt.search.walk import walk
-
-S = TypeVar("S")
+from nmt.search.greedy import IndependentSelector
+from nmt.search.selector import BeamState, SearchInputs, register_selector
 
 # SplitMix64 (Steele et al. 2014), as signed numbers: torch's integers wrap around.
 _GOLDEN, _MIX_1, _MIX_2 = (
@@ -29,40 +27,31 @@ _MOST_POSITIONS = 1 << 32
 _FIRST_LOOK = 256
 
 
-def sample_search(
-    stepper: Stepper[S],
-    source: Tensor,
-    source_lengths: Tensor,
-    config: DecodingConfig,
-    constraints: Sequence[Constraints] | None = None,
-) -> list[list[Hypothesis]]:
-    """Draw ``n_best`` translations of each of B sentences, in the order of their numbers.
+@register_selector("sampling")
+class SamplingSelector(IndependentSelector):
+    """Draws ``n_best`` translations of each sentence; results are in the order of their numbers.
 
     Every draw is a pure function of seed, source ids, number of the sample and position. The
     log probability of a hypothesis is the model's, whatever the temperature.
-
-    Args:
-        stepper: Gives probabilities.
-        source: Source ids, padded, ending in EOS. (B, S), int64.
-        source_lengths: Tokens of each source with EOS. (B,), int64.
-        config: Temperature and limits of sampling, length limits, penalty and rules.
-        constraints: Of each sentence; required phrases are not looked at.
     """
-    rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
-    keys = torch.tensor([_key(config.seed, ids[:length]) for ids, length in rows])
 
-    def pick(
-        log_probs: Tensor, length: int, alive: Tensor, numbers: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        own = sample_keys(keys[alive].unsqueeze(1), numbers, length).to(log_probs.device)
-        ids = draw(log_probs, own, config, stepper.tokens)
+    def __init__(self, inputs: SearchInputs) -> None:
+        super().__init__(inputs, inputs.options.n_best)
+        self._options, self._tokens = inputs.options, inputs.tokens
+        rows = zip(inputs.source.tolist(), inputs.source_lengths.tolist(), strict=True)
+        seed = inputs.options.seed
+        self._keys = torch.tensor([_key(seed, ids[:length]) for ids, length in rows])
+
+    @override
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self._keys[beams.sentences].unsqueeze(1)
+        own = sample_keys(keys, numbers, beams.history.shape[2] + 1).to(log_probs.device)
+        ids = draw(log_probs, own, self._options, self._tokens)
         return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu(), ids.cpu()
-
-    return walk(stepper, source, source_lengths, config, constraints, pick, config.n_best)
 
 
 def _key(seed: int, ids: Sequence[int]) -> int:
-    """64 bits of what a sentence's draws depend on."""
+    """Hash seed and source ids to 64 bits."""
     digest = hashlib.blake2b(f"{seed}:{','.join(map(str, ids))}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -123,7 +112,7 @@ def draw(
         log_probs: (B, n, V), float32. Minus infinity for what may not come.
         keys: Of `sample_keys`. (B, n), int64.
         config: How to sample.
-        tokens: What V stands for, as of `Stepper`.
+        tokens: What V stands for; see `nmt.search.loop.Stepper`.
 
     Returns:
         (B, n), int64. Any id in a row that has nothing to draw.
@@ -145,7 +134,7 @@ def draw(
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest tokens that together have ``top_p`` (Holtzman et al. 2020), and their equals.
+    """Keep the smallest set of tokens with a mass of ``top_p`` (Holtzman et al. 2020), and ties.
 
     Most of the probability is in few tokens: more are sorted only where that is not so.
 

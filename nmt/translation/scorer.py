@@ -22,7 +22,7 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.teacher_forcing import IdPair, forced_log_probs
 from nmt.runtime.torch_loading import LoadedModels, load_models
-from nmt.search.lengths import length_penalty
+from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.translation.options import change_options
 from nmt.translation.segment import is_far_too_long

@@ -13,10 +13,9 @@ from nmt.model.factory import build_model
 from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
 from nmt.runtime.model_stepper import ModelStepper
-from nmt.search.beam import beam_search
-from nmt.search.choose import search
-from nmt.search.greedy import greedy_search
+from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
+from tests.search.toys import beam_search, greedy_search
 
 SHAPE = {
     "encoder_layers": 1, "decoder_layers": 2, "model_dim": 32, "ff_dim": 48, "num_heads": 4,

@@ -24,10 +24,9 @@ from nmt.runtime.model_stepper import ModelStepper
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.choose import search
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.stepper import Stepper
+from nmt.search.loop import Stepper, search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.translator import Translator
@@ -283,6 +282,10 @@ class MaskedStepper:
     def __init__(self, model: Transformer, tokens: Tensor, *, with_coverage: bool) -> None:
         self._stepper = ModelStepper(model, with_coverage=with_coverage)
         self._tokens = tokens  # (B, V), bool
+
+    @property
+    def max_positions(self) -> int | None:
+        return self._stepper.max_positions
 
     def start(self, source: Tensor, source_lengths: Tensor) -> MaskedState:
         return MaskedState(self._stepper.start(source, source_lengths), torch.arange(len(source)))

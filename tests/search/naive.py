@@ -12,9 +12,8 @@ import torch
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import NONE, Constraints, contains
-from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import length_penalty
-from nmt.search.limits import length_limits
+from nmt.search.hypothesis import Hypothesis, length_penalty
+from nmt.search.rules import length_limits
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from tests.search.toys import FIRST_WORD, Table, toy_attention
 

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.beam import beam_search, expand
-from nmt.search.greedy import greedy_search
+from nmt.search.beam import expand
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.pools import Pools
-from nmt.search.stepper import Stepper
+from nmt.search.loop import Stepper
+from nmt.search.selector import FinishedHypotheses
 from nmt.text import EOS_ID
 from tests.search.toys import (
     FIRST_WORD,
     TableStepper,
     ToyState,
     all_hypotheses,
+    beam_search,
+    greedy_search,
     ids_of,
     random_table,
     sources,
@@ -161,7 +162,7 @@ def test_stopping_early_changes_nothing(
     def never(_pools: Any, alive: Tensor, _best_live: Tensor) -> Tensor:
         return torch.zeros_like(alive, dtype=torch.bool)
 
-    monkeypatch.setattr(Pools, "_hopeless", never)
+    monkeypatch.setattr(FinishedHypotheses, "_hopeless", never)
     assert search("late") == early
     assert steps["early"] < steps["late"] or (n_best > 1 and steps["early"] == steps["late"])
 

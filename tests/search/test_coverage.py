@@ -13,12 +13,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.choose import search
 from nmt.search.constraints import NONE, Constraints
-from nmt.search.coverage import coverage_penalty
-from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import length_penalty
-from nmt.search.pools import Pools
+from nmt.search.hypothesis import Hypothesis, length_penalty
+from nmt.search.loop import coverage_penalty, search
+from nmt.search.selector import FinishedHypotheses
 from tests.search.naive import Naive
 from tests.search.test_searches import KINDS, VOCAB_SIZE, options_of, required, seeds
 from tests.search.toys import TableStepper, random_table, sources
@@ -131,7 +129,7 @@ def test_stopping_early_changes_nothing(
         return torch.zeros_like(alive, dtype=torch.bool)
 
     early, few = results()
-    monkeypatch.setattr(Pools, "_hopeless", never)
+    monkeypatch.setattr(FinishedHypotheses, "_hopeless", never)
     late, many = results()
     assert early == late
     assert few <= many

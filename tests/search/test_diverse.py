@@ -12,11 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.beam import beam_search
-from nmt.search.diverse import diverse_search
 from nmt.text import EOS_ID
 from tests.search.naive import Naive
-from tests.search.toys import FIRST_WORD, TableStepper, ids_of, random_table, sources
+from tests.search.toys import (
+    FIRST_WORD,
+    TableStepper,
+    beam_search,
+    ids_of,
+    random_table,
+    search_by,
+    sources,
+)
 
 Ids = tuple[int, ...]
 seeds = st.integers(0, 10**6)
@@ -74,7 +80,7 @@ def test_groups_choose_one_after_the_other(
         beam_size=groups * size, n_best=min(n_best, groups * size), diverse_beam_groups=groups,
         diverse_beam_strength=strength,
     )  # fmt: skip
-    found = diverse_search(TableStepper(table), source, lengths, config)
+    found = search_by("diverse")(TableStepper(table), source, lengths, config)
     for row, length in enumerate(lengths.tolist()):
         naive = Naive(table, tuple(source[row, :length].tolist()), vocab_size, config)
         assert ids_of(found)[row] == by_hand(naive)
@@ -87,7 +93,7 @@ def test_the_first_group_is_plain_beam_search(seed: int, strength: float) -> Non
     stepper, inputs = TableStepper(random_table(seed, 9)), sources([5, 2, 7], seed)
     plain = beam_search(stepper, *inputs, settings(beam_size=2, n_best=2))
     options = {"diverse_beam_groups": 3, "diverse_beam_strength": strength}
-    diverse = diverse_search(stepper, *inputs, settings(beam_size=6, n_best=6, **options))
+    diverse = search_by("diverse")(stepper, *inputs, settings(beam_size=6, n_best=6, **options))
     for few, many in zip(plain, diverse, strict=True):
         assert set(few) <= set(many)
 
@@ -100,7 +106,9 @@ def test_outputs_are_more_diverse_with_more_strength() -> None:
             beam_size=6, n_best=6, diverse_beam_groups=6, diverse_beam_strength=strength
         )
         results = [
-            diverse_search(TableStepper(random_table(seed, 12)), *sources([6], seed), config)[0]
+            search_by("diverse")(TableStepper(random_table(seed, 12)), *sources([6], seed), config)[
+                0
+            ]
             for seed in range(10)
         ]
         kinds.append(sum(len(found) for found in results))

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.greedy import greedy_search
 from nmt.text import BOS_ID, EOS_ID
-from tests.search.toys import Table, TableStepper, ids_of, random_table, sources
+from tests.search.toys import Table, TableStepper, greedy_search, ids_of, random_table, sources
 
 CONFIG = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=3)
 

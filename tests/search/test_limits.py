@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.lengths import length_penalty
-from nmt.search.limits import length_limits
+from nmt.search.hypothesis import length_penalty
+from nmt.search.rules import length_limits
 
 
 @pytest.mark.parametrize(

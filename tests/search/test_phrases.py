@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.search.constrained import RequiredPhrases, bank_sizes
 from nmt.search.constraints import Constraints, contains
-from nmt.search.phrases import RequiredPhrases, bank_sizes
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 phrases = st.lists(st.integers(4, 6), min_size=1, max_size=5).map(tuple)

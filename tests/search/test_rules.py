@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.lengths import limits_of
+from nmt.search.constraints import NONE
+from nmt.search.hypothesis import limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,
@@ -52,7 +53,7 @@ def test_rules_keep_every_sentence_within_its_limits(
         min_length_factor=factors[0], max_length_factor=factors[1], max_length_offset=offset
     )
     assert {PAD_ID, UNK_ID, BOS_ID} == {0, 1, 2}  # they never come
-    rules = Rules(torch.tensor(source_lengths), config, None)
+    rules = Rules(torch.tensor(source_lengths), config, [NONE] * len(source_lengths))
     log_probs = torch.full((len(source_lengths), 1, 7), -1.5)
     history = torch.full((len(source_lengths), 1, length - 1), 4)
     rules(log_probs, torch.arange(len(source_lengths)), history)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search import sampling
-from nmt.search.sampling import draw, exponential, nucleus, sample_keys, sample_search
+from nmt.search.sampling import draw, exponential, nucleus, sample_keys
 from nmt.text import EOS_ID
 from tests.search.naive import Naive, truncated
-from tests.search.toys import Table, TableStepper, random_table, sources
+from tests.search.toys import Table, TableStepper, random_table, search_by, sources
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -108,7 +108,7 @@ def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
     config = settings(n_best=4, no_repeat_ngram_size=2, **options)
     table = random_table(8, 9)
     source, lengths = sources([4, 9, 1, 6], 8)
-    found = sample_search(TableStepper(table), source, lengths, config)
+    found = search_by("sampling")(TableStepper(table), source, lengths, config)
     for row, length in enumerate(lengths.tolist()):
         ids = source[row, :length].tolist()
         key = torch.tensor(sampling._key(config.seed, ids))
@@ -130,8 +130,8 @@ def test_more_samples_and_other_sentences_change_no_sample(
 ) -> None:
     table = random_table(seed, 9)
     source, counts = sources(lengths, seed)
-    most = sample_search(TableStepper(table), source, counts, settings(n_best=6))
-    turned = sample_search(
+    most = search_by("sampling")(TableStepper(table), source, counts, settings(n_best=6))
+    turned = search_by("sampling")(
         TableStepper(table), source.flip(0), counts.flip(0), settings(n_best=n_best)
     )
     assert turned[::-1] == [own[:n_best] for own in most]
@@ -139,8 +139,8 @@ def test_more_samples_and_other_sentences_change_no_sample(
 
 def test_seeds_and_samples_differ() -> None:
     table, inputs = random_table(1, 30), sources([9])
-    (one,) = sample_search(TableStepper(table), *inputs, settings(n_best=8))
-    (other,) = sample_search(TableStepper(table), *inputs, settings(n_best=8, seed=7))
+    (one,) = search_by("sampling")(TableStepper(table), *inputs, settings(n_best=8))
+    (other,) = search_by("sampling")(TableStepper(table), *inputs, settings(n_best=8, seed=7))
     assert len({hypothesis.ids for hypothesis in one + other}) > 12
 
 
@@ -148,7 +148,7 @@ def test_outputs_come_as_often_as_they_are_probable() -> None:
     """10 outputs of the same sentence, counted over 4000 samples."""
     table, (source, lengths) = random_table(6, 7, 1.0), sources([1])
     config = settings(n_best=4000, max_length_factor=0.0, max_length_offset=2)
-    (found,) = sample_search(TableStepper(table), source, lengths, config)
+    (found,) = search_by("sampling")(TableStepper(table), source, lengths, config)
     counts = Counter(hypothesis.ids for hypothesis in found)
 
     def probability(ids: tuple[int, ...]) -> float:
@@ -190,7 +190,7 @@ def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
 
 def test_finished_samples_leave_the_batch() -> None:
     stepper = TableStepper(random_table(4, 9))
-    sample_search(stepper, *sources([2, 5, 12, 20]), settings(n_best=3))
+    search_by("sampling")(stepper, *sources([2, 5, 12, 20]), settings(n_best=3))
     assert stepper.rows[0] == 4
     assert stepper.rows == sorted(stepper.rows, reverse=True)
     assert stepper.widths[:2] == [1, 3]
@@ -204,4 +204,4 @@ def test_no_possible_output_gives_no_hypothesis(value: float, options: dict[str,
         return torch.full((8,), value)
 
     config = settings(n_best=2, **options)
-    assert sample_search(TableStepper(table), *sources([3, 1]), config) == [[], []]
+    assert search_by("sampling")(TableStepper(table), *sources([3, 1]), config) == [[], []]

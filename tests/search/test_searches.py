@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.search.beam import beam_search
-from nmt.search.choose import search
 from nmt.search.constraints import NONE, Constraints, contains
-from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis
+from nmt.search.loop import search
 from nmt.search.rules import Rules
 from nmt.text import UNK_ID
 from tests.search.naive import Naive
-from tests.search.toys import FIRST_WORD, TableStepper, ids_of, random_table, sources
+from tests.search.toys import (
+    FIRST_WORD,
+    TableStepper,
+    beam_search,
+    greedy_search,
+    ids_of,
+    random_table,
+    sources,
+)
 
 VOCAB_SIZE = FIRST_WORD + 3
 WORDS = range(FIRST_WORD, VOCAB_SIZE)

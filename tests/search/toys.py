@@ -6,15 +6,16 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.hypothesis import Hypothesis
-from nmt.search.lengths import length_penalty
-from nmt.search.limits import length_limits
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis, length_penalty
+from nmt.search.loop import Stepper, search
+from nmt.search.rules import length_limits
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 FIRST_WORD = 4
@@ -57,6 +58,7 @@ class TableStepper:
     """A `Stepper` that looks up its table; remembers what each step asked for."""
 
     tokens: Tensor | None = None
+    max_positions: int | None = None
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -140,3 +142,22 @@ def all_hypotheses(
 def ids_of(results: Sequence[Sequence[Hypothesis]]) -> list[list[tuple[int, ...]]]:
     """The ids alone."""
     return [[hypothesis.ids for hypothesis in found] for found in results]
+
+
+def search_by(name: str) -> Callable[..., list[list[Hypothesis]]]:
+    """Return the search with this selector, whatever the other options ask for."""
+
+    def find(
+        stepper: Stepper[Any],
+        source: Tensor,
+        source_lengths: Tensor,
+        config: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        options = config.model_copy(update={"search": name})
+        return search(stepper, source, source_lengths, options, constraints)
+
+    return find
+
+
+beam_search, greedy_search = search_by("beam"), search_by("greedy")

@@ -17,12 +17,11 @@ from nmt.runtime.ensemble import Ensemble, parse_weights
 from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.runtime.torch_loading import load_models
-from nmt.search.beam import beam_search
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
-from tests.search.toys import TableStepper, ids_of, random_table, sources
+from tests.search.toys import TableStepper, beam_search, ids_of, random_table, sources
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
 

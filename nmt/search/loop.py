@@ -1,0 +1,175 @@
+"""The search loop: one for greedy search, beam search and sampling, over a batch that shrinks.
+
+Every step asks the stepper for log probabilities, applies the rules and has a selector choose what
+continues; finished sentences leave the batch. Only the stepper, the rules and the ranking of log
+probabilities work on the device; a selector decides on the CPU from the best few of every beam, so
+that a step waits for the device once.
+
+Shapes: B sentences still active, S source positions, K beams of each sentence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from nmt.config.decoding import DecodingConfig
+from nmt.config.keys import nearest_word
+from nmt.errors import ConfigError
+from nmt.search import beam, constrained, greedy, sampling
+from nmt.search.constraints import NONE, Constraints
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.rules import Rules
+from nmt.search.selector import SELECTORS, BeamState, SearchInputs, Selector
+
+BUILT_IN = (beam, constrained, greedy, sampling)
+"""Modules that register selectors when they are loaded."""
+
+S = TypeVar("S")
+_LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # a score must stay a number
+
+
+class Stepper(Protocol[S]):
+    """Gives the log probabilities of the next token. Its state is opaque to the search.
+
+    What comes after a state may use its memory again: the search continues each state once.
+    """
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """What the ids of the search stand for. (V,), int64; None where they are themselves."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions of the decoder: the longest output, with EOS; None if there is no limit."""
+        ...
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> S:
+        """Read the source, padded (B, S), of these lengths (B,); one beam for each sentence."""
+        ...
+
+    def step(self, state: S, tokens: Tensor) -> tuple[Tensor, S]:
+        """Append ``tokens`` (B, K), int64; return log probabilities (B, K, V), float32, and state.
+
+        The search may overwrite the log probabilities.
+        """
+        ...
+
+    def select(self, state: S, sentences: Tensor, beams: Tensor) -> S:
+        """Keep ``sentences`` (B',), ascending, and in each the given ``beams`` (B', K').
+
+        A beam may be kept several times: K' need not be K.
+        """
+        ...
+
+    def coverage(self, state: S) -> Tensor:
+        """Attention that each source token got in all steps so far: (B, K, S), float32.
+
+        The search asks only where it has a coverage penalty; a stepper not made for it may refuse.
+        """
+        ...
+
+
+@torch.inference_mode()
+def search(
+    stepper: Stepper[S],
+    source: Tensor,
+    source_lengths: Tensor,
+    options: DecodingConfig,
+    constraints: Sequence[Constraints] | None = None,
+) -> list[list[Hypothesis]]:
+    """Translate B sentences. The result of a sentence does not depend on the others.
+
+    Args:
+        stepper: Gives probabilities.
+        source: Source ids, padded, ending in EOS. (B, S), int64.
+        source_lengths: Tokens of each source with EOS. (B,), int64.
+        options: How to search.
+        constraints: Of each sentence. Length limits give way to its prefix and required phrases.
+
+    Returns:
+        ``n_best`` hypotheses of each sentence, best first (samples: by number); fewer where fewer
+        outputs are possible.
+
+    Raises:
+        ConfigError: No search has this name, or it cannot meet required phrases.
+    """
+    own = [NONE] * len(source) if constraints is None else constraints
+    rules = Rules(source_lengths, options, own, stepper.max_positions)
+    inputs = SearchInputs(source, source_lengths, options, own, rules.longest, stepper.tokens)
+    selector = _make_selector(inputs)
+    device, weight = source.device, options.coverage_penalty
+    state = stepper.start(source, source_lengths)
+    beams = BeamState.first(len(source))
+    while len(beams.sentences):
+        log_probs, state = stepper.step(state, beams.tokens.to(device))
+        rules(log_probs, beams.sentences, beams.history)
+        coverage = None
+        if weight:
+            lengths = source_lengths[beams.sentences.to(device)]
+            coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
+        beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
+        if kept is not None and len(beams.sentences):
+            state = stepper.select(state, *(places.to(device) for places in kept))
+    return selector.results()
+
+
+def _make_selector(inputs: SearchInputs) -> Selector:
+    """Build what the options ask for."""
+    has_phrases = any(own.required for own in inputs.constraints)
+    name = _selector_name(inputs.options, has_phrases=has_phrases)
+    if name not in SELECTORS:
+        near = nearest_word(name, list(SELECTORS))
+        raise ConfigError(
+            f"decoding.search: there is no search named {name!r}.",
+            fix=f"Use {near!r}." if near else f"Use one of auto, {', '.join(SELECTORS)}.",
+        )
+    if has_phrases and not SELECTORS[name].meets_required_phrases:
+        raise ConfigError(
+            f"decoding: {name} search does not go with required phrases.",
+            fix="Search for them with beam search: leave the option out.",
+        )
+    return SELECTORS[name](inputs)
+
+
+def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
+    """Return the search that is named, or else implied by the other options."""
+    if options.search != "auto":
+        return options.search
+    if options.sampling:
+        return "sampling"
+    if options.return_alternatives:
+        return "alternatives"
+    if options.diverse_beam_groups > 1:
+        return "diverse"
+    if has_phrases:
+        return "constrained"
+    # A beam of one finds the same as greedy search, and can have a coverage penalty.
+    return "greedy" if options.beam_size == 1 and not options.coverage_penalty else "beam"
+
+
+def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:
+    """Return weight x sum over source tokens of log(min(coverage, 1)): at most 0.
+
+    Source: Wu et al. (2016), section 7. The EOS of the source is left out: nothing of it is to be
+    translated, and its attention says where the decoder looks when it needs no word.
+
+    Args:
+        coverage: Attention that each source token got in all steps. (B, K, S), float32.
+        source_lengths: Tokens of each source with EOS. (B,), int64.
+        weight: The paper's beta.
+
+    Returns:
+        (B, K), float32.
+
+    >>> coverage_penalty(torch.tensor([[[0.5, 2.0, 0.1]]]), torch.tensor([3]), 2.0)
+    tensor([[-1.3863]])
+    """
+    places = torch.arange(coverage.shape[-1], device=coverage.device)
+    words = places < (source_lengths - 1).unsqueeze(-1)  # (B, S)
+    logs = coverage.clamp(_LEAST_COVERAGE, 1).log().masked_fill(~words.unsqueeze(1), 0)
+    return weight * logs.sum(-1)

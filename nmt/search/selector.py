@@ -1,0 +1,240 @@
+"""What a search algorithm is: a `Selector`, its registry, and the hypotheses that it finished.
+
+To add an algorithm, write a `Selector` in a module of its own and register it; with
+``decoding.search`` it is then chosen by its name.
+
+Shapes: B sentences still active, K beams of each, V vocabulary, t tokens so far.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from nmt.config.decoding import DecodingConfig
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis, length_penalty, max_finished
+from nmt.text import BOS_ID
+
+
+@dataclass(frozen=True, slots=True)
+class SearchInputs:
+    """What a selector is built from."""
+
+    source: Tensor
+    """Source ids, padded, ending in EOS. (sentences, S), int64."""
+    source_lengths: Tensor
+    """Tokens of each source with EOS. (sentences,), int64."""
+    options: DecodingConfig
+    """How to search."""
+    constraints: Sequence[Constraints]
+    """Of each sentence. Forced prefixes and forbidden phrases are seen to by the loop."""
+    max_lengths: Tensor
+    """Longest output of each sentence with EOS. (sentences,), int64, on the CPU."""
+    tokens: Tensor | None
+    """See `nmt.search.loop.Stepper`."""
+
+
+class Selection(NamedTuple):
+    """The hypotheses that continue. All on the CPU."""
+
+    tokens: Tensor
+    """The id that each appends. (B, K'), int64."""
+    totals: Tensor
+    """Its log probability; minus infinity for one that does not exist. (B, K'), float32."""
+    parents: Tensor | None = None
+    """The beam that each continues. (B, K'), int64; None if every beam continues itself."""
+    active: Tensor | None = None
+    """Which sentences continue. (B,), bool; None for all. Others leave the batch."""
+
+
+class BeamState(NamedTuple):
+    """The unfinished hypotheses of each active sentence. All on the CPU."""
+
+    sentences: Tensor
+    """Which of all sentences each row is, ascending. (B,), int64."""
+    history: Tensor
+    """Ids so far, without BOS. (B, K, t), int64. K is 1 at the first step."""
+    tokens: Tensor
+    """The last id of each; BOS at the first step. (B, K), int64."""
+    totals: Tensor
+    """Log probability of each; minus infinity for one that does not exist. (B, K), float32."""
+
+    @classmethod
+    def first(cls, count: int) -> BeamState:
+        """Return the empty hypothesis of each of ``count`` sentences."""
+        history = torch.empty(count, 1, 0, dtype=torch.int64)
+        tokens = torch.full((count, 1), BOS_ID)
+        return cls(torch.arange(count), history, tokens, torch.zeros(count, 1))
+
+    def advance(self, chosen: Selection) -> tuple[BeamState, tuple[Tensor, Tensor] | None]:
+        """Return the state after one more token, and what `nmt.search.loop.Stepper.select` keeps.
+
+        The latter are rows (B',) and beams (B', K'), int64, or None if everything stays in place.
+        """
+        sentences, history = self.sentences, self.history
+        tokens, totals, parents, active = chosen
+        kept = None
+        all_stay = active is None or bool(active.all())
+        if not (all_stay and _is_identity(parents, history.shape[1])):
+            if parents is None:
+                parents = torch.arange(history.shape[1]).expand_as(tokens)
+            rows = torch.arange(len(sentences))
+            if active is not None and not all_stay:
+                rows = active.nonzero().squeeze(1)
+                sentences, history, tokens, totals, parents = (
+                    x[rows] for x in (sentences, history, tokens, totals, parents)
+                )
+            history = history.gather(1, parents.unsqueeze(-1).expand(-1, -1, history.shape[2]))
+            kept = rows, parents
+        history = torch.cat((history, tokens.unsqueeze(-1)), dim=2)
+        return BeamState(sentences, history, tokens, totals), kept
+
+
+def _is_identity(parents: Tensor | None, num_beams: int) -> bool:
+    """Whether every beam continues itself."""
+    if parents is None:
+        return True
+    if parents.shape[1] != num_beams:
+        return False
+    return torch.equal(parents, torch.arange(num_beams).expand_as(parents))
+
+
+class Selector(ABC):
+    """Selects, step by step, the hypotheses that continue, and collects those that end in EOS.
+
+    Args:
+        inputs: The batch. A subclass takes the same.
+    """
+
+    meets_required_phrases: ClassVar[bool] = False
+    """Whether outputs contain the required phrases of `Constraints`. What does not is refused."""
+
+    @abstractmethod
+    def __init__(self, inputs: SearchInputs) -> None: ...
+
+    @abstractmethod
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
+        """Take one step.
+
+        Args:
+            beams: The hypotheses to continue.
+            log_probs: Of each next token; minus infinity for one that may not come. Not to be
+                changed. (B, K, V), float32, on the device of the stepper.
+            coverage: The coverage penalty of each hypothesis: added to its score if it ends here,
+                at most 0. (B, K), float32, on the CPU; None without one.
+        """
+
+    @abstractmethod
+    def results(self) -> list[list[Hypothesis]]:
+        """Return the hypotheses of every sentence, in the order in which they are shown."""
+
+
+SELECTORS: dict[str, type[Selector]] = {}
+"""Search algorithms by name; extended by `register_selector`."""
+
+_S = TypeVar("_S", bound=type[Selector])
+
+
+def register_selector(name: str) -> Callable[[_S], _S]:
+    """Make a selector known as ``decoding.search: name``. A class decorator."""
+
+    def register(selector: _S) -> _S:
+        SELECTORS[name] = selector
+        return selector
+
+    return register
+
+
+class FinishedHypotheses:
+    """Finished hypotheses of a search, in pools, and whether better ones may still come.
+
+    Args:
+        inputs: The batch.
+        pools_per_sentence: For example one for each group of beams; the pools of a sentence have
+            consecutive numbers.
+        beam_size: Beams K that fill a pool.
+        n_best: Hypotheses wanted of each pool.
+    """
+
+    def __init__(
+        self, inputs: SearchInputs, *, beam_size: int, n_best: int, pools_per_sentence: int = 1
+    ) -> None:
+        self._penalty = length_penalty(inputs.options)
+        self._full, self._n_best = max_finished(inputs.options, beam_size), n_best
+        count = len(inputs.max_lengths) * pools_per_sentence
+        self._of: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self._counts = torch.zeros(count, dtype=torch.int64)
+        self._is_any_found = False
+        self._to_beat = torch.full((count,), -torch.inf, dtype=torch.float64)
+        penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
+        self._largest_penalty = torch.tensor(penalties, dtype=torch.float64).repeat_interleave(
+            pools_per_sentence
+        )
+
+    def add(
+        self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
+    ) -> None:
+        """Take in E hypotheses that end.
+
+        Args:
+            pools: (E,), int64.
+            histories: Ids without EOS. (E, t), int64.
+            log_probs: With EOS. (E,), float32.
+            coverage: Added to the scores; at most 0. (E,), float32.
+        """
+        self._is_any_found = True
+        penalty = self._penalty(histories.shape[1] + 1)
+        numbers = pools.tolist()
+        extras = [0.0] * len(numbers) if coverage is None else coverage.tolist()
+        for pool, ids, log_prob, extra in zip(
+            numbers, histories.tolist(), log_probs.tolist(), extras, strict=True
+        ):
+            score = log_prob / penalty + extra
+            self._of[pool].append(Hypothesis(tuple(ids), log_prob, score))
+        self._counts[pools] = torch.tensor([len(self._of[pool]) for pool in numbers])
+        to_beat = [self._nth_score(pool) for pool in numbers]
+        self._to_beat[pools] = torch.tensor(to_beat, dtype=torch.float64)
+
+    def _nth_score(self, pool: int) -> float:
+        """Score of the last of the n best; minus infinity while there are fewer."""
+        if len(self._of[pool]) < self._n_best:
+            return -torch.inf
+        return sorted((each.score for each in self._of[pool]), reverse=True)[self._n_best - 1]
+
+    def full(self, pools: Tensor) -> Tensor:
+        """Whether ``pools`` have their K, or with patience (Kasai et al. 2022) more or fewer."""
+        return self._counts[pools] >= self._full
+
+    def active(self, pools: Tensor, best_active: Tensor) -> Tensor:
+        """Whether the search of each of ``pools`` continues.
+
+        Not for a pool that is full, nor where no hypothesis is left or none can reach the n best.
+
+        Args:
+            pools: Which. Any shape, int64.
+            best_active: Highest log probability of the unfinished hypotheses of each. The same
+                shape.
+        """
+        exists = best_active.isfinite()
+        if not self._is_any_found:
+            return exists
+        return exists & ~self.full(pools) & ~self._hopeless(pools, best_active)
+
+    def _hopeless(self, pools: Tensor, best_active: Tensor) -> Tensor:
+        """Whether no unfinished hypothesis can reach the n best: to stop there changes no result.
+
+        A log probability only falls, and the penalty of the longest output is the largest: no
+        continuation scores above their quotient, as what is added to it is never above 0. Of
+        equals the one found first is kept.
+        """
+        return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
+
+    def ranked(self, pool: int) -> list[Hypothesis]:
+        """All hypotheses of a pool, best first."""
+        return sorted(self._of[pool], key=lambda hypothesis: -hypothesis.score)
