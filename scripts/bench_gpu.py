@@ -51,6 +51,8 @@ from nmt.runtime.engine import Dtype, Engine
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.runtime.torch_loading import load_torch_engine
 from nmt.text.tokenizer import Tokenizers
+from nmt.training.losses import choose_form
+from nmt.training.objective import CrossEntropy
 from nmt.training.optimizer import build_optimizer
 from nmt.training.update import Updater, read_together
 
@@ -147,12 +149,13 @@ def updates(
     precision = choose_precision("auto", device)
     model = build_model(config, vocab_size, vocab_size).to(device)
     optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
-    updater = Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+    loss = CrossEntropy(0.1, choose_form(precision.dtype, device, vocab_size))
+    updater = Updater(model, optimizer, precision, loss, clip_norm=1.0)
     compile_layers(
         is_compiled,
         device,
         switch=model.compile_layers,
-        rehearse=lambda: updater.rehearse(batches[0]),
+        rehearse=lambda: updater.warm_up(batches[0]),
     )
     return lambda: read_together([updater([batch], 1e-4) for batch in batches])
 

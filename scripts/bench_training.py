@@ -32,6 +32,8 @@ from nmt.engine.device import choose_device, prepare_process
 from nmt.engine.precision import choose_precision, has_fast_bf16
 from nmt.model.factory import build_model
 from nmt.model.layers import sinusoids
+from nmt.training.losses import choose_form
+from nmt.training.objective import CrossEntropy
 from nmt.training.optimizer import build_optimizer
 from nmt.training.update import Updater
 
@@ -108,7 +110,8 @@ def our_step(config: ModelConfig, vocab_size: int, precision_name: str) -> Calla
     precision = choose_precision(precision_name, device)  # type: ignore[arg-type]
     model = build_model(config, vocab_size, vocab_size)
     optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
-    updater = Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+    loss = CrossEntropy(0.1, choose_form(precision.dtype, device, vocab_size))
+    updater = Updater(model, optimizer, precision, loss, clip_norm=1.0)
 
     def step(batch: Batch) -> None:
         updater([batch], 1e-4)

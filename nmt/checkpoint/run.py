@@ -31,6 +31,7 @@ _BINDING_TRAINING = (
     "seed",
     "precision",
     "label_smoothing",
+    "objective",
     "r_drop",
     "optimizer",
     "schedule",

@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from nmt.errors import ConfigError
+
+T = TypeVar("T")
 
 ANY: Final = "*"
 """Stands for a list position or a name of the user's choice in a `Key` path."""
@@ -99,6 +103,21 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 def nearest_word(word: str, words: Sequence[str]) -> str | None:
     """The most similar of some words, or None if none is similar."""
     return next(iter(difflib.get_close_matches(word, words, n=1)), None)
+
+
+def chosen(registry: Mapping[str, T], name: str, key: str) -> T:
+    """Return the entry that a configuration key names.
+
+    Raises:
+        ConfigError: There is none; names the nearest.
+    """
+    if name in registry:
+        return registry[name]
+    near = nearest_word(name, list(registry))
+    suggestion = f" (did you mean {near}?)" if near else ""
+    raise ConfigError(
+        f"{key}: there is no {name!r}{suggestion}.", fix=f"Use one of {', '.join(registry)}."
+    )
 
 
 def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:

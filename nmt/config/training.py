@@ -12,10 +12,10 @@ from nmt.config import FilePath, Many, Pair, Section
 class ScheduleConfig(Section):
     """The learning rate as a function of the update."""
 
-    shape: Literal["noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant"] = "inverse_sqrt"
-    """Curve after warm-up. ``noam`` is the paper's, scaled by the model width; ``wsd`` holds the
-    peak, then falls to zero over the last ``decay_share`` of training; ``linear`` and ``cosine``
-    fall to zero at the end of the step or time budget."""
+    shape: str = "inverse_sqrt"
+    """Curve after warm-up: ``inverse_sqrt``, ``constant``; ``noam``, the paper's, scaled by the
+    model width; ``linear`` and ``cosine``, which fall to zero at the end of the step or time
+    budget; ``wsd``, which holds the peak, then falls to zero over the last ``decay_share``."""
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
     """Largest learning rate, reached at the end of warm-up (for ``noam``: a factor, usually 1)."""
     warmup_steps: int = Field(default=4000, ge=0)
@@ -29,7 +29,7 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """How gradients change the weights."""
 
-    kind: Literal["adamw", "schedule-free", "muon"] = "adamw"
+    kind: str = "adamw"
     """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW, which needs no decay and no
     known end (Defazio et al. 2024; use a constant schedule); ``muon``, an experiment: orthogonal
     steps for matrices (Jordan et al. 2024), AdamW for the rest."""
@@ -86,6 +86,9 @@ class TrainingConfig(Section):
     """CPU threads; torch's choice when null."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
+    objective: str = "auto"
+    """The loss: ``cross_entropy`` (label-smoothed), ``r_drop``, or another that is registered.
+    ``auto`` is ``r_drop`` where that is above 0, else ``cross_entropy``."""
     r_drop: float = Field(default=0.0, ge=0)
     """Weight of the divergence between two passes with other dropout (R-Drop, Liang et al. 2021;
     5 is usual); twice the work per update. 0 makes one pass."""
@@ -122,6 +125,16 @@ class TrainingConfig(Section):
     2017, section 6.1) to ``average`` in the run folder, and name it best if it validates better."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
+
+    @model_validator(mode="after")
+    def _warms_up(self) -> Self:
+        if self.schedule.shape == "inverse_sqrt" and not self.schedule.warmup_steps:
+            raise ValueError(
+                "schedule.shape inverse_sqrt falls from its peak at the end of warm-up, so without "
+                "warm-up the rate would be peak_lr / sqrt(step): give warmup_steps of 1 or more, "
+                "or another shape"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:

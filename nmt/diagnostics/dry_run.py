@@ -22,7 +22,7 @@ from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.factory import count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.training.batch_fit import fit_batches
-from nmt.training.optimizer import Optimizer
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
 from nmt.training.timing import measure_update_seconds
 
@@ -98,7 +98,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> EpochReport:
     )
 
 
-def held_bytes(optimizer: Optimizer, model: nn.Module) -> dict[str, int]:
+def held_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     """Return the bytes of the buffers that stay between updates, by what they hold.
 
     The names are those of `MemoryReport`.

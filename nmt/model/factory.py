@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import nn
+
 from nmt.config.model import ModelConfig
 from nmt.model.blocks import CrossAttention, SelfAttention
 from nmt.model.layers import FeedForward
@@ -33,7 +35,7 @@ def count_parameters(model: Transformer) -> Mapping[str, int]:
     return sizes
 
 
-def fused_rows(model: Transformer) -> Mapping[str, list[int]]:
+def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
     """Return, for each weight that holds several matrices one above the other, their rows.
 
     Weight name -> rows of queries, keys and values; of keys and values; of gates and values.

@@ -14,7 +14,7 @@ from nmt.config.run import RunConfig
 from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
-from nmt.training.optimizer import Optimizer
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.progress import TrainingSummary
 from nmt.training.report import shown_perplexity
 from nmt.training.validation import Validator
@@ -24,7 +24,7 @@ def average_at_end(
     config: RunConfig,
     summary: TrainingSummary,
     *,
-    optimizer: Optimizer,
+    optimizer: ModelOptimizer,
     validator: Validator,
     processes: Processes,
     note: Callable[[str], None],

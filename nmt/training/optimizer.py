@@ -1,8 +1,9 @@
-"""Gradients -> other weights, by one of several rules; and which weights are the result.
+"""The optimizer of one model: which weights are trained, which are used, and what is saved.
 
-Most rules train the weights that are then used. Two do not: schedule-free AdamW trains at one
-point and uses another, and a running mean (EMA) may be kept beside any rule. `Optimizer` hides the
-difference: `weights` are the ones to be used and saved, `state` is the rest.
+Most optimizers train the weights that are then used. Two ways do not: schedule-free AdamW trains at
+one point and uses another, and an exponential moving average (EMA) may be kept beside any
+optimizer. `ModelOptimizer` hides the difference: `weights` are the ones to use and save, `state`
+is the rest.
 """
 
 from __future__ import annotations
@@ -13,39 +14,37 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from nmt.config.keys import chosen
 from nmt.config.training import OptimizerConfig
 from nmt.errors import CheckpointError
-from nmt.model.factory import fused_rows
 from nmt.model.transformer import Transformer
-from nmt.training.muon import Muon
+from nmt.training.optimizers import OPTIMIZERS, Optimizer
 from nmt.training.parameters import FlatParameters, copy_tensors
-from nmt.training.rule import AdamW, Rule
-from nmt.training.schedule_free import ScheduleFreeAdamW
 
 _TRAINED = "trained/"
-"""Prefix of the trained weights in `Optimizer.state`, where they are not the ones to be used."""
+"""Prefix of the trained weights in `ModelOptimizer.state`, where others are to be used."""
 _AVERAGE_WARMUP = 10
 
 
-class Optimizer:
+class ModelOptimizer:
     """Changes the weights of one model. See the module.
 
     Args:
         parameters: The model's parameters.
-        rule: Changes them.
-        ema_decay: Share of the running mean of the weights that is kept at each update; the mean
-            is then the one to be used. After t updates it is at most (1 + t) / (10 + t), so that
-            the first weights are soon forgotten. None keeps no mean.
+        optimizer: Changes them.
+        ema_decay: Decay of the running mean of the weights, which is then used in their place.
+            After t updates it is at most (1 + t) / (10 + t), so that the first weights are soon
+            forgotten. None keeps no mean.
     """
 
     def __init__(
-        self, parameters: FlatParameters, rule: Rule, *, ema_decay: float | None = None
+        self, parameters: FlatParameters, optimizer: Optimizer, *, ema_decay: float | None = None
     ) -> None:
         self.parameters = parameters
-        self._rule = rule
+        self._optimizer = optimizer
         self._ema_decay = ema_decay
         self._ema = parameters.weights.clone() if ema_decay is not None else None
-        self._not_skipped = torch.zeros((), device=parameters.weights.device)
+        self._never = torch.zeros((), device=parameters.weights.device)
 
     def gradient_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient, a scalar."""
@@ -58,55 +57,55 @@ class Optimizer:
         """Update with the gradient times ``gradient_scale``, then clear the gradient.
 
         Where ``skipped`` (a float32 scalar on the device) is 1, nothing changes, whatever the
-        gradient and its scale are; None is 0. Which it is, this process does not need to know.
+        gradient and its scale are; None is 0. The host does not wait to learn which it is.
         """
-        skipped = self._not_skipped if skipped is None else skipped
-        kept = 1 - skipped
+        skipped = self._never if skipped is None else skipped
+        not_skipped = 1 - skipped
         # Of a skipped update that leaves zeros and NaN.
-        self.parameters.gradient.mul_(gradient_scale * kept)
-        self._rule.step(learning_rate, skipped)
+        self.parameters.gradient.mul_(gradient_scale * not_skipped)
+        self._optimizer.step(learning_rate, skipped)
         if self._ema is not None and self._ema_decay is not None:
-            count = self._rule.scalars["step"]
+            count = self._optimizer.step_count
             grown = (1 + count) / (_AVERAGE_WARMUP + count)
-            share = (1 - grown.clamp(max=self._ema_decay)) * kept
+            share = (1 - grown.clamp(max=self._ema_decay)) * not_skipped
             self._ema.lerp_(self.parameters.weights, share)
         self.parameters.clear()
-        self.parameters.publish()
+        self.parameters.sync_from_master()
 
-    def _used(self) -> Tensor | None:
-        return self._ema if self._ema is not None else self._rule.used()
+    def _eval_weights(self) -> Tensor | None:
+        return self._ema if self._ema is not None else self._optimizer.eval_weights()
 
     @contextmanager
-    def used_weights(self) -> Iterator[None]:
-        """Give the model the weights to be used, while the context is open."""
-        used = self._used()
-        if used is None:
+    def eval_weights(self) -> Iterator[None]:
+        """Give the model the weights to validate with, while the context is open."""
+        weights = self._eval_weights()
+        if weights is None:
             yield
             return
         trained = self.parameters.weights.clone()
-        self.parameters.show(used)
+        self.parameters.load_into_model(weights)
         try:
             yield
         finally:
             self.parameters.weights.copy_(trained)
-            self.parameters.publish()
+            self.parameters.sync_from_master()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the float32 weights to be used, by parameter name: views where possible."""
-        used = self._used()
-        flat = self.parameters.weights if used is None else used
+        """Return the float32 weights to use, by parameter name: views where possible."""
+        weights = self._eval_weights()
+        flat = self.parameters.weights if weights is None else weights
         return {**dict(self.parameters.views(flat)), **dict(self.parameters.frozen())}
 
     def state(self) -> dict[str, Tensor]:
         """Return what an update depends on besides `weights`, by name: views, not copies."""
-        state = {name: value.reshape(1) for name, value in self._rule.scalars.items()}
-        for key, part in self._rule.buffers.items():
-            views = self.parameters.views(part.values, part.begin)
-            state |= {f"{key}/{name}": view for name, view in views}
-        if self._used() is not None:
-            trained = self.parameters.views(self.parameters.weights)
-            state |= {f"{_TRAINED}{name}": view for name, view in trained}
-        return state
+        return self._optimizer.state() | self._trained()
+
+    def _trained(self) -> dict[str, Tensor]:
+        """Return the trained weights by name, where they are not the ones to use."""
+        if self._eval_weights() is None:
+            return {}
+        views = self.parameters.views(self.parameters.weights)
+        return {f"{_TRAINED}{name}": view for name, view in views}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -118,17 +117,12 @@ class Optimizer:
         """
         self.load_weights(weights)
         self._refuse_another_kind(state)
-        if self._used() is not None:
-            copy_tensors(state, self.parameters.views(self.parameters.weights), _TRAINED)
-            self.parameters.publish()
-        for key, part in self._rule.buffers.items():
-            copy_tensors(state, self.parameters.views(part.values, part.begin), f"{key}/")
-        scalars = ((name, value.view(1)) for name, value in self._rule.scalars.items())
-        copy_tensors(state, scalars)
+        copy_tensors(state, iter(self.state().items()))
+        self.parameters.sync_from_master()
 
     def _refuse_another_kind(self, state: Mapping[str, Tensor]) -> None:
         own, has_trained = self.state(), any(name.startswith(_TRAINED) for name in state)
-        if own.keys() <= state.keys() and (self._used() is not None or not has_trained):
+        if own.keys() <= state.keys() and (self._trained() or not has_trained):
             return
         found, needed = (
             ", ".join(sorted({name.split("/")[0] for name in names})) for names in (state, own)
@@ -148,8 +142,8 @@ class Optimizer:
         """
         copy_tensors(weights, self.parameters.views(self.parameters.weights))
         copy_tensors(weights, self.parameters.frozen())
-        self.parameters.publish()
-        self._rule.begin()
+        self.parameters.sync_from_master()
+        self._optimizer.reset()
         if self._ema is not None:
             self._ema.copy_(self.parameters.weights)
 
@@ -160,26 +154,12 @@ def build_optimizer(
     dtype: torch.dtype,
     *,
     ema_decay: float | None = None,
-) -> Optimizer:
-    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``."""
+) -> ModelOptimizer:
+    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``.
+
+    Raises:
+        ConfigError: There is no optimizer of that name.
+    """
+    constructor = chosen(OPTIMIZERS, config.kind, "training.optimizer.kind")
     parameters = FlatParameters(model, dtype)
-    return Optimizer(parameters, _rule(parameters, model, config), ema_decay=ema_decay)
-
-
-def _rule(parameters: FlatParameters, model: Transformer, config: OptimizerConfig) -> Rule:
-    weights, gradient = parameters.weights, parameters.gradient
-    matrices = parameters.matrix_size
-    if config.kind == "schedule-free":
-        return ScheduleFreeAdamW(weights, gradient, config, num_decayed=matrices)
-    if config.kind == "muon":
-        fused = fused_rows(model)
-
-        def cut(flat: Tensor) -> list[Tensor]:
-            views = parameters.views(flat)
-            return [b for name, matrix in views for b in matrix.split(fused.get(name, len(matrix)))]
-
-        others = AdamW(
-            weights[matrices:], gradient[matrices:], config, num_decayed=0, begin=matrices
-        )
-        return Muon(weights[:matrices], gradient[:matrices], config, cut=cut, others=others)
-    return AdamW(weights, gradient, config, num_decayed=matrices)
+    return ModelOptimizer(parameters, constructor(parameters, config), ema_decay=ema_decay)

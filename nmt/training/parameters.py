@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.errors import CheckpointError, ConfigError
+from nmt.model.factory import fused_rows
 
 _NUM_SUMS = 2
 
@@ -61,6 +62,7 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._fused_rows = fused_rows(model)
         named = list(model.named_parameters())
         trained = [(name, p) for name, p in named if p.requires_grad]
         matrices = [(name, p) for name, p in trained if is_matrix(name, p)]
@@ -106,12 +108,12 @@ class FlatParameters:
         if self._working_gradient is not self.gradient:
             self._working_gradient.zero_()
 
-    def publish(self) -> None:
-        """Call after `weights` were changed: gives them to the model."""
+    def sync_from_master(self) -> None:
+        """Call after `weights` were changed: copies them to the model's parameters."""
         if self._working is not self._master:
             self._working.copy_(self._master)
 
-    def show(self, values: Tensor) -> None:
+    def load_into_model(self, values: Tensor) -> None:
         """Give the model ``values`` as weights. In float32 they replace `weights`: keep a copy."""
         self._working[: self.trained_size].copy_(values)
 
@@ -128,6 +130,17 @@ class FlatParameters:
             if start >= 0 and stop <= len(flat):
                 yield name, flat[start:stop].view(parameter.shape)
             start = stop
+
+    def matrices(self, flat: Tensor) -> list[Tensor]:
+        """Cut a flat buffer of the trained matrices into one view for each matrix.
+
+        Weights that hold several matrices one above the other are cut apart.
+        """
+        return [
+            block
+            for name, matrix in self.views(flat)
+            for block in matrix.split(self._fused_rows.get(name, len(matrix)))
+        ]
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters that are not trained, in float32: views."""

@@ -28,8 +28,8 @@ class Progress:
     """A time budget in minutes, and the updates it was measured to hold."""
     history: History = field(default_factory=History)
     """Validation scores so far."""
-    nats: float = 0.0
-    """Objective summed since the last report, without that of skipped updates."""
+    loss_sum: float = 0.0
+    """Loss summed since the last report, in nats, without that of skipped updates."""
     scored_tokens: int = 0
     """Target tokens that it is of."""
     source_tokens: int = 0
@@ -51,7 +51,7 @@ class Progress:
     def add_outcome(self, stats: UpdateStats) -> None:
         """Count what the device worked out in one update."""
         if not stats.skipped:
-            self.nats += stats.nats
+            self.loss_sum += stats.loss_sum
             self.scored_tokens += stats.target_tokens
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
@@ -68,7 +68,7 @@ class Progress:
         return UpdateReport(
             step=self.step,
             epoch=self.position.epoch,
-            loss=self.nats / self.scored_tokens if self.scored_tokens else math.nan,
+            loss=self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan,
             learning_rate=learning_rate,
             gradient_norm=gradient_norm,
             target_tokens_per_second=self.target_tokens / seconds,
@@ -79,7 +79,7 @@ class Progress:
 
     def clear_sums(self) -> None:
         """Begin a new interval between reports."""
-        self.nats, self.scored_tokens = 0.0, 0
+        self.loss_sum, self.scored_tokens = 0.0, 0
         self.source_tokens = self.target_tokens = self.padded_tokens = 0
 
     def summary(self, reason: str, seconds: float) -> TrainingSummary:
@@ -96,7 +96,7 @@ class Progress:
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
         tokens = ("scored_tokens", "source_tokens", "target_tokens", "padded_tokens")
-        names = ("step", "total_steps", "timed", "nats", *tokens, "skipped", "skipped_in_a_row")
+        names = ("step", "total_steps", "timed", "loss_sum", *tokens, "skipped", "skipped_in_a_row")
         values = {name: getattr(self, name) for name in names}
         return values | {"position": asdict(self.position), "history": self.history.as_dict()}
 
@@ -105,6 +105,8 @@ class Progress:
         """Take `as_dict` back."""
         plain = dict(values)
         timed = plain.pop("timed", None)
+        if "nats" in plain:  # of an earlier release
+            plain["loss_sum"] = plain.pop("nats")
         plain.setdefault("scored_tokens", plain["target_tokens"])  # of an earlier release
         return cls(
             position=Position(**plain.pop("position")),

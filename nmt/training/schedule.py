@@ -1,4 +1,7 @@
-"""Learning rates as pure functions of the update, counted from 1."""
+"""Learning rates as pure functions of the update, counted from 1, and their registry.
+
+To add one, `register_schedule` it in a new file; ``training.schedule.shape`` chooses by name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from nmt.config.keys import chosen
 from nmt.config.training import ScheduleConfig
 
 Schedule = Callable[[int], float]
@@ -82,32 +86,71 @@ def _share(step: int, begin: int, end: int) -> float:
     return min(max((step - begin) / (end - begin), 0.0), 1.0)
 
 
+ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
+"""(schedule section, model width, updates in all if known) -> `Schedule`."""
+
+SCHEDULES: dict[str, ScheduleConstructor] = {}
+
+
+def register_schedule(name: str, constructor: ScheduleConstructor) -> None:
+    """Make a schedule available as ``training.schedule.shape: name``."""
+    SCHEDULES[name] = constructor
+
+
 def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int | None) -> Schedule:
     """Return the configured schedule.
 
     Args:
         config: The schedule section.
         model_dim: Width of the model; scales ``noam``.
-        total_steps: Updates in all; `linear`, `cosine` and ``wsd`` need it.
+        total_steps: Updates in all; ``linear``, ``cosine`` and ``wsd`` need it.
 
     Raises:
+        ConfigError: There is none of that name.
         ValueError: A schedule that ends has no ``total_steps``.
     """
-    peak, warmup = config.peak_lr, config.warmup_steps
-    if config.shape == "noam":
-        return partial(noam, model_dim=model_dim, warmup_steps=warmup, factor=peak)
-    if config.shape in ("inverse_sqrt", "constant"):
-        shape = inverse_sqrt if config.shape == "inverse_sqrt" else constant
-        return partial(shape, peak_lr=peak, warmup_steps=warmup)
-    if total_steps is None:
-        raise ValueError(f"schedule {config.shape} needs a budget")
-    # A budget shorter than the warm-up still rises and falls.
-    ending = {
-        "peak_lr": peak,
-        "warmup_steps": min(warmup, max(total_steps // 2, 1)),
-        "total_steps": total_steps,
-        "final_share": config.final_share,
-    }
-    if config.shape == "wsd":
-        return partial(warmup_stable_decay, **ending, decay_share=config.decay_share)  # type: ignore[arg-type]
-    return partial(linear if config.shape == "linear" else cosine, **ending)  # type: ignore[arg-type]
+    constructor = chosen(SCHEDULES, config.shape, "training.schedule.shape")
+    return constructor(config, model_dim, total_steps)
+
+
+def _falling(shape: Callable[..., float]) -> ScheduleConstructor:
+    """Return what makes a schedule that ends with the budget."""
+
+    def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:
+        if total_steps is None:
+            raise ValueError(f"schedule {config.shape} needs a budget")
+        return partial(
+            shape,
+            peak_lr=config.peak_lr,
+            # A budget shorter than the warm-up still rises and falls.
+            warmup_steps=min(config.warmup_steps, max(total_steps // 2, 1)),
+            total_steps=total_steps,
+            final_share=config.final_share,
+        )
+
+    return construct
+
+
+def _lasting(shape: Callable[..., float]) -> ScheduleConstructor:
+    """Return what makes a schedule that knows no end."""
+    return lambda config, _model_dim, _total_steps: partial(
+        shape, peak_lr=config.peak_lr, warmup_steps=config.warmup_steps
+    )
+
+
+register_schedule(
+    "noam",
+    lambda config, model_dim, _: partial(
+        noam, model_dim=model_dim, warmup_steps=config.warmup_steps, factor=config.peak_lr
+    ),
+)
+register_schedule("inverse_sqrt", _lasting(inverse_sqrt))
+register_schedule("constant", _lasting(constant))
+register_schedule("linear", _falling(linear))
+register_schedule("cosine", _falling(cosine))
+register_schedule(
+    "wsd",
+    lambda config, model_dim, total_steps: _falling(
+        partial(warmup_stable_decay, decay_share=config.decay_share)
+    )(config, model_dim, total_steps),
+)

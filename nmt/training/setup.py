@@ -22,6 +22,8 @@ from nmt.errors import ConfigError
 from nmt.model.factory import build_model
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from nmt.training.losses import choose_form
+from nmt.training.objective import build_objective
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze
 from nmt.training.update import Updater, UpdateStats
@@ -62,13 +64,13 @@ class TrainingSetup:
         optimizer = build_optimizer(
             model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
         )
+        form = choose_form(precision.dtype, device, manifest.target_vocab_size)
         updater = Updater(
             model,
             optimizer,
             precision,
-            label_smoothing=training.label_smoothing,
+            build_objective(training, form),
             clip_norm=training.optimizer.clip_norm,
-            r_drop=training.r_drop,
             processes=processes,
         )
         loader = Loader(
@@ -85,7 +87,7 @@ class TrainingSetup:
             training.compile,
             device,
             switch=model.compile_layers,
-            rehearse=lambda: updater.rehearse(loader.batch(loader.plan(0)[0])),
+            rehearse=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         )
         return cls(config, data, device, updater, loader, compilation)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from nmt.data.loader import Loader, Position
 from nmt.engine.device import random_state, restore_random_state
-from nmt.training.optimizer import Optimizer
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.update import Updater
 
 
 def measure_update_seconds(
     updater: Updater,
-    optimizer: Optimizer,
+    optimizer: ModelOptimizer,
     loader: Loader,
     *,
     num_updates: int = 16,

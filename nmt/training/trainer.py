@@ -20,7 +20,7 @@ from nmt.data.batch import Batch, IntArray
 from nmt.data.loader import Loader, Position
 from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
-from nmt.training.optimizer import Optimizer
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import NoteReport, Reporter, SavedReport
 from nmt.training.signals import Interrupted, StopSignal
@@ -88,7 +88,7 @@ class Trainer:
         config: TrainingConfig,
         *,
         updater: Updater,
-        optimizer: Optimizer,
+        optimizer: ModelOptimizer,
         loader: Loader,
         schedule: Callable[[int], float],
         surroundings: Surroundings,
@@ -154,7 +154,7 @@ class Trainer:
         learning_rate = self._schedule(self.progress.step + 1)
         begin = time.perf_counter()
         batches, self.progress.position = next(updates)
-        stats = self._updater(batches, learning_rate, wish=lambda: self._stop.requested)
+        stats = self._updater(batches, learning_rate, stop_requested=lambda: self._stop.requested)
         self._interval_seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
         self.progress.add(stats)
@@ -269,7 +269,7 @@ class Trainer:
         self._reporter.report(scores.report(step, epoch, time.perf_counter() - begin))
         # Some models are worse than guessing before they have learned anything.
         has_begun, vocab_size = step > self._config.schedule.warmup_steps, self._vocab_size
-        if has_begun and not scores.nats_per_token <= math.log(2 * vocab_size):
+        if has_begun and not scores.loss <= math.log(2 * vocab_size):
             raise self._diverged(
                 f"Validation perplexity is {scores.perplexity:.3g} at step {step:,}, worse than "
                 f"twice a guess among all {vocab_size:,} subwords.",

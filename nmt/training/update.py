@@ -19,9 +19,9 @@ from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import Precision, make_loss_scale
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
-from nmt.training.loss import LossSum, choose_loss
-from nmt.training.optimizer import Optimizer
-from nmt.training.r_drop import r_drop_loss
+from nmt.training.losses import choose_form
+from nmt.training.objective import CrossEntropy, LossSum, Objective
+from nmt.training.optimizer import ModelOptimizer
 
 _MOST_SPLITS = 3
 
@@ -34,9 +34,9 @@ class UpdateStats:
 
     Args:
         tokens: Source and target tokens without padding, and cells of the padded rectangles.
-        on_device: Summed training objective; how often batches were halved; norm of the gradient.
+        on_device: Summed training loss; how often batches were halved; norm of the gradient.
             (3,), float32.
-        stop: Whether any process wished to stop when the update began.
+        stop: Whether any process was asked to stop when the update began.
     """
 
     def __init__(self, tokens: Sequence[int], on_device: Tensor, *, stop: bool = False) -> None:
@@ -51,8 +51,8 @@ class UpdateStats:
         return self._values
 
     @property
-    def nats(self) -> float:
-        """Summed training objective."""
+    def loss_sum(self) -> float:
+        """Summed training loss, in nats."""
         return self._read()[0]
 
     @property
@@ -86,89 +86,71 @@ class Updater:
         model: The model, on its device.
         optimizer: The optimizer that owns the model's parameters.
         precision: Arithmetic of forward and backward.
-        label_smoothing: See `nmt.training.loss`.
+        objective: What training minimises.
         clip_norm: Largest norm of the gradient; 0 leaves it as it is.
-        r_drop: Weight of the divergence between two passes; 0 makes one pass.
         processes: Those that share each update; each has batches of its own.
     """
 
     def __init__(
         self,
         model: Transformer,
-        optimizer: Optimizer,
+        optimizer: ModelOptimizer,
         precision: Precision,
+        objective: Objective,
         *,
-        label_smoothing: float,
         clip_norm: float,
-        r_drop: float = 0.0,
         processes: Processes | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
         self.processes = processes or OneProcess()
-        self._label_smoothing, self._clip_norm = label_smoothing, clip_norm
-        self._r_drop = r_drop
+        self._objective, self._clip_norm = objective, clip_norm
         weight = model.output_weight
         self._device = weight.device
         self.pace = choose_device_queue(weight.device)
-        """How to work beside the device."""
+        """How far the host may run ahead of the device."""
         self.loss_scale = make_loss_scale(precision, weight.device)
         """Keeps fp16 gradients in range."""
-        self._loss = choose_loss(precision.dtype, weight.device, len(weight))
+        form = choose_form(precision.dtype, weight.device, len(weight))
+        self._cross_entropy = CrossEntropy(0.0, form)
 
-    def loss(self, batch: Batch, smoothing: float) -> LossSum:
-        """Sum the loss of ``batch``, which is on the model's device."""
+    def validation_loss(self, batch: Batch) -> LossSum:
+        """Sum the cross-entropy, without smoothing, of a batch that is on the model's device."""
         with self.precision.autocast():
-            hidden, gold = self._hidden(batch), _gold(batch)
-            model = self.model
-            return self._loss(hidden, model.output_weight, model.output_bias, gold, smoothing)
+            return self._cross_entropy(self.model, batch)
 
-    def _hidden(self, batch: Batch) -> Tensor:
-        return self.model(batch.source, batch.source_index, batch.target_input, batch.target_index)
-
-    def _objective(self, batch: Batch) -> Tensor:
-        """Sum what training makes small."""
-        if not self._r_drop:
-            return self.loss(batch, self._label_smoothing).nats
-        model = self.model
+    def _training_loss(self, batch: Batch) -> Tensor:
         with self.precision.autocast():
-            return r_drop_loss(
-                (self._hidden(batch), self._hidden(batch)),
-                model.output_weight,
-                model.output_bias,
-                _gold(batch),
-                smoothing=self._label_smoothing,
-                strength=self._r_drop,
-            )
+            return self._objective(self.model, batch.to(self._device)).loss_sum
 
     def __call__(
         self,
         batches: Sequence[Batch],
         learning_rate: float,
         *,
-        wish: Callable[[], bool] = lambda: False,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> UpdateStats:
         """Make one update: the gradient is of the mean over all tokens of all processes.
 
         If loss or gradient are not finite it is skipped: weights and optimizer stay as they are.
 
-        Processes wait for each other twice: for what the host must know (counts of tokens, wishes
-        to stop), before the forward passes; and for what stays on the device (gradient, loss).
+        Processes wait for each other twice: before the forward passes, for what the host must know
+        (counts of tokens, requests to stop); and for what stays on the device (gradient, loss).
 
         Args:
             batches: The part of this process.
             learning_rate: Size of the step.
-            wish: Asked once, when the update begins: whether this process wishes to stop.
+            stop_requested: Asked once, when the update begins, for `UpdateStats.stop`.
 
         Raises:
             DeviceError: Memory does not hold an eighth of a batch.
         """
         self.model.train()
         own_counts = (sum(column) for column in zip(*map(_counts, batches), strict=True))
-        counts = torch.tensor([*own_counts, wish()])
+        counts = torch.tensor([*own_counts, stop_requested()])
         self.processes.sum(counts)
-        *tokens, wishes = counts.tolist()
+        *tokens, num_stopping = counts.tolist()
         factor, parameters = self.loss_scale.factor, self.optimizer.parameters
         self._gradients(batches, factor / tokens[1])
         self.processes.sum(parameters.shared)
@@ -177,12 +159,12 @@ class Updater:
         skipped = 1 - numbers.isfinite().all().float()
         self.optimizer.step(learning_rate, self._clipped(norm) / factor, skipped)
         self.loss_scale.adapt(skipped)
-        return UpdateStats(tokens, numbers, stop=wishes > 0)
+        return UpdateStats(tokens, numbers, stop=num_stopping > 0)
 
-    def rehearse(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> None:
         """Use the model once in training and once in validation, and leave no trace.
 
-        What is only made when it is first used, such as compiled layers, is there afterwards.
+        What is made at first use, such as compiled layers, is there afterwards.
 
         Raises:
             DeviceError: Memory does not hold an eighth of ``batch``.
@@ -193,45 +175,65 @@ class Updater:
             self._gradients([batch], 1.0)
             self.model.eval()
             with torch.inference_mode():
-                self.loss(batch.to(self._device), 0.0)
+                self.validation_loss(batch.to(self._device))
         finally:
             self.model.train()
             self.optimizer.parameters.clear()
             restore_random_state(generators, self._device)
 
     def _gradients(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
-        """Sum loss and gradient; begin again with halved batches where memory is short."""
-        splits = 0
+        """Sum loss and gradient; begin again with halved batches where memory is short.
+
+        Later updates draw the random numbers that they would draw without that.
+        """
+        splits, parts = 0, batches
+        generators = random_state(self._device)
         while True:
             try:
-                self._sum(batches, scale)
-                self.optimizer.parameters.sums[1].fill_(splits)
-                return
+                self._sum(parts, scale)
+                break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                halves = _halved(batches)
-                if splits == _MOST_SPLITS or len(halves) == len(batches):
-                    raise _too_large(batches, splits) from error
+                halves = _halved(parts)
+                if splits == _MOST_SPLITS or len(halves) == len(parts):
+                    raise _too_large(parts, splits) from error
             # Outside the except clause, which holds the failed pass' tensors.
             self.optimizer.parameters.clear()
             self.pace.release_memory()
-            batches, splits = halves, splits + 1
+            restore_random_state(generators, self._device)
+            parts, splits = halves, splits + 1
+        self.optimizer.parameters.sums[1].fill_(splits)
+        if splits:
+            restore_random_state(generators, self._device)
+            self._draw_as_unsplit(batches)
 
     def _sum(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
         parameters = self.optimizer.parameters
         for batch in batches:
-            loss = self._objective(batch.to(self._device))
+            loss = self._training_loss(batch)
             (loss * scale).backward()
             parameters.accumulate()
             parameters.sums[0].add_(loss.detach())
 
+    def _draw_as_unsplit(self, batches: Sequence[Batch]) -> None:
+        """Advance the random generators as whole batches do: by forward passes that keep nothing.
+
+        Halves draw other numbers than the whole. Where memory does not hold even a forward pass,
+        the generators stay where that ended.
+        """
+        # Not `torch.no_grad`, under which other kernels might draw other numbers.
+        nothing = torch.empty(0)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing):
+                for batch in batches:
+                    self._training_loss(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+
     def _clipped(self, norm: Tensor) -> Tensor | float:
         return (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
-
-
-def _gold(batch: Batch) -> Tensor:
-    return batch.target_output.flatten().index_select(0, batch.target_index)
 
 
 def _counts(batch: Batch) -> tuple[int, int, int]:

@@ -23,8 +23,8 @@ from nmt.training.update import Updater
 class Scores:
     """What a validation found."""
 
-    nats_per_token: float
-    """Cross-entropy of the reference without smoothing."""
+    loss: float
+    """Cross-entropy of the reference per token, without smoothing, in nats."""
     bleu: float | None = None
     """BLEU of the decoded translations, in 0 to 100."""
     bleu_tokenizer: str | None = None
@@ -36,20 +36,20 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats_per_token), or a very large number where that is beyond any float."""
-        return math.exp(min(self.nats_per_token, 700))
+        """exp(loss), or a very large number where that is beyond any float."""
+        return math.exp(min(self.loss, 700))
 
     def value(self, metric: Literal["bleu", "chrf", "loss"]) -> float:
         """Return the score by ``metric``, higher is better; by the loss if there is no text."""
         value = {"bleu": self.bleu, "chrf": self.chrf, "loss": None}[metric]
-        return -self.nats_per_token if value is None else value
+        return -self.loss if value is None else value
 
     def report(self, step: int, epoch: int, seconds: float) -> ValidationReport:
         """Tell of the validation at ``step``, which took ``seconds``."""
         return ValidationReport(
             step=step,
             epoch=epoch,
-            loss=self.nats_per_token,
+            loss=self.loss,
             perplexity=self.perplexity,
             bleu=self.bleu,
             bleu_tokenizer=self.bleu_tokenizer,
@@ -109,7 +109,7 @@ class Validator:
         Raises:
             Interrupted: It was given up, in all processes.
         """
-        with self._updater.optimizer.used_weights():
+        with self._updater.optimizer.eval_weights():
             return self._measure()
 
     def _measure(self) -> Scores:
@@ -117,24 +117,24 @@ class Validator:
         was_training = model.training
         model.eval()
         with torch.inference_mode():
-            nats, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
+            loss_sum, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
             text = self._text_validator() if self._text_validator else None
         model.train(was_training)
-        nats_per_token = nats / max(tokens, 1)
+        loss = loss_sum / max(tokens, 1)
         if text is None:
-            return Scores(nats_per_token)
-        return Scores(nats_per_token, text.bleu, text.bleu_tokenizer, text.chrf, text.samples)
+            return Scores(loss)
+        return Scores(loss, text.bleu, text.bleu_tokenizer, text.chrf, text.samples)
 
     def _sum_loss(self) -> tuple[float, int]:
         """Return loss and tokens of the batches of this process."""
         tokens, device = 0, self._updater.model.output_weight.device
-        nats = torch.zeros((), dtype=torch.float64, device=device)
+        total = torch.zeros((), dtype=torch.float64, device=device)
         for batch in self._batches:
             self._stop.check()
-            loss = self._updater.loss(batch.to(device), 0.0)
-            nats += loss.nats
-            tokens += loss.tokens
-        return float(nats), tokens
+            loss = self._updater.validation_loss(batch.to(device))
+            total += loss.loss_sum
+            tokens += loss.num_tokens
+        return float(total), tokens
 
 
 def _fixed_batches(store: ParallelStore, max_tokens: int, processes: Processes) -> Sequence[Batch]:

@@ -234,14 +234,14 @@ def test_with_patience_only_nobody_knows_the_end(folder: Path) -> None:
 def test_a_batch_too_large_for_the_device_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = Updater.loss
+    loss = Updater._training_loss
 
-    def small_only(self: Updater, batch: Batch, smoothing: float) -> Any:
+    def small_only(self: Updater, batch: Batch) -> Any:
         if len(batch.rows) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return loss(self, batch, smoothing)
+        return loss(self, batch)
 
-    monkeypatch.setattr(Updater, "loss", small_only)
+    monkeypatch.setattr(Updater, "_training_loss", small_only)
 
     report = dry_run(config_in(folder), quiet=True, num_updates=4)
 

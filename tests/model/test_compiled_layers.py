@@ -16,8 +16,8 @@ from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend, use_backend
 from tests.model.test_transformer import VARIANTS, padded, random_parameters, small_model
-from tests.training.test_update import batch_of, updater_of
-from tests.training.test_update import small_model as model_to_train
+from tests.training.small import batch_of, updater_of
+from tests.training.small import small_model as model_to_train
 
 # Torch warns itself of what it does when it reads code; `compile_layers` hides that, too.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -206,11 +206,11 @@ def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
             wanted,
             device,
             switch=model.compile_layers,
-            rehearse=lambda updater=updater: updater.rehearse(batch_of([9, 5, 12])),  # type: ignore[misc]
+            rehearse=lambda updater=updater: updater.warm_up(batch_of([9, 5, 12])),  # type: ignore[misc]
         )
         assert found.is_on == wanted
         batches = [batch_of([5 + step, 4, 3], step) for step in range(12)]
-        losses.append([updater([batch], 1e-3).nats for batch in batches])
+        losses.append([updater([batch], 1e-3).loss_sum for batch in batches])
 
     tolerance = 1e-4 if precision == "float32" else 2e-2
     assert losses[1] == pytest.approx(losses[0], rel=tolerance)

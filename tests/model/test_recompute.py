@@ -14,9 +14,8 @@ from nmt.engine.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze
-from nmt.training.update import Updater
 from tests.model.test_transformer import VARIANTS, padded, small_model
-from tests.training.test_update import batch_of
+from tests.training.small import batch_of, updater_of
 
 DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.2, "word_dropout": 0.1}
 
@@ -139,9 +138,7 @@ def test_updates_make_the_same_weights(precision: Any, r_drop: float) -> None:
         model = model_of(recompute=recompute)
         policy = Precision(precision, "cpu")
         optimizer = build_optimizer(model, OptimizerConfig(), policy.weight_dtype)
-        updater = Updater(
-            model, optimizer, policy, label_smoothing=0.1, clip_norm=1.0, r_drop=r_drop
-        )
+        updater = updater_of(model, optimizer, policy, clip_norm=1.0, r_drop=r_drop)
         torch.manual_seed(9)
         for step in range(3):
             updater([batch_of([5, 4], step), batch_of([3, 3], step)], 0.01)

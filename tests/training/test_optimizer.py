@@ -13,18 +13,16 @@ from torch import Tensor
 from nmt.engine.precision import Precision
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import Optimizer
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.update import Updater
-from tests.training.test_rules import KINDS, WARM_UP, close, drive, optimizer_of, weights_of
-from tests.training.test_update import batch_of, small_model
+from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
+from tests.training.test_optimizers import KINDS, WARM_UP, close, drive, optimizer_of, weights_of
 
 WAYS = tuple(way for way in product(KINDS, (None, 0.7)) if way != ("schedule-free", 0.7))
 """Kinds of optimizer, and decays of the running mean."""
-BF16 = Precision("bf16", "cpu")
-FLOAT32 = Precision("float32", "cpu")
 
 
-def everything(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]:
+def everything(model: Transformer, optimizer: ModelOptimizer) -> dict[str, Tensor]:
     parts = {
         "working": weights_of(model),
         "weights": optimizer.weights(),
@@ -76,7 +74,7 @@ def test_the_weights_to_be_used_are_shown_and_taken_back(
 
     shown = {}
     try:
-        with optimizer.used_weights():
+        with optimizer.eval_weights():
             shown = weights_of(model)
             if fails:
                 raise RuntimeError("validation fails")
@@ -90,12 +88,13 @@ def test_the_weights_to_be_used_are_shown_and_taken_back(
     assert_same(everything(model, optimizer), before)
 
 
-def updater_of(
+def updater_for(
     model: Transformer, kind: str, ema_decay: float | None, precision: Precision
 ) -> Updater:
     dtype = precision.weight_dtype
-    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=dtype)
-    return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+    return updater_of(
+        model, optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=dtype), precision
+    )
 
 
 def train(updater: Updater, begin: int, end: int) -> None:
@@ -124,7 +123,7 @@ def test_a_saved_and_loaded_optimizer_makes_the_same_bytes(
         model.encoder.requires_grad_(not freezes)
         return model
 
-    whole = updater_of(model_of(), kind, ema_decay, precision)
+    whole = updater_for(model_of(), kind, ema_decay, precision)
     train(whole, 0, steps_before)
     saved = everything(whole.model, whole.optimizer)
     save_file({n: t.clone() for n, t in whole.optimizer.weights().items()}, tmp_path / "model")
@@ -133,7 +132,7 @@ def test_a_saved_and_loaded_optimizer_makes_the_same_bytes(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)  # nothing of the new model's own may stay
-    resumed = updater_of(model, kind, ema_decay, precision)
+    resumed = updater_for(model, kind, ema_decay, precision)
     resumed.optimizer.load(load_file(tmp_path / "model"), load_file(tmp_path / "state"))
     assert_same(everything(model, resumed.optimizer), saved)
     train(whole, steps_before, 7)

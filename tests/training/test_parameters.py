@@ -12,9 +12,8 @@ from nmt.engine.precision import Precision
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training.parameters import FlatParameters, copy_tensors, freeze, is_matrix
-from nmt.training.update import Updater
-from tests.training.test_rules import KINDS, optimizer_of, weights_of
-from tests.training.test_update import batch_of, small_model
+from tests.training.small import batch_of, small_model, updater_of
+from tests.training.test_optimizers import KINDS, optimizer_of, weights_of
 
 PARTS = (
     "source_vectors",
@@ -112,7 +111,7 @@ def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() 
 
     flat.weights.add_(1)
     assert torch.equal(model.source_vectors, before.bfloat16())
-    flat.publish()
+    flat.sync_from_master()
     assert torch.equal(model.source_vectors, (before + 1).bfloat16())
     working.fill_(1)
     flat.clear()
@@ -139,7 +138,7 @@ def test_shown_values_reach_the_trained_parameters_only(dtype: torch.dtype) -> N
     model = model_with(["decoder"])
     before = weights_of(model)
     flat = FlatParameters(model, dtype)
-    flat.show(torch.full_like(flat.weights, 3.0))
+    flat.load_into_model(torch.full_like(flat.weights, 3.0))
 
     for name, parameter in model.named_parameters():
         expected = before[name].to(dtype) if name.startswith("decoder.") else torch.tensor(3.0)
@@ -206,7 +205,7 @@ def test_frozen_parameters_never_change(
     model = model_with([part])
     policy = Precision("bf16" if precision == "bf16" else "float32", "cpu")
     optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=policy.weight_dtype)
-    updater = Updater(model, optimizer, policy, label_smoothing=0.1, clip_norm=1.0)
+    updater = updater_of(model, optimizer, policy)
     before = weights_of(model)
     exact = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
     for step in range(3):

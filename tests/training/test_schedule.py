@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config.training import ScheduleConfig
-from nmt.training.schedule import build_schedule, inverse_sqrt, noam
+from nmt.config.training import ScheduleConfig, TrainingConfig
+from nmt.training.schedule import SCHEDULES, build_schedule, inverse_sqrt, noam
 
-SHAPES = get_args(ScheduleConfig.model_fields["shape"].annotation)
+SHAPES = tuple(SCHEDULES)
 ENDING = ("linear", "cosine", "wsd")
 PEAKS = st.floats(1e-6, 1.0)
 WARMUPS = st.integers(1, 300)
@@ -112,6 +112,11 @@ def test_no_warm_up_starts_at_the_peak(shape: str) -> None:
     rate = schedule(shape, 1000, peak_lr=1.0, warmup_steps=0)
 
     assert rate(1) == pytest.approx(64**-0.5 if shape == "noam" else 1.0, rel=0.01)
+
+
+def test_inverse_sqrt_without_warm_up_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"inverse_sqrt .* would be peak_lr / sqrt\(step\)"):
+        TrainingConfig(max_steps=1, schedule=ScheduleConfig(warmup_steps=0))
 
 
 @pytest.mark.parametrize("shape", ENDING)

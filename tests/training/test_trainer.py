@@ -15,12 +15,12 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.engine.device import random_state
 from nmt.engine.precision import Precision
-from nmt.training.optimizer import Optimizer, build_optimizer
+from nmt.training.optimizer import ModelOptimizer, build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.signals import Interrupted
 from nmt.training.timing import measure_update_seconds
 from nmt.training.update import Updater, UpdateStats
-from tests.training.test_update import batch_of, small_model
+from tests.training.small import batch_of, small_model, updater_of
 
 CPU = torch.device("cpu")
 
@@ -36,13 +36,13 @@ class Batches:
 LOADER = cast(Loader, Batches())
 
 
-def updater_in(precision: Precision) -> tuple[Updater, Optimizer]:
+def updater_in(precision: Precision) -> tuple[Updater, ModelOptimizer]:
     model = small_model(dropout=0.1)
     optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.1), precision.weight_dtype)
-    return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0), optimizer
+    return updater_of(model, optimizer, precision), optimizer
 
 
-def everything(updater: Updater, optimizer: Optimizer) -> dict[str, Tensor]:
+def everything(updater: Updater, optimizer: ModelOptimizer) -> dict[str, Tensor]:
     working = {f"working/{name}": p.detach() for name, p in updater.model.named_parameters()}
     gradients = {
         f"gradient/{name}": p.grad
@@ -99,7 +99,9 @@ def test_measuring_can_be_interrupted() -> None:
 
 
 def test_progress_reads_back_as_it_was_written() -> None:
-    progress = Progress(step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, nats=1.5)
+    progress = Progress(
+        step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, loss_sum=1.5
+    )
     progress.history = progress.history.add(5, 21.0)
 
     assert Progress.from_dict(progress.as_dict()) == progress

@@ -22,8 +22,8 @@ from nmt.errors import DeviceError, DivergedError
 from nmt.recipes.train import train
 from nmt.training.update import Updater
 from nmt.training.validation import Scores, Validator
+from tests.training.small import batch_of
 from tests.training.test_resume import CONFIG, write_corpus
-from tests.training.test_update import batch_of
 
 STEPS = 8
 
@@ -55,7 +55,7 @@ def last_weights(run_dir: Path) -> dict[str, Tensor]:
 
 def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Have memory for so many pairs at once."""
-    objective = Updater._objective
+    objective = Updater._training_loss
 
     def short(updater: Updater, batch: Batch) -> Tensor:
         loss = objective(updater, batch)
@@ -64,7 +64,7 @@ def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
         return loss
 
-    monkeypatch.setattr(Updater, "_objective", short)
+    monkeypatch.setattr(Updater, "_training_loss", short)
 
 
 def test_batches_that_memory_does_not_hold_are_halved_and_no_update_is_lost(
@@ -129,7 +129,7 @@ def test_halves_hold_every_pair_once_and_no_padding_of_the_other_half(
 
 def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
     """Make the loss of some updates, from 1, not a number."""
-    call, objective, made = Updater.__call__, Updater._objective, 0
+    call, objective, made = Updater.__call__, Updater._training_loss, 0
 
     def counted(updater: Updater, *arguments: Any, **options: Any) -> Any:
         nonlocal made
@@ -141,7 +141,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
         return objective(updater, batch) * factor
 
     monkeypatch.setattr(Updater, "__call__", counted)
-    monkeypatch.setattr(Updater, "_objective", poisoned)
+    monkeypatch.setattr(Updater, "_training_loss", poisoned)
 
 
 def test_one_loss_that_is_not_a_number_is_skipped_counted_and_told(
@@ -199,7 +199,7 @@ def test_a_model_may_be_worse_than_guessing_while_it_warms_up(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 25: tied, scaled embeddings without a norm at the end begin so."""
-    monkeypatch.setattr(Validator, "__call__", lambda _: Scores(nats_per_token=20.0))
+    monkeypatch.setattr(Validator, "__call__", lambda _: Scores(loss=20.0))
     values["training"] |= {"validate_every": 1}
     with pytest.raises(DivergedError, match="at step 6, worse than"):
         run(values)

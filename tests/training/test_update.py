@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,51 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.engine.precision import Precision
 from nmt.errors import CheckpointError
-from nmt.model.factory import build_model
-from nmt.model.layout import Layout
 from nmt.model.transformer import Transformer
-from nmt.training.loss import LossFunction, LossSum, chunked_loss
+from nmt.training.losses import chunked_cross_entropy
+from nmt.training.objective import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import build_optimizer
-from nmt.training.parameters import is_matrix
+from nmt.training.parameters import FlatParameters, is_matrix
 from nmt.training.update import Updater
-
-FLOAT32 = Precision("float32", "cpu")
-
-
-def small_model(**options: object) -> Transformer:
-    torch.manual_seed(1)
-    shape = {"model_dim": 16, "ff_dim": 32, "num_heads": 2, "encoder_layers": 1}
-    config = ModelConfig.model_validate({**shape, "decoder_layers": 1, "dropout": 0.0, **options})
-    return build_model(config, 30, 30)
-
-
-def batch_of(lengths: list[int], seed: int = 0) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    layout = Layout.from_lengths(torch.tensor(lengths), max(lengths))
-
-    def ids() -> Tensor:
-        return torch.randint(4, 30, (len(lengths), max(lengths)), generator=generator)
-
-    return Batch(
-        source=ids(),
-        source_index=layout.index,
-        target_input=ids(),
-        target_output=ids(),
-        target_index=layout.index,
-        rows=np.arange(len(lengths)),
-    )
-
-
-def updater_of(
-    model: Transformer, config: OptimizerConfig | None = None, precision: Precision = FLOAT32
-) -> Updater:
-    optimizer = build_optimizer(model, config or OptimizerConfig(), precision.weight_dtype)
-    return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+from tests.training.small import FLOAT32, batch_of, small_model, updater_of
+from tests.training.test_losses import assert_close, naive
 
 
 def plain_loss(model: Transformer, batch: Batch) -> Tensor:
@@ -90,7 +58,7 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
         norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         adam.step()
         assert stats.target_tokens == tokens
-        assert stats.nats / tokens == pytest.approx(loss.item(), rel=1e-5)
+        assert stats.loss_sum / tokens == pytest.approx(loss.item(), rel=1e-5)
         assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
 
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -114,7 +82,7 @@ def test_accumulated_batches_count_by_their_tokens() -> None:
     two = updater_of(parts)([first, rest], 0.01)
 
     assert one.gradient_norm == pytest.approx(two.gradient_norm, rel=1e-5)
-    assert one.nats == pytest.approx(two.nats, rel=1e-6)
+    assert one.loss_sum == pytest.approx(two.loss_sum, rel=1e-6)
 
 
 def test_a_resumed_optimizer_makes_the_same_bytes() -> None:
@@ -153,12 +121,12 @@ def test_the_chunked_loss_of_large_vocabularies_works_in_fp16_as_in_float32(
     for precision in (FLOAT32, Precision("fp16", "cpu")):
         model = small_model(norm_position=norm_position, output_bias=True)
         updater = updater_of(model, precision=precision)
-        updater._loss = chunked_loss
+        updater._objective = CrossEntropy(0.1, chunked_cross_entropy)
         stats.append([updater([batch_of([5, 4], step)], 0.01) for step in range(3)])
 
     for exact, rounded in zip(*stats, strict=True):
         assert not rounded.skipped
-        assert rounded.nats == pytest.approx(exact.nats, rel=2e-3)
+        assert rounded.loss_sum == pytest.approx(exact.loss_sum, rel=2e-3)
         assert rounded.gradient_norm == pytest.approx(exact.gradient_norm, rel=2e-2)
 
 
@@ -168,22 +136,22 @@ def test_an_update_with_a_loss_that_is_not_finite_is_left_out() -> None:
     updater = updater_of(model)
     updater([batch_of([5, 4])], 0.01)
     before = copy.deepcopy(model.state_dict())
-    original = updater._loss
-    updater._loss = _poisoned(original)
+    original = updater._objective
+    updater._objective = _poisoned(original)
 
     stats = updater([batch_of([5, 4])], 0.01)
 
     assert stats.skipped
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
-    updater._loss = original
+    updater._objective = original
     assert not updater([batch_of([5, 4])], 0.01).skipped
 
 
-def _poisoned(original: LossFunction) -> LossFunction:
-    def loss(*inputs: Any) -> LossSum:
-        nats, tokens = original(*inputs)
-        return LossSum(nats * torch.nan, tokens)
+def _poisoned(original: Objective) -> Objective:
+    def loss(model: Transformer, batch: Batch) -> LossSum:
+        loss_sum, tokens = original(model, batch)
+        return LossSum(loss_sum * torch.nan, tokens)
 
     return loss
 
@@ -198,7 +166,7 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     for step in range(20):
         batches = [batch_of([5, 4], step % 2), batch_of([6], step % 2)]
         pair = [updater(batches, 0.01) for updater in (exact_updater, rounded_updater)]
-        losses.append([stats.nats / stats.target_tokens for stats in pair])
+        losses.append([stats.loss_sum / stats.target_tokens for stats in pair])
 
     assert losses[-1][0] < 0.7 * losses[0][0]
     assert losses[-1][1] == pytest.approx(losses[-1][0], rel=0.05)
@@ -211,10 +179,10 @@ def test_fp16_halves_its_loss_scale_at_an_overflow_and_remembers_it() -> None:
     updater = updater_of(small_model(), precision=Precision("fp16", "cpu"))
     assert not updater([batch_of([5, 4])], 0.01).skipped
     scale = float(updater.loss_scale.factor)
-    original = updater._loss
-    updater._loss = _poisoned(original)
+    original = updater._objective
+    updater._objective = _poisoned(original)
     updater([batch_of([5, 4])], 0.01)
-    updater._loss = original
+    updater._objective = original
 
     assert updater.loss_scale.factor == scale / 2
     other = updater_of(small_model(), precision=Precision("fp16", "cpu"))
@@ -222,23 +190,24 @@ def test_fp16_halves_its_loss_scale_at_an_overflow_and_remembers_it() -> None:
     assert other.loss_scale.factor == scale / 2
 
 
-@pytest.mark.parametrize("trouble", [False, True])
-def test_a_rehearsal_leaves_no_trace(trouble: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_warm_up_leaves_no_trace(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
     model = small_model(dropout=0.3)
     updater = updater_of(model)
     weights = {name: value.clone() for name, value in updater.optimizer.weights().items()}
     random, modes = torch.get_rng_state(), []
 
-    def loss(batch: Batch, smoothing: float) -> LossSum:
+    def forward(model: Transformer, *inputs: Tensor) -> Tensor:
         modes.append((model.training, torch.is_inference_mode_enabled()))
-        if trouble and not model.training:
+        if fails and not model.training:
             raise RuntimeError("no compiler")
-        return Updater.loss(updater, batch, smoothing)
+        return original(model, *inputs)
 
-    monkeypatch.setattr(updater, "loss", loss)
-    with pytest.raises(RuntimeError, match="no compiler") if trouble else nullcontext():
-        updater.rehearse(batch_of([4, 3]))
+    original = Transformer.forward
+    monkeypatch.setattr(Transformer, "forward", forward)
+    with pytest.raises(RuntimeError, match="no compiler") if fails else nullcontext():
+        updater.warm_up(batch_of([4, 3]))
 
     assert modes == [(True, False), (False, True)]
     assert model.training
@@ -246,3 +215,109 @@ def test_a_rehearsal_leaves_no_trace(trouble: bool, monkeypatch: pytest.MonkeyPa
     assert not updater.optimizer.parameters.shared.any()
     assert all(torch.equal(updater.optimizer.weights()[name], weights[name]) for name in weights)
     assert updater.optimizer.state()["step"] == 0
+
+
+def uneven_batch() -> Batch:
+    """Twelve source tokens and seven target tokens."""
+    batch, target = batch_of([7, 5]), batch_of([4, 3])
+    return replace(
+        batch,
+        target_input=target.target_input,
+        target_output=target.target_output,
+        target_index=target.target_index,
+    )
+
+
+def test_the_gradient_is_of_the_mean_over_target_tokens() -> None:
+    model, twin = small_model(), small_model()
+    batches = [uneven_batch(), uneven_batch()]
+    stats = updater_of(model, clip_norm=0.0)(batches, 0.0)
+    loss = torch.stack([plain_loss(twin, batch) for batch in batches]).sum() / 14
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None]).norm()
+
+    assert (stats.source_tokens, stats.target_tokens) == (24, 14)
+    assert stats.gradient_norm == pytest.approx(float(norm), rel=1e-4)
+
+
+@pytest.mark.parametrize(("clip_norm", "factor"), [(0.5, 0.5), (2.0, 1.0), (1000.0, 1.0), (0, 1)])
+def test_clipping_scales_large_gradients_down_and_leaves_small_ones(
+    clip_norm: float, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the optimizer is given of a gradient whose norm is 1."""
+    updater = updater_of(small_model(), clip_norm=clip_norm)
+    given = []
+    monkeypatch.setattr(updater.optimizer, "gradient_norm", lambda: torch.tensor(1.0))
+    monkeypatch.setattr(updater.optimizer, "step", lambda *inputs: given.append(float(inputs[1])))
+    updater([batch_of([3])], 0.01)
+
+    assert given == [pytest.approx(factor, rel=1e-5)]
+
+
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_after_batches_were_halved_later_updates_draw_the_numbers_of_a_run_that_halved_none(
+    r_drop: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 22: also where memory was short twice for one update."""
+    batches = [batch_of([5, 3, 4, 2, 6, 1]), batch_of([2, 3])]
+    states, splits = [], []
+    for most in (9, 2):
+        updater = updater_of(small_model(dropout=0.3), r_drop=r_drop)
+        with monkeypatch.context() as patch:
+            hold_pairs(patch, most)
+            torch.manual_seed(7)
+            splits.append(updater(batches, 0.01).splits)
+        states.append(torch.get_rng_state())
+
+    assert splits == [0, 2]
+    assert torch.equal(*states)
+
+
+def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Have memory for the backward pass of so many pairs at once."""
+    accumulate, loss, pairs = FlatParameters.accumulate, Updater._training_loss, 0
+
+    def counted(updater: Updater, batch: Batch) -> Tensor:
+        nonlocal pairs
+        pairs = len(batch.rows)
+        return loss(updater, batch)
+
+    def short(parameters: FlatParameters) -> None:
+        accumulate(parameters)
+        if pairs > most:
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+
+    monkeypatch.setattr(Updater, "_training_loss", counted)
+    monkeypatch.setattr(FlatParameters, "accumulate", short)
+
+
+def gradient_of(model: Transformer, strength: float) -> tuple[Tensor, Tensor]:
+    """Loss and whole gradient that an update with R-Drop works out."""
+    updater = updater_of(model, clip_norm=0.0, r_drop=strength)
+    torch.manual_seed(5)
+    updater._sum([batch_of([5, 4])], 1.0)
+    parameters = updater.optimizer.parameters
+    return parameters.sums[0], parameters.gradient
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 5.0])
+def test_an_update_makes_two_passes_with_other_dropout_or_one(strength: float) -> None:
+    model, twin = small_model(dropout=0.3), small_model(dropout=0.3)
+    loss, gradient = gradient_of(model, strength)
+    batch = batch_of([5, 4])
+    gold = batch.target_output.flatten()[batch.target_index]
+    flat = FlatParameters(twin, torch.float32)
+    torch.manual_seed(5)
+    passes = [
+        twin.logits(twin(batch.source, batch.source_index, batch.target_input, batch.target_index))
+        for _ in range(2)
+    ]
+    assert not torch.equal(*passes)
+    if strength:
+        expected = naive((passes[0], passes[1]), gold, smoothing=0.1, strength=strength)
+    else:
+        expected = F.cross_entropy(passes[0], gold, label_smoothing=0.1, reduction="sum")
+    expected.backward()
+
+    torch.testing.assert_close(loss, expected.detach())
+    assert_close([gradient], [flat.gradient])

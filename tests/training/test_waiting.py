@@ -32,15 +32,14 @@ from nmt.training.trainer import Surroundings, Trainer
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 from tests.training import test_trouble
+from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizer import WAYS, everything
-from tests.training.test_rules import optimizer_of
+from tests.training.test_optimizers import optimizer_of
 from tests.training.test_trainer import LOADER
 from tests.training.test_trouble import poison, run
-from tests.training.test_update import batch_of, small_model
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 TENSORS_OF_A_BATCH = 5
-FLOAT32, BF16 = Precision("float32", "cpu"), Precision("bf16", "cpu")
 FP16 = Precision("fp16", "cuda")
 
 values = test_trouble.values
@@ -110,9 +109,7 @@ def meta_updater(
 ) -> Updater:
     model = small_model(dropout=0.1, **shape).to(META)
     optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=precision.weight_dtype)
-    return Updater(
-        model, optimizer, precision, label_smoothing=0.1, clip_norm=clip_norm, r_drop=r_drop
-    )
+    return updater_of(model, optimizer, precision, clip_norm=clip_norm, r_drop=r_drop)
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -143,7 +140,7 @@ def test_an_update_does_not_wait_for_its_device(
     assert copies.count == pinned.count == 2 * len(batches) * TENSORS_OF_A_BATCH
     assert stats.target_tokens == 21
     with pytest.raises(NotImplementedError, match="meta tensor"):
-        _ = stats.nats
+        _ = stats.loss_sum
 
 
 class _Enough(Exception):  # noqa: N818
@@ -188,28 +185,28 @@ class Nothing:
     stop = StopSignal()
 
 
-def _nan_loss(nats: Tensor, _model: Transformer) -> Tensor:
-    return nats * math.nan
+def _nan_loss(loss: Tensor, _model: Transformer) -> Tensor:
+    return loss * math.nan
 
 
-def _infinite_loss(nats: Tensor, _model: Transformer) -> Tensor:
-    return nats * math.inf
+def _infinite_loss(loss: Tensor, _model: Transformer) -> Tensor:
+    return loss * math.inf
 
 
-def _nan_loss_with_a_good_gradient(nats: Tensor, _model: Transformer) -> Tensor:
-    return nats + math.nan
+def _nan_loss_with_a_good_gradient(loss: Tensor, _model: Transformer) -> Tensor:
+    return loss + math.nan
 
 
-def _one_infinite_gradient(nats: Tensor, model: Transformer) -> Tensor:
+def _one_infinite_gradient(loss: Tensor, model: Transformer) -> Tensor:
     vectors = model.source_vectors * 1
     vectors.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf))
-    return nats + vectors.float().sum() * 0
+    return loss + vectors.float().sum() * 0
 
 
-def _overflowing_norm(nats: Tensor, model: Transformer) -> Tensor:
+def _overflowing_norm(loss: Tensor, model: Transformer) -> Tensor:
     vectors = model.source_vectors * 1
     vectors.register_hook(lambda gradient: torch.full_like(gradient, 1e38))
-    return nats + vectors.float().sum() * 0
+    return loss + vectors.float().sum() * 0
 
 
 FAULTS = (
@@ -221,10 +218,10 @@ FAULTS = (
 )
 
 
-def updater_of(kind: str, ema_decay: float | None, precision: Precision) -> Updater:
+def updater_for(kind: str, ema_decay: float | None, precision: Precision) -> Updater:
     model = small_model()
     optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=precision.weight_dtype)
-    return Updater(model, optimizer, precision, label_smoothing=0.1, clip_norm=1.0)
+    return updater_of(model, optimizer, precision)
 
 
 def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -252,22 +249,22 @@ def test_a_skipped_update_leaves_every_bit_as_it_was(
         for step in range(begin, end):
             assert not updater([batch_of([5, 4], step), batch_of([3], step)], 0.02).skipped
 
-    updater, twin = (updater_of(kind, ema_decay, precision) for _ in range(2))
+    updater, twin = (updater_for(kind, ema_decay, precision) for _ in range(2))
     for each in (updater, twin):
         go_on(each, 0, before)
     expected = everything(twin.model, twin.optimizer)
-    objective, calls = updater._objective, 0
+    objective, calls = updater._training_loss, 0
 
     def faulty(batch: Batch) -> Tensor:
         nonlocal calls
         calls += 1
-        nats = objective(batch)
-        return nats if calls % 2 else fault(nats, updater.model)
+        loss = objective(batch)
+        return loss if calls % 2 else fault(loss, updater.model)
 
-    updater._objective = faulty  # type: ignore[method-assign]
+    updater._training_loss = faulty  # type: ignore[method-assign]
     for _ in range(2):
         assert updater([batch_of([5, 4]), batch_of([3])], 0.02).skipped
-    updater._objective = objective  # type: ignore[method-assign]
+    updater._training_loss = objective  # type: ignore[method-assign]
 
     same_bits(everything(updater.model, updater.optimizer), expected)
     for each in (updater, twin):

@@ -1,0 +1,225 @@
+"""Losses of hidden states, summed over tokens: label-smoothed cross-entropy and R-Drop.
+
+Cross-entropy is of log softmax(hidden @ weight.T + bias), smoothed by spreading a share of the
+probability evenly over the vocabulary (Szegedy et al. 2016, section 7). Two forms give the same
+numbers; `choose_form` picks the one that was measured faster:
+
+- `plain_cross_entropy`: one matrix product and torch's own loss. Holds N x V logits several times.
+- `chunked_cross_entropy`: a few hundred rows at a time, with the gradient computed on the way,
+  while the logits are still in the cache. Holds chunk x V.
+
+R-Drop makes two passes with different dropout masks, and penalises how far they differ (Liang et
+al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The objective here is half
+of the paper's, so that strength 0 and equal passes give the cross-entropy:
+
+    (CE_1 + CE_2) / 2 + strength / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1))
+
+Shapes: N real target tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CrossEntropyForm = Callable[[Tensor, Tensor, "Tensor | None", Tensor, float], Tensor]
+"""(hidden (N, D), weight (V, D), bias (V,), gold (N,) int64, smoothing) -> loss, float32 scalar."""
+
+_ROWS_PER_CHUNK = 256
+_CHUNKS_PER_SUM = 4
+"""Chunks summed in 16 bits before the sum moves to float32: more would lose small addends."""
+_LARGE_VOCABULARY = 16_000
+
+
+def choose_form(dtype: torch.dtype, device: torch.device, vocab_size: int) -> CrossEntropyForm:
+    """Return the faster form: chunks pay in float32 and where the logits are large."""
+    if device.type == "cpu" and (dtype == torch.float32 or vocab_size > _LARGE_VOCABULARY):
+        return chunked_cross_entropy
+    return plain_cross_entropy
+
+
+def plain_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float
+) -> Tensor:
+    """Sum the smoothed cross-entropy of all rows at once."""
+    logits = F.linear(hidden, weight, bias)
+    return F.cross_entropy(logits.float(), gold, label_smoothing=smoothing, reduction="sum")
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float
+) -> Tensor:
+    """Sum the smoothed cross-entropy a chunk of rows at a time; no gradient in validation."""
+    if torch.is_grad_enabled():
+        loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, bias, gold, smoothing)  # type: ignore[no-untyped-call]
+        return loss
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for rows, wanted in zip(
+        hidden.split(_ROWS_PER_CHUNK), gold.split(_ROWS_PER_CHUNK), strict=True
+    ):
+        total += _loss_of(F.linear(rows, weight, bias).float(), wanted, smoothing)[0]
+    return total
+
+
+def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of float32 ``logits`` (n, V), and softmax sums (n, 1).
+
+    Turns the logits, in place, into the exponentials that those sums are of.
+    """
+    of_gold = logits.gather(1, gold.unsqueeze(1)).sum()
+    of_all = logits.sum() / logits.shape[1] if smoothing else 0.0
+    largest = logits.amax(dim=1, keepdim=True)
+    sums = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
+    normaliser = (sums.log() + largest).sum()
+    return normaliser - (1 - smoothing) * of_gold - smoothing * of_all, sums
+
+
+def _chunk_gradient(logits: Tensor, gold: Tensor, smoothing: float) -> Tensor:
+    """Turn float32 ``logits`` (n, V) into the gradient of the loss, in place; return the loss."""
+    loss, sums = _loss_of(logits, gold, smoothing)
+    rows = gold.unsqueeze(1)
+    logits.div_(sums)
+    if smoothing:
+        logits.sub_(smoothing / logits.shape[1])
+    logits.scatter_add_(1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
+    return loss
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        gold: Tensor,
+        smoothing: float,
+    ) -> Tensor:
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        is_whole = weight.dtype == torch.float32
+        part = of_weight if is_whole else torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        chunks = zip(
+            *(tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, of_hidden, gold)), strict=True
+        )
+        for number, (rows, of_rows, wanted) in enumerate(chunks, start=1):
+            logits = F.linear(rows, weight, bias).float()
+            total += _chunk_gradient(logits, wanted, smoothing)
+            gradient = logits.to(hidden.dtype)
+            torch.mm(gradient, weight, out=of_rows)
+            part.addmm_(gradient.T, rows)
+            if of_bias is not None:
+                of_bias += logits.sum(dim=0)
+            if not is_whole and number % _CHUNKS_PER_SUM == 0:
+                of_weight += part
+                part.zero_()
+        if not is_whole:
+            of_weight += part
+        of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
+        scale = gradient.to(of_hidden.dtype)
+        of_bias = None if of_bias is None else of_bias * scale
+        return of_hidden * scale, of_weight * scale, of_bias, None, None
+
+
+def r_drop_loss(
+    hidden: tuple[Tensor, Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    gold: Tensor,
+    *,
+    smoothing: float,
+    strength: float,
+) -> Tensor:
+    """Sum the objective over tokens: a float32 scalar.
+
+    Args:
+        hidden: States of both passes, (N, D) each.
+        weight: Output projection. (V, D)
+        bias: Its bias, (V,), or None.
+        gold: Ids to predict. (N,), int64.
+        smoothing: Probability spread evenly over the vocabulary.
+        strength: Weight of the divergence (alpha in the paper; 5 there for translation).
+    """
+    both = torch.stack(hidden)
+    objective: Tensor = _RDrop.apply(both, weight, bias, gold, smoothing, strength)  # type: ignore[no-untyped-call]
+    return objective
+
+
+def _r_drop_gradient(
+    logits: Tensor, gold: Tensor, smoothing: float, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Return the objective of float32 ``logits`` (2, n, V) and its gradient, of the same shape."""
+    vocab_size = logits.shape[-1]
+    log_probs = logits.log_softmax(-1)
+    probs = log_probs.exp()
+    rows = gold.expand(2, -1).unsqueeze(-1)
+    of_gold = log_probs.gather(-1, rows).sum()
+    loss = -((1 - smoothing) * of_gold + smoothing / vocab_size * log_probs.sum()) / 2
+    difference = log_probs[0] - log_probs[1]
+    loss += strength / 4 * ((probs[0] - probs[1]) * difference).sum()
+
+    gradient = probs - smoothing / vocab_size
+    gradient.scatter_add_(-1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
+    gradient /= 2
+    for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
+        centred = difference - (probs[own] * difference).sum(-1, keepdim=True)
+        divergence = probs[own] * centred * sign + probs[own] - probs[other]
+        gradient[own].add_(divergence, alpha=strength / 4)
+    return loss, gradient
+
+
+class _RDrop(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        gold: Tensor,
+        smoothing: float,
+        strength: float,
+    ) -> Tensor:
+        of_hidden = torch.empty_like(hidden)
+        cast = weight.to(hidden.dtype)  # they differ under autocast
+        # Sums of many chunks: in 16 bits, what a chunk adds would be lost in what is there.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        objective = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, hidden.shape[1], _ROWS_PER_CHUNK):
+            chunk = slice(start, start + _ROWS_PER_CHUNK)
+            rows = hidden[:, chunk]
+            logits = F.linear(rows, cast).float()
+            if bias is not None:
+                logits += bias
+            loss, gradient = _r_drop_gradient(logits, gold[chunk], smoothing, strength)
+            objective += loss
+            gradient = gradient.to(hidden.dtype)
+            of_hidden[:, chunk] = gradient @ cast
+            of_weight += gradient.flatten(0, 1).T @ rows.flatten(0, 1)
+            if of_bias is not None:
+                of_bias += gradient.sum(dim=(0, 1), dtype=torch.float32)
+        of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
+        return objective
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
+        scale = gradient.to(of_hidden.dtype)
+        of_bias = None if of_bias is None else of_bias * scale
+        return of_hidden * scale, of_weight * scale, of_bias, None, None, None

@@ -1,0 +1,119 @@
+"""What training minimises: the seam of all losses, and a registry.
+
+A loss travels as a sum with the number of its tokens and is divided once, over all micro-batches
+and processes. To add a loss, write an `Objective` in a new file and `register_objective` it; the
+key ``training.objective`` chooses by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from nmt.config.keys import chosen
+from nmt.config.training import TrainingConfig
+from nmt.data.batch import Batch
+from nmt.model.transformer import Transformer
+from nmt.training.losses import CrossEntropyForm, r_drop_loss
+
+
+class LossSum(NamedTuple):
+    """A loss before division, so that sums over batches and devices stay exact."""
+
+    loss_sum: Tensor
+    """Loss summed over the tokens, in nats: a scalar in float32."""
+    num_tokens: int
+    """Target tokens summed over, without padding."""
+
+
+class Objective(Protocol):
+    """A loss of a model on a batch, called under autocast."""
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        """Return the summed loss of ``batch``, which is on the model's device."""
+        ...
+
+
+ObjectiveConstructor = Callable[[TrainingConfig, CrossEntropyForm], Objective]
+
+OBJECTIVES: dict[str, ObjectiveConstructor] = {}
+
+
+def register_objective(name: str, constructor: ObjectiveConstructor) -> None:
+    """Make a loss available as ``training.objective: name``."""
+    OBJECTIVES[name] = constructor
+
+
+def build_objective(config: TrainingConfig, form: CrossEntropyForm) -> Objective:
+    """Return the configured loss.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    return chosen(OBJECTIVES, objective_name(config), "training.objective")(config, form)
+
+
+def objective_name(config: TrainingConfig) -> str:
+    """Resolve ``auto``: R-Drop where its weight is set, else cross-entropy."""
+    if config.objective != "auto":
+        return config.objective
+    return "r_drop" if config.r_drop else "cross_entropy"
+
+
+def hidden_states(model: Transformer, batch: Batch) -> Tensor:
+    """Run the model: the last states of the real target tokens. (N, D)."""
+    return model(batch.source, batch.source_index, batch.target_input, batch.target_index)
+
+
+def gold_ids(batch: Batch) -> Tensor:
+    """Return the ids to predict. (N,), int64."""
+    return batch.target_output.flatten().index_select(0, batch.target_index)
+
+
+class CrossEntropy:
+    """Label-smoothed cross-entropy of the references.
+
+    Args:
+        smoothing: Probability spread evenly over the vocabulary.
+        form: How it is computed: see `choose_form`.
+    """
+
+    def __init__(self, smoothing: float, form: CrossEntropyForm) -> None:
+        self._smoothing, self._form = smoothing, form
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        """Return the summed loss of ``batch``."""
+        hidden, gold = hidden_states(model, batch), gold_ids(batch)
+        weight, bias = model.output_weight, model.output_bias
+        loss = self._form(hidden, weight, bias, gold, self._smoothing)
+        return LossSum(loss, batch.num_target_tokens)
+
+
+class RDrop:
+    """R-Drop: cross-entropy and divergence of two passes with different dropout masks.
+
+    Args:
+        smoothing: Probability spread evenly over the vocabulary.
+        strength: Weight of the divergence (alpha in the paper; 5 there for translation).
+    """
+
+    def __init__(self, smoothing: float, strength: float) -> None:
+        self._smoothing, self._strength = smoothing, strength
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        """Return the summed objective of two passes over ``batch``."""
+        loss = r_drop_loss(
+            (hidden_states(model, batch), hidden_states(model, batch)),
+            model.output_weight,
+            model.output_bias,
+            gold_ids(batch),
+            smoothing=self._smoothing,
+            strength=self._strength,
+        )
+        return LossSum(loss, batch.num_target_tokens)
+
+
+register_objective("cross_entropy", lambda config, form: CrossEntropy(config.label_smoothing, form))
+register_objective("r_drop", lambda config, _form: RDrop(config.label_smoothing, config.r_drop))

@@ -1,0 +1,367 @@
+"""Gradients -> changed weights: the seam of all optimizers, those that are built in, a registry.
+
+Optimizers change the flat float32 buffers of `FlatParameters`. None of them reads a tensor's value
+on the host: that would wait for the device. To add one, `register_optimizer` a class of your own,
+or any class of `torch.optim` by `from_torch`; the key ``training.optimizer.kind`` chooses by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from nmt.config.training import OptimizerConfig
+from nmt.training.parameters import FlatParameters, is_matrix
+
+
+class Optimizer(Protocol):
+    """How a gradient changes the weights of one model."""
+
+    step_count: Tensor
+    """Updates made and not skipped, a scalar."""
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change ``parameters.weights`` in place by ``parameters.gradient``.
+
+        Args:
+            learning_rate: Size of the step.
+            skipped: 1 if nothing may change and the gradient is zeros and NaN; else 0. A float32
+                scalar on the device.
+        """
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that an update depends on besides the weights, by name: views, not copies.
+
+        Copying into them restores a saved state. Names of per-parameter tensors end in
+        ``/parameter``.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget all updates: training begins at the weights as they are now."""
+        ...
+
+    def eval_weights(self) -> Tensor | None:
+        """Return the weights to validate and save, flat; None if they are the trained ones."""
+        ...
+
+
+OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
+OPTIMIZERS: dict[str, OptimizerConstructor] = {}
+
+
+def register_optimizer(name: str, constructor: OptimizerConstructor) -> None:
+    """Make an optimizer available as ``training.optimizer.kind: name``."""
+    OPTIMIZERS[name] = constructor
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019), fused; decays the matrices only.
+
+    Torch's function instead of its class, whose import loads the compiler and takes seconds.
+
+    Args:
+        parameters: The model's parameters.
+        config: The optimizer section.
+        begin: Where in the flat buffers the parameters that it trains begin.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters, config: OptimizerConfig, *, begin: int = 0
+    ) -> None:
+        self._parameters, self._config, self._begin = parameters, config, begin
+        weights, gradient = parameters.weights[begin:], parameters.gradient[begin:]
+        self.step_count = torch.zeros((), device=weights.device)
+        self._mean, self._square = torch.zeros_like(weights), torch.zeros_like(weights)
+        num_decayed = max(parameters.matrix_size - begin, 0)
+        parts = ((slice(0, num_decayed), config.weight_decay), (slice(num_decayed, None), 0.0))
+        tensors = (weights, gradient, self._mean, self._square)
+        self._groups = [
+            ([tensor[part] for tensor in tensors], decay)
+            for part, decay in parts
+            if len(weights[part])
+        ]
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change the weights in place."""
+        before = self.step_count.clone()
+        for (weights, gradient, mean, square), decay in self._groups:
+            self.step_count.copy_(before)  # each call counts
+            adamw(
+                [weights],
+                [gradient],
+                [mean],
+                [square],
+                max_exp_avg_sqs=[],
+                state_steps=[self.step_count],
+                fused=True,
+                amsgrad=False,
+                beta1=self._config.betas[0],
+                beta2=self._config.betas[1],
+                lr=learning_rate,
+                weight_decay=decay,
+                eps=self._config.epsilon,
+                maximize=False,
+                found_inf=skipped,
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the step count, and the means of gradient and squared gradient."""
+        return {
+            "step": self.step_count.view(1),
+            **_by_name(self._parameters, "exp_avg", self._mean, self._begin),
+            **_by_name(self._parameters, "exp_avg_sq", self._square, self._begin),
+        }
+
+    def reset(self) -> None:
+        """Forget all updates."""
+        for tensor in (self.step_count, self._mean, self._square):
+            tensor.zero_()
+
+    def eval_weights(self) -> None:
+        """Return None: the trained weights are the ones to use."""
+        return
+
+
+class ScheduleFreeAdamW:
+    """Schedule-free AdamW: needs neither an end of training nor a decay towards it.
+
+    Defazio et al. (2024), "The Road Less Scheduled", algorithm 1 with the scaling of AdamW. Three
+    points move: z takes the steps, x is the running mean of z (weighted by the squared learning
+    rate) and is what one uses, and the gradient is taken at y = (1 - beta1) z + beta1 x. The model
+    holds y while it trains.
+    """
+
+    def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
+        self._parameters, self._config = parameters, config
+        self._weights = parameters.weights
+        self._z, self._square = self._weights.clone(), torch.zeros_like(self._weights)
+        self.step_count, self._weight_sum = (
+            torch.zeros((), dtype=torch.float64, device=self._weights.device) for _ in range(2)
+        )
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change the weights in place."""
+        beta1, beta2 = self._config.betas
+        not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
+        self.step_count += not_skipped
+        self._weight_sum += not_skipped * learning_rate**2
+        # 0 / 0 at rates of zero
+        share = (not_skipped * learning_rate**2 / self._weight_sum).nan_to_num_()
+        correction = 1 - beta2 ** self.step_count.clamp(min=1)
+        gradient = self._parameters.gradient.nan_to_num_(0, 0, 0)
+        decay = (beta2**not_skipped).to(dtype)
+        self._square.mul_(decay).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = (self._square / correction.to(dtype)).sqrt_().add_(self._config.epsilon)
+        change = torch.div(gradient, scale, out=scale)
+        decayed = slice(0, self._parameters.matrix_size)
+        change[decayed].add_(self._weights[decayed], alpha=self._config.weight_decay)
+        rate = -learning_rate * not_skipped
+        self._weights.lerp_(self._z, share.to(dtype))
+        self._weights.addcmul_(change, (rate * (1 - beta1 * (1 - share))).to(dtype))
+        self._z.addcmul_(change, rate.to(dtype))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the counters, the points z, and the mean of the squared gradient."""
+        return {
+            "step": self.step_count.view(1),
+            "weight_sum": self._weight_sum.view(1),
+            **_by_name(self._parameters, "z", self._z),
+            **_by_name(self._parameters, "exp_avg_sq", self._square),
+        }
+
+    def reset(self) -> None:
+        """Forget all updates: the three points are one."""
+        self._z.copy_(self._weights)
+        for tensor in (self._square, self.step_count, self._weight_sum):
+            tensor.zero_()
+
+    def eval_weights(self) -> Tensor:
+        """Return the means x, computed from y and z."""
+        return self._weights.lerp(self._z, 1 - 1 / self._config.betas[0])
+
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the polynomial that drives singular values to about 1 (Jordan et al. 2024)."""
+_RMS_OF_ADAMW = 0.2
+"""Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025)."""
+
+
+def orthogonalise(matrices: Tensor, num_iterations: int) -> Tensor:
+    """Return nearly orthogonal matrices with the singular vectors of ``matrices``.
+
+    Newton-Schulz iteration of fifth order: singular values end between about 0.7 and 1.2.
+
+    Args:
+        matrices: (n, rows, columns), with no more rows than columns.
+        num_iterations: Five do for all but very small singular values; fewer are rougher.
+    """
+    a, b, c = _NEWTON_SCHULZ
+    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    x = matrices / (norms + 1e-7)
+    for _ in range(num_iterations):
+        gram = torch.bmm(x, x.mT)
+        mixed = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, mixed, x, beta=a)
+    return x
+
+
+class Muon:
+    """Muon: orthogonal steps for the matrices, so that all directions are learned alike.
+
+    Jordan et al. (2024), "Muon: an optimizer for hidden layers". The size of a step is matched to
+    AdamW's as in Liu et al. (2025), "Muon is scalable for LLM training", section 2.2, so that one
+    learning rate serves the matrices and the rest, which AdamW trains.
+    """
+
+    def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
+        self._parameters, self._config = parameters, config
+        matrices = slice(0, parameters.matrix_size)
+        self._weights, self._gradient = parameters.weights[matrices], parameters.gradient[matrices]
+        self._momentum = torch.zeros_like(self._weights)
+        self._adamw = AdamW(parameters, config, begin=parameters.matrix_size)
+        self.step_count = self._adamw.step_count
+        self._change = torch.empty_like(self._weights)
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        for change in parameters.matrices(self._change):
+            wide = change if change.shape[0] <= change.shape[1] else change.mT
+            by_shape.setdefault(tuple(wide.shape), []).append(wide)
+        self._groups = list(by_shape.values())
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change the weights in place."""
+        config = self._config
+        not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
+        gradient = self._gradient.nan_to_num_(0, 0, 0)
+        self._momentum.lerp_(gradient, (not_skipped * (1 - config.momentum)).to(dtype))
+        torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
+        for group in self._groups:
+            orthogonal = orthogonalise(torch.stack(group), config.newton_schulz_steps)
+            size = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
+            for change, result in zip(group, orthogonal.unbind(), strict=True):
+                torch.mul(result, size, out=change)
+        self._weights.mul_((1 - not_skipped * (learning_rate * config.weight_decay)).to(dtype))
+        self._weights.addcmul_(self._change, (not_skipped * -learning_rate).to(dtype))
+        self._adamw.step(learning_rate, skipped)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the momentum of the matrices, and AdamW's state for the rest."""
+        return self._adamw.state() | _by_name(self._parameters, "momentum", self._momentum)
+
+    def reset(self) -> None:
+        """Forget all updates."""
+        self._momentum.zero_()
+        self._adamw.reset()
+
+    def eval_weights(self) -> None:
+        """Return None: the trained weights are the ones to use."""
+        return
+
+
+def _by_name(
+    parameters: FlatParameters, key: str, values: Tensor, begin: int = 0
+) -> dict[str, Tensor]:
+    return {f"{key}/{name}": view for name, view in parameters.views(values, begin)}
+
+
+class TorchOptimizer:
+    """Any optimizer of `torch.optim` on the model's parameters, each in its own shape.
+
+    It copies weights and state before each step, to put them back where an update is skipped. Where
+    the class keeps counters on the CPU, a GPU is waited for.
+
+    Args:
+        parameters: The model's parameters.
+        config: The optimizer section; matrices are decayed, the rest is not.
+        kind: Called with groups of parameters; learning rate and weight decay are set in each.
+        options: Further arguments of ``kind``.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        config: OptimizerConfig,
+        kind: Callable[..., torch.optim.Optimizer],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.step_count = torch.zeros((), device=parameters.weights.device)
+        gradients = dict(parameters.views(parameters.gradient))
+        self._named: dict[str, Tensor] = {}
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for name, view in parameters.views(parameters.weights):
+            self._named[name] = parameter = torch.nn.Parameter(view)
+            parameter.grad = gradients[name]
+            (matrices if is_matrix(name, view) else others).append(parameter)
+        groups = [(matrices, config.weight_decay), (others, 0.0)]
+        self._decays = [decay for members, decay in groups if members]
+        self._optimizer = kind([{"params": members} for members, _ in groups if members], **options)
+        self.reset()
+
+    def reset(self) -> None:
+        """Make the state anew, as a step with a gradient and a learning rate of zero leaves it."""
+        self.step_count.zero_()
+        self._optimizer.state.clear()
+        kept = [(p, p.detach().clone(), p.grad) for p in self._named.values()]
+        for parameter, _, _ in kept:
+            parameter.grad = torch.zeros_like(parameter)
+        for group in self._optimizer.param_groups:
+            group.update(lr=0.0, weight_decay=0.0)
+        self._optimizer.step()
+        for parameter, weights, gradient in kept:
+            parameter.data.copy_(weights)
+            parameter.grad = gradient
+        for name, tensor in self.state().items():
+            if name.startswith("step/"):
+                tensor.zero_()
+        for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
+            group["weight_decay"] = decay
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change the weights in place."""
+        tensors = [*self._named.values(), *self.state().values()]
+        before = [tensor.detach().clone() for tensor in tensors]
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.step_count += 1
+        for tensor, was in zip(tensors, before, strict=True):
+            where = skipped.to(tensor.device) > 0
+            tensor.data.copy_(torch.where(where, was, tensor.detach()))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the step count, and what the optimizer keeps for each parameter."""
+        kept = {
+            f"{key}/{name}": value
+            for name, parameter in self._named.items()
+            for key, value in self._optimizer.state[parameter].items()
+            if isinstance(value, Tensor)
+        }
+        return {"step": self.step_count.view(1)} | kept
+
+    def eval_weights(self) -> None:
+        """Return None: the trained weights are the ones to use."""
+        return
+
+
+def from_torch(
+    kind: Callable[..., torch.optim.Optimizer],
+    options: Callable[[OptimizerConfig], Mapping[str, Any]] = lambda _config: {},
+) -> OptimizerConstructor:
+    """Make a class of `torch.optim` fit for `register_optimizer`.
+
+    Args:
+        kind: The class.
+        options: Its arguments besides learning rate and weight decay, from the optimizer section.
+    """
+    return lambda parameters, config: TorchOptimizer(parameters, config, kind, options(config))
+
+
+register_optimizer("adamw", AdamW)
+register_optimizer("schedule-free", ScheduleFreeAdamW)
+register_optimizer("muon", Muon)

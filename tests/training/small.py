@@ -1,0 +1,65 @@
+"""Small models, batches and updaters."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt.config.model import ModelConfig
+from nmt.config.training import OptimizerConfig, TrainingConfig
+from nmt.data.batch import Batch
+from nmt.engine.precision import Precision
+from nmt.model.factory import build_model
+from nmt.model.layout import Layout
+from nmt.model.transformer import Transformer
+from nmt.training.losses import choose_form
+from nmt.training.objective import build_objective
+from nmt.training.optimizer import ModelOptimizer, build_optimizer
+from nmt.training.update import Updater
+
+FLOAT32 = Precision("float32", "cpu")
+BF16 = Precision("bf16", "cpu")
+VOCAB_SIZE = 30
+
+
+def small_model(**options: object) -> Transformer:
+    torch.manual_seed(1)
+    shape = {"model_dim": 16, "ff_dim": 32, "num_heads": 2, "encoder_layers": 1}
+    config = ModelConfig.model_validate({**shape, "decoder_layers": 1, "dropout": 0.0, **options})
+    return build_model(config, VOCAB_SIZE, VOCAB_SIZE)
+
+
+def batch_of(lengths: list[int], seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    layout = Layout.from_lengths(torch.tensor(lengths), max(lengths))
+
+    def ids() -> Tensor:
+        return torch.randint(4, VOCAB_SIZE, (len(lengths), max(lengths)), generator=generator)
+
+    return Batch(
+        source=ids(),
+        source_index=layout.index,
+        target_input=ids(),
+        target_output=ids(),
+        target_index=layout.index,
+        rows=np.arange(len(lengths)),
+    )
+
+
+def updater_of(
+    model: Transformer,
+    optimizer: ModelOptimizer | OptimizerConfig | None = None,
+    precision: Precision = FLOAT32,
+    *,
+    clip_norm: float = 1.0,
+    r_drop: float = 0.0,
+) -> Updater:
+    """Of a label smoothing of 0.1."""
+    if not isinstance(optimizer, ModelOptimizer):
+        config = optimizer or OptimizerConfig()
+        optimizer = build_optimizer(model, config, precision.weight_dtype)
+    weight = model.output_weight
+    form = choose_form(precision.dtype, weight.device, len(weight))
+    objective = build_objective(TrainingConfig(max_steps=1, r_drop=r_drop), form)
+    return Updater(model, optimizer, precision, objective, clip_norm=clip_norm)

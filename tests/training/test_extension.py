@@ -1,0 +1,182 @@
+"""One file and its registration add a loss, an optimizer or a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from nmt.data.batch import Batch
+from nmt.errors import ConfigError
+from nmt.model.transformer import Transformer
+from nmt.training import objective, optimizers, schedule
+from nmt.training.losses import plain_cross_entropy
+from nmt.training.objective import LossSum, build_objective, gold_ids, hidden_states
+from nmt.training.optimizer import ModelOptimizer, build_optimizer
+from nmt.training.optimizers import OptimizerConstructor, from_torch
+from nmt.training.parameters import is_matrix
+from nmt.training.schedule import build_schedule
+from nmt.training.update import Updater
+from tests.training.small import FLOAT32, batch_of, small_model, updater_of
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (objective, "OBJECTIVES"),
+        (optimizers, "OPTIMIZERS"),
+        (schedule, "SCHEDULES"),
+    ):
+        monkeypatch.setattr(module, name, dict(vars(module)[name]))
+    monkeypatch.setattr("nmt.training.optimizer.OPTIMIZERS", optimizers.OPTIMIZERS)
+
+
+class SquaredError:
+    """A toy loss: squared distance of each state from the vector of the right subword."""
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        aim = model.output_weight[gold_ids(batch)]
+        loss = (hidden_states(model, batch) - aim).square().sum()
+        return LossSum(loss, batch.num_target_tokens)
+
+
+def test_a_loss() -> None:
+    objective.register_objective("squared_error", lambda _config, _form: SquaredError())
+    config = TrainingConfig(max_steps=1, objective="squared_error")
+    model = small_model()
+    updater = Updater(
+        model,
+        build_optimizer(model, OptimizerConfig(), torch.float32),
+        FLOAT32,
+        build_objective(config, plain_cross_entropy),
+        clip_norm=1.0,
+    )
+    losses = [updater([batch_of([5, 3])], 0.01).loss_sum for _ in range(5)]
+
+    first = SquaredError()(small_model(), batch_of([5, 3])).loss_sum
+    assert losses[0] == pytest.approx(first.item())
+    assert losses[-1] < losses[0]
+
+
+def test_a_schedule() -> None:
+    schedule.register_schedule("steps", lambda config, _dim, _total: lambda n: config.peak_lr / n)
+    rate = build_schedule(ScheduleConfig(shape="steps", peak_lr=1.0), model_dim=8, total_steps=None)
+
+    assert rate(4) == 0.25
+
+
+TORCH: dict[str, tuple[OptimizerConstructor, Callable[[list[Any]], torch.optim.Optimizer]]] = {
+    "sgd": (
+        from_torch(torch.optim.SGD, lambda config: {"momentum": config.momentum}),
+        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.95),
+    ),
+    "adagrad": (
+        from_torch(torch.optim.Adagrad, lambda _: {"initial_accumulator_value": 0.1}),
+        lambda groups: torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.1),
+    ),
+    "rmsprop": (from_torch(torch.optim.RMSprop), lambda groups: torch.optim.RMSprop(groups, 0.1)),
+    "adam": (from_torch(torch.optim.Adam), lambda groups: torch.optim.Adam(groups, 0.1)),
+}
+
+
+def optimizer_of(kind: str, model: Transformer, **options: object) -> ModelOptimizer:
+    optimizers.register_optimizer(kind, TORCH[kind][0])
+    config = OptimizerConfig.model_validate({"kind": kind, "weight_decay": 0.1, **options})
+    return build_optimizer(model, config, torch.float32)
+
+
+def set_gradients(model: Transformer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _, parameter in sorted(model.named_parameters()):
+        gradient = torch.randn(parameter.shape, generator=generator)
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad.copy_(gradient)
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_an_optimizer_of_torch_makes_its_own_steps(kind: str) -> None:
+    ours, theirs = small_model(), small_model()
+    optimizer = optimizer_of(kind, ours)
+    named = list(theirs.named_parameters())
+    groups = [
+        {
+            "params": [p for n, p in named if is_matrix(n, p) == is_decayed],
+            "weight_decay": 0.1 * is_decayed,
+        }
+        for is_decayed in (True, False)
+    ]
+    twin = TORCH[kind][1](groups)
+    for step in range(4):
+        set_gradients(ours, step)
+        optimizer.step(0.1, 1.0)
+        set_gradients(theirs, step)
+        twin.step()
+
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def everything(optimizer: ModelOptimizer) -> dict[str, Tensor]:
+    parts = optimizer.weights() | optimizer.state()
+    return {name: tensor.clone() for name, tensor in parts.items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_an_optimizer_of_torch_resumes_and_skips_to_the_bit(kind: str) -> None:
+    """FAULTS 18 and 23."""
+    model = small_model()
+    whole = updater_of(model, optimizer_of(kind, model))
+    for step in range(2):
+        whole([batch_of([5, 4], step)], 0.01)
+    saved = everything(whole.optimizer)
+    set_gradients(model, 1)
+    model.source_vectors.grad.fill_(torch.nan)  # type: ignore[union-attr]
+    whole.optimizer.step(0.1, torch.tensor(torch.nan), torch.ones(()))
+    assert_same(everything(whole.optimizer), saved)
+
+    other = small_model(norm_position="post")
+    resumed = updater_of(other, optimizer_of(kind, other))
+    resumed([batch_of([3])], 0.5)
+    resumed.optimizer.load(saved, saved)
+    assert_same(everything(resumed.optimizer), saved)
+    for step in range(2, 5):
+        for updater in (whole, resumed):
+            updater([batch_of([5, 4], step)], 0.01)
+    assert_same(everything(resumed.optimizer), everything(whole.optimizer))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: build_optimizer(small_model(), OptimizerConfig(kind="adam"), torch.float32),
+            r"training\.optimizer\.kind: there is no 'adam' \(did you mean adamw\?\)",
+        ),
+        (
+            lambda: build_schedule(ScheduleConfig(shape="cosin"), model_dim=8, total_steps=None),
+            r"training\.schedule\.shape: there is no 'cosin' \(did you mean cosine\?\)",
+        ),
+        (
+            lambda: build_objective(
+                TrainingConfig(max_steps=1, objective="crossentropy"), plain_cross_entropy
+            ),
+            r"training\.objective: there is no 'crossentropy' \(did you mean cross_entropy\?\)",
+        ),
+    ],
+)
+def test_a_name_that_is_not_registered_is_refused_with_the_nearest(
+    build: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()

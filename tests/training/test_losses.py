@@ -1,0 +1,256 @@
+"""Losses against torch's own functions, autograd and hand-worked numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from nmt.training import losses
+from nmt.training.losses import (
+    CrossEntropyForm,
+    choose_form,
+    chunked_cross_entropy,
+    plain_cross_entropy,
+    r_drop_loss,
+)
+
+FORMS = [plain_cross_entropy, chunked_cross_entropy]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_smoothed_loss_is_the_one_worked_by_hand(form: CrossEntropyForm) -> None:
+    # Two entries with logits ln 3 and 0: probabilities 3/4 and 1/4. Smoothing 0.2 asks for
+    # 0.9 and 0.1: loss = -0.9 ln(3/4) - 0.1 ln(1/4).
+    weight = torch.tensor([[math.log(3)], [0.0]])
+    loss = form(torch.ones(1, 1), weight, None, torch.tensor([0]), 0.2)
+
+    assert float(loss) == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25), abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.integers(1, 600),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    has_bias=st.booleans(),
+    scale=st.floats(0.1, 3),
+)
+def test_chunks_give_the_loss_and_gradients_of_torch_s_cross_entropy(
+    rows: int, smoothing: float, has_bias: bool, scale: float
+) -> None:
+    torch.manual_seed(rows)
+    values = [torch.randn(rows, 6), torch.randn(11, 6), torch.randn(11)]
+    gold = torch.randint(0, 11, (rows,))
+    results = []
+    for chunked in (True, False):
+        hidden, weight, bias = (value.clone().requires_grad_() for value in values)
+        if chunked:
+            used = bias if has_bias else None
+            loss = chunked_cross_entropy(hidden, weight, used, gold, smoothing)
+        else:
+            logits = F.linear(hidden, weight, bias if has_bias else None)
+            loss = F.cross_entropy(logits, gold, label_smoothing=smoothing, reduction="sum")
+        (loss * scale).backward()
+        gradients = [hidden.grad, weight.grad] + ([bias.grad] if has_bias else [])
+        results.append((loss.detach(), gradients))
+
+    (ours, our_gradients), (theirs, their_gradients) = results
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    for mine, other in zip(our_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_of_two_halves_add_up(form: CrossEntropyForm) -> None:
+    hidden, weight, gold = torch.randn(7, 4), torch.randn(9, 4), torch.randint(0, 9, (7,))
+
+    whole = form(hidden, weight, None, gold, 0.1)
+    first = form(hidden[:3], weight, None, gold[:3], 0.1)
+    second = form(hidden[3:], weight, None, gold[3:], 0.1)
+
+    torch.testing.assert_close(whole, first + second)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_huge_logits_stay_finite(form: CrossEntropyForm) -> None:
+    weight = torch.tensor([[1e4], [-1e4]])
+
+    assert float(form(torch.ones(1, 1), weight, None, torch.tensor([1]), 0.0)) == 2e4
+
+
+def test_chunks_are_chosen_for_float32_and_for_large_vocabularies_on_a_cpu() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+
+    assert choose_form(torch.float32, cpu, 8000) is chunked_cross_entropy
+    assert choose_form(torch.bfloat16, cpu, 8000) is plain_cross_entropy
+    assert choose_form(torch.bfloat16, cpu, 32_000) is chunked_cross_entropy
+    assert choose_form(torch.bfloat16, cuda, 8000) is plain_cross_entropy
+
+
+def test_in_16_bits_the_gradient_of_the_weights_is_no_worse_for_the_chunks() -> None:
+    """Many small parts are summed: in 16 bits, the last ones would be lost."""
+    torch.manual_seed(1)
+    rows, width, entries = 16_384, 8, 32
+    hidden = torch.randn(rows, width).bfloat16()
+    weight, bias = torch.randn(entries, width).bfloat16(), torch.randn(entries).bfloat16()
+    gold = torch.randint(0, entries, (rows,))
+    exact = [value.double().requires_grad_() for value in (weight, bias)]
+    logits = F.linear(hidden.double(), *exact)
+    F.cross_entropy(logits, gold, label_smoothing=0.1, reduction="sum").backward()
+
+    def errors(form: CrossEntropyForm) -> list[float]:
+        ours = [value.clone().requires_grad_() for value in (weight, bias)]
+        form(hidden, ours[0], ours[1], gold, 0.1).backward()
+        return [
+            float((mine.grad.double() - true.grad).norm() / true.grad.norm())
+            for mine, true in zip(ours, exact, strict=True)
+            if mine.grad is not None and true.grad is not None
+        ]
+
+    for chunked, plain in zip(
+        errors(chunked_cross_entropy), errors(plain_cross_entropy), strict=True
+    ):
+        assert chunked < max(1.5 * plain, 5e-3)
+
+
+def test_validation_computes_no_gradient_and_the_same_loss() -> None:
+    """A gradient would take two more matrix products of the same size."""
+    torch.manual_seed(1)
+    rows, width, entries = 300, 8, 32
+    hidden, weight = torch.randn(rows, width), torch.randn(entries, width, requires_grad=True)
+    gold = torch.randint(0, entries, (rows,))
+    trained = chunked_cross_entropy(hidden, weight, None, gold, 0.0)
+    with torch.inference_mode(), FlopCounterMode(display=False) as flops:
+        validated = chunked_cross_entropy(hidden, weight, None, gold, 0.0)
+
+    assert torch.equal(validated, trained.detach())
+    assert flops.get_total_flops() == 2 * rows * width * entries
+
+
+VOCAB_SIZE, DIM = 11, 6
+
+
+def values_of(rows: int, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+    """States of two passes, weight and bias, which ask for a gradient; and ids to predict."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((rows, DIM), (rows, DIM), (VOCAB_SIZE, DIM), (VOCAB_SIZE,))
+    values = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    return values, torch.randint(0, VOCAB_SIZE, (rows,), generator=generator)
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q), of logits; torch takes the arguments the other way round."""
+    return F.kl_div(q.log_softmax(-1), p.log_softmax(-1), log_target=True, reduction="sum")
+
+
+def naive(
+    logits: tuple[Tensor, Tensor], gold: Tensor, *, smoothing: float, strength: float
+) -> Tensor:
+    entropies = [
+        F.cross_entropy(one, gold, label_smoothing=smoothing, reduction="sum") for one in logits
+    ]
+    one, two = logits
+    between = divergence(one, two) + divergence(two, one)
+    return torch.stack(entropies).sum() / 2 + strength / 4 * between
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-4) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
+def test_the_objective_is_the_one_worked_by_hand() -> None:
+    # Two entries: p = (3/4, 1/4) and q = (1/2, 1/2), the first is right. Cross-entropy: ln(4/3)
+    # and ln 2. KL(p||q) + KL(q||p) = sum of (p - q) ln(p/q) = ln(3/2)/4 - ln(1/2)/4 = ln(3)/4.
+    weight = torch.tensor([[1.0], [0.0]])
+    hidden = torch.log(torch.tensor([[3.0]])), torch.zeros(1, 1)
+    found = r_drop_loss(hidden, weight, None, torch.tensor([0]), smoothing=0.0, strength=5.0)
+
+    expected = (torch.tensor(4 / 3).log() + torch.tensor(2.0).log()) / 2
+    expected += 5 / 4 * torch.tensor(3.0).log() / 4
+    torch.testing.assert_close(found, expected)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 600),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    strength=st.sampled_from([0.0, 1.0, 5.0]),
+    has_bias=st.booleans(),
+    scale=st.floats(0.1, 3),
+)
+def test_loss_and_gradients_are_those_of_autograd(
+    rows: int, smoothing: float, strength: float, has_bias: bool, scale: float
+) -> None:
+    values, gold = values_of(rows, seed=rows)
+    wanted = values if has_bias else values[:-1]
+    one, two, weight, bias = values
+    used = bias if has_bias else None
+    options = {"smoothing": smoothing, "strength": strength}
+    logits = F.linear(one, weight, used), F.linear(two, weight, used)
+    theirs = naive(logits, gold, **options)
+    ours = r_drop_loss((one, two), weight, used, gold, **options)
+
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    assert_close(
+        list(torch.autograd.grad(ours * scale, wanted)),
+        list(torch.autograd.grad(theirs * scale, wanted)),
+    )
+
+
+@settings(max_examples=20)
+@given(rows=st.integers(1, 60), chunk=st.integers(1, 70))
+def test_the_size_of_chunks_changes_nothing(rows: int, chunk: int) -> None:
+    (one, two, weight, bias), gold = values_of(rows)
+    results = []
+    for size in (chunk, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(losses, "_ROWS_PER_CHUNK", size)
+            loss = r_drop_loss((one, two), weight, bias, gold, smoothing=0.1, strength=5.0)
+        results.append([loss, *torch.autograd.grad(loss, (one, two, weight, bias))])
+
+    assert_close(results[0], results[1], tolerance=1e-5)
+
+
+def test_the_order_of_the_passes_changes_nothing() -> None:
+    (one, two, weight, bias), gold = values_of(7)
+    there, back = (
+        r_drop_loss(pair, weight, bias, gold, smoothing=0.1, strength=5.0)
+        for pair in ((one, two), (two, one))
+    )
+
+    torch.testing.assert_close(there, back)
+
+
+@pytest.mark.parametrize("strength", [0.0, 5.0])
+def test_equal_passes_give_the_plain_loss(strength: float) -> None:
+    (one, _, weight, bias), gold = values_of(9)
+    both = r_drop_loss((one, one), weight, bias, gold, smoothing=0.1, strength=strength)
+    plain = chunked_cross_entropy(one, weight, bias, gold, 0.1)
+
+    torch.testing.assert_close(both, plain)
+    inputs = (one, weight, bias)
+    assert_close(list(torch.autograd.grad(both, inputs)), list(torch.autograd.grad(plain, inputs)))
+
+
+def test_rounded_states_give_gradients_near_the_exact_ones_in_the_dtype_of_each() -> None:
+    """As under autocast: states in bf16, weights in float32."""
+    values, gold = values_of(40)
+    one, two, weight, bias = values
+    exact = r_drop_loss((one, two), weight, bias, gold, smoothing=0.1, strength=1.0)
+    rounded = [one.detach().bfloat16(), two.detach().bfloat16()]
+    states = [tensor.requires_grad_() for tensor in rounded]
+    found = r_drop_loss((states[0], states[1]), weight, bias, gold, smoothing=0.1, strength=1.0)
+
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=0)
+    ours = torch.autograd.grad(found, (*states, weight, bias))
+    theirs = torch.autograd.grad(exact, values)
+    assert [tensor.dtype for tensor in ours] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.float() - other).norm() < 0.03 * other.norm()

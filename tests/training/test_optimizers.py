@@ -1,0 +1,301 @@
+"""Each optimizer against a plain twin that works one parameter at a time, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.config.training import OptimizerConfig
+from nmt.model.transformer import Transformer
+from nmt.training.optimizer import ModelOptimizer, build_optimizer
+from nmt.training.optimizers import AdamW, ScheduleFreeAdamW, orthogonalise
+from nmt.training.parameters import FlatParameters, is_matrix
+from tests.training.small import small_model
+
+KINDS = ("adamw", "schedule-free", "muon")
+WARM_UP = (0.0, 0.01, 0.02, 0.03, 0.03, 0.03)
+EPSILON, DECAY = 0.1, 0.5
+NOT_SKIPPED = torch.zeros(())
+
+
+def fused_model() -> Transformer:
+    return small_model(activation="swiglu", num_kv_heads=1)
+
+
+def optimizer_of(
+    model: Transformer,
+    *,
+    ema_decay: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: object,
+) -> ModelOptimizer:
+    values = {"epsilon": EPSILON, "weight_decay": DECAY, **options}
+    config = OptimizerConfig.model_validate(values)
+    return build_optimizer(model, config, dtype, ema_decay=ema_decay)
+
+
+def flat_of(values: Tensor, matrix_size: int) -> FlatParameters:
+    """Parameters of which the first are a matrix, and so decayed, and the rest a vector."""
+    model = torch.nn.Module()
+    model.encoder = torch.nn.Module()
+    if matrix_size:
+        model.encoder.matrix = torch.nn.Parameter(values[:matrix_size].unsqueeze(0).clone())
+    if matrix_size < len(values):
+        model.encoder.vector = torch.nn.Parameter(values[matrix_size:].clone())
+    return FlatParameters(model, torch.float32)
+
+
+def slope(weights: Tensor) -> Tensor:
+    """A gradient that depends on where it is taken."""
+    return torch.sin(5 * weights + 1)
+
+
+def drive(model: Transformer, optimizer: ModelOptimizer, learning_rates: Sequence[float]) -> None:
+    for learning_rate in learning_rates:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.copy_(slope(parameter.detach()))
+        optimizer.parameters.accumulate()
+        optimizer.step(learning_rate, 1.0)
+
+
+def weights_of(model: Transformer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def close(ours: Tensor, theirs: Tensor, name: str, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance, msg=name)
+
+
+def naive_adamw(
+    weights: Tensor, rates: Sequence[float], betas: tuple[float, float], decay: float
+) -> Tensor:
+    weights = weights.double()
+    mean, square = torch.zeros_like(weights), torch.zeros_like(weights)
+    for count, rate in enumerate(rates, 1):
+        gradient = slope(weights)
+        mean = betas[0] * mean + (1 - betas[0]) * gradient
+        square = betas[1] * square + (1 - betas[1]) * gradient**2
+        scale = (square / (1 - betas[1] ** count)).sqrt() + EPSILON
+        step = mean / (1 - betas[0] ** count) / scale
+        weights = weights - rate * (step + decay * weights)
+    return weights
+
+
+def naive_schedule_free(
+    start: Tensor, rates: Sequence[float], betas: tuple[float, float], decay: float
+) -> tuple[Tensor, Tensor]:
+    """Return the points y and x of algorithm 1 (Defazio et al. 2024), all three points kept."""
+    x = z = y = start.double()
+    square, total = torch.zeros_like(x), 0.0
+    for count, rate in enumerate(rates, 1):
+        gradient = slope(y)
+        square = betas[1] * square + (1 - betas[1]) * gradient**2
+        scale = (square / (1 - betas[1] ** count)).sqrt() + EPSILON
+        z = z - rate * (gradient / scale + decay * y)
+        total += rate**2
+        share = rate**2 / total if total else 0.0
+        x = (1 - share) * x + share * z
+        y = (1 - betas[0]) * z + betas[0] * x
+    return y, x
+
+
+@settings(max_examples=40)
+@given(
+    size=st.integers(1, 200),
+    share=st.floats(0, 1),
+    rates=st.lists(st.floats(0, 0.1), min_size=1, max_size=5),
+)
+def test_adamw_is_torch_s_to_the_bit(size: int, share: float, rates: list[float]) -> None:
+    torch.manual_seed(size)
+    cut = round(share * size)
+    parameters = flat_of(torch.randn(size), cut)
+    weights, gradient = parameters.weights, parameters.gradient
+    config = OptimizerConfig(weight_decay=DECAY)
+    pieces = ((weights[:cut], DECAY), (weights[cut:], 0.0))
+    groups = [
+        {"params": [torch.nn.Parameter(piece.clone())], "weight_decay": decay}
+        for piece, decay in pieces
+        if len(piece)
+    ]
+    theirs = torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
+    ours = AdamW(parameters, config)
+    copies = [group["params"][0] for group in theirs.param_groups]
+    for rate in rates:
+        gradient.copy_(torch.randn(size))
+        sizes = [len(parameter) for parameter in copies]
+        for parameter, own in zip(copies, gradient.split(sizes), strict=True):
+            parameter.grad = own.clone()
+        for group in theirs.param_groups:
+            group["lr"] = rate
+        ours.step(rate, NOT_SKIPPED)
+        theirs.step()
+
+    assert torch.equal(weights, torch.cat([parameter.detach() for parameter in copies]))
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.98), (0.5, 0.9)])
+def test_adamw_decays_the_matrices_of_the_layers_only(betas: tuple[float, float]) -> None:
+    model = fused_model()
+    start = weights_of(model)
+    drive(model, optimizer_of(model, betas=betas), WARM_UP)
+
+    for name, weights in model.named_parameters():
+        decay = DECAY if is_matrix(name, weights) else 0.0
+        close(weights.detach(), naive_adamw(start[name], WARM_UP, betas, decay), name)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.98), (0.5, 0.9)])
+def test_schedule_free_trains_at_y_and_gives_x(betas: tuple[float, float]) -> None:
+    model = fused_model()
+    start = weights_of(model)
+    optimizer = optimizer_of(model, kind="schedule-free", betas=betas)
+    drive(model, optimizer, WARM_UP)
+    used = optimizer.weights()
+
+    for name, weights in model.named_parameters():
+        decay = DECAY if is_matrix(name, weights) else 0.0
+        y, x = naive_schedule_free(start[name], WARM_UP, betas, decay)
+        close(weights.detach(), y, name)
+        close(used[name], x, name)
+
+
+@settings(max_examples=40)
+@given(
+    rates=st.lists(st.floats(0, 0.05), min_size=1, max_size=8),
+    beta1=st.sampled_from([0.5, 0.9, 0.98]),
+    num_decayed=st.integers(0, 9),
+)
+def test_schedule_free_follows_any_learning_rate(
+    rates: list[float], beta1: float, num_decayed: int
+) -> None:
+    config = OptimizerConfig(betas=(beta1, 0.95), epsilon=EPSILON, weight_decay=DECAY)
+    parameters = flat_of(torch.linspace(-1, 1, 9), num_decayed)
+    weights = parameters.weights
+    decays = [DECAY] * num_decayed + [0.0] * (9 - num_decayed)
+    expected = [naive_schedule_free(weights[i], rates, config.betas, decays[i]) for i in range(9)]
+    optimizer = ScheduleFreeAdamW(parameters, config)
+    for rate in rates:
+        parameters.gradient.copy_(slope(weights))
+        optimizer.step(rate, NOT_SKIPPED)
+
+    close(weights, torch.stack([y for y, _ in expected]), "y")
+    close(optimizer.eval_weights(), torch.stack([x for _, x in expected]), "x")
+
+
+def test_at_a_constant_rate_schedule_free_uses_the_mean_of_its_steps() -> None:
+    model = small_model()
+    optimizer = optimizer_of(model, kind="schedule-free")
+    points = []
+    for _ in range(5):
+        drive(model, optimizer, [0.02])
+        points.append(optimizer.state()["z/source_vectors"].clone())
+
+    close(optimizer.weights()["source_vectors"], torch.stack(points).double().mean(0), "x")
+
+
+ROWS = {"query_key_value": [16, 8, 8], "key_value": [8, 8], "inner": [32, 32]}
+"""Matrices one above the other in the weights of `fused_model`."""
+
+
+def by_svd(matrix: Tensor, num_iterations: int) -> Tensor:
+    """What `orthogonalise` must give: its polynomial, applied to the singular values alone."""
+    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    values = values / (values.norm() + 1e-7)
+    for _ in range(num_iterations):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return left * values @ right
+
+
+def naive_muon(
+    weights: Tensor, rates: Sequence[float], *, momentum: float, num_iterations: int
+) -> Tensor:
+    weights = weights.double()
+    mean = torch.zeros_like(weights)
+    for rate in rates:
+        gradient = slope(weights)
+        mean = momentum * mean + (1 - momentum) * gradient
+        ahead = momentum * mean + (1 - momentum) * gradient
+        step = 0.2 * max(weights.shape) ** 0.5 * by_svd(ahead, num_iterations)
+        weights = (1 - rate * DECAY) * weights - rate * step
+    return weights
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 12),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    iterations=st.integers(1, 6),
+)
+def test_orthogonalise_changes_the_singular_values_only(
+    rows: int, columns: int, seed: int, scale: float, iterations: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    matrices = torch.randn(2, rows, columns, generator=generator, dtype=torch.float64) * scale
+    found = orthogonalise(matrices, iterations)
+
+    expected = torch.stack([by_svd(matrix, iterations) for matrix in matrices])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(orthogonalise(matrices.mT, iterations).mT, found)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5)])
+def test_five_iterations_bring_singular_values_near_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    values = torch.logspace(-2, 0, min(shape))  # the smallest is a hundredth of the largest
+    found = orthogonalise((left * values @ right).unsqueeze(0), 5)[0]
+    inner = left.T @ found @ right.T  # diagonal if the singular vectors were kept
+
+    assert 0.66 < inner.diagonal().min() <= inner.diagonal().max() < 1.25
+    torch.testing.assert_close(inner, inner.diagonal().diag(), rtol=0, atol=1e-4)
+
+
+def test_a_matrix_of_zeros_stays_zero() -> None:
+    assert torch.equal(orthogonalise(torch.zeros(2, 3, 4), 5), torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize(("momentum", "num_iterations"), [(0.95, 5), (0.6, 3), (0.0, 5)])
+def test_muon_steps_each_matrix_alone_and_leaves_the_rest_to_adamw(
+    momentum: float, num_iterations: int
+) -> None:
+    model = fused_model()
+    start = weights_of(model)
+    optimizer = optimizer_of(
+        model, kind="muon", momentum=momentum, newton_schulz_steps=num_iterations
+    )
+    drive(model, optimizer, WARM_UP)
+
+    for name, weights in model.named_parameters():
+        if not is_matrix(name, weights):
+            expected = naive_adamw(start[name], WARM_UP, (0.9, 0.98), 0.0)
+        else:
+            blocks = start[name].split(ROWS.get(name.split(".")[-2], [len(weights)]))
+            expected = torch.cat(
+                [
+                    naive_muon(block, WARM_UP, momentum=momentum, num_iterations=num_iterations)
+                    for block in blocks
+                ]
+            )
+        close(weights.detach(), expected, name)
+
+
+def test_steps_of_muon_are_as_large_as_adamw_s() -> None:
+    """Root mean square 0.2 at learning rate 1 (Liu et al. 2025)."""
+    model = small_model()
+    start = weights_of(model)
+    optimizer = optimizer_of(model, kind="muon", weight_decay=0.0)
+    optimizer.parameters.gradient.normal_(generator=torch.Generator().manual_seed(0))
+    optimizer.step(1.0, 1.0)
+
+    for name, weights in model.named_parameters():
+        if is_matrix(name, weights):
+            size = (weights.detach() - start[name]).square().mean().sqrt()
+            assert 0.2 * 0.68 < size < 0.2 * 1.21, name
