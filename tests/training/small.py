@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from nmt.model.transformer import Transformer
 from nmt.training.losses import choose_form
 from nmt.training.objective import build_objective
 from nmt.training.optimizer import ModelOptimizer, build_optimizer
+from nmt.training.parameters import FlatParameters
 from nmt.training.update import Updater
 
 FLOAT32 = Precision("float32", "cpu")
@@ -63,3 +65,21 @@ def updater_of(
     form = choose_form(precision.dtype, weight.device, len(weight))
     objective = build_objective(TrainingConfig(max_steps=1, r_drop=r_drop), form)
     return Updater(model, optimizer, precision, objective, clip_norm=clip_norm)
+
+
+def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Have memory for the backward pass of so many pairs at once."""
+    accumulate, loss, pairs = FlatParameters.accumulate, Updater._training_loss, 0
+
+    def counted(updater: Updater, batch: Batch) -> Tensor:
+        nonlocal pairs
+        pairs = len(batch.rows)
+        return loss(updater, batch)
+
+    def short(parameters: FlatParameters) -> None:
+        accumulate(parameters)
+        if pairs > most:
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+
+    monkeypatch.setattr(Updater, "_training_loss", counted)
+    monkeypatch.setattr(FlatParameters, "accumulate", short)

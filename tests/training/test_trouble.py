@@ -22,7 +22,7 @@ from nmt.errors import DeviceError, DivergedError
 from nmt.recipes.train import train
 from nmt.training.update import Updater
 from nmt.training.validation import Scores, Validator
-from tests.training.small import batch_of
+from tests.training.small import batch_of, hold_pairs
 from tests.training.test_resume import CONFIG, write_corpus
 
 STEPS = 8
@@ -51,20 +51,6 @@ def updates(run_dir: Path) -> list[dict[str, Any]]:
 
 def last_weights(run_dir: Path) -> dict[str, Tensor]:
     return load_checkpoint(list_checkpoints(run_dir)[-1][1]).model
-
-
-def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Have memory for so many pairs at once."""
-    objective = Updater._training_loss
-
-    def short(updater: Updater, batch: Batch) -> Tensor:
-        loss = objective(updater, batch)
-        if len(batch.rows) > most:
-            (loss * 7).backward()  # what is half done must not count
-            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
-        return loss
-
-    monkeypatch.setattr(Updater, "_training_loss", short)
 
 
 def test_batches_that_memory_does_not_hold_are_halved_and_no_update_is_lost(

@@ -22,8 +22,7 @@ from nmt.training.losses import chunked_cross_entropy
 from nmt.training.objective import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import FlatParameters, is_matrix
-from nmt.training.update import Updater
-from tests.training.small import FLOAT32, batch_of, small_model, updater_of
+from tests.training.small import FLOAT32, batch_of, hold_pairs, small_model, updater_of
 from tests.training.test_losses import assert_close, naive
 
 
@@ -271,24 +270,6 @@ def test_after_batches_were_halved_later_updates_draw_the_numbers_of_a_run_that_
 
     assert splits == [0, 2]
     assert torch.equal(*states)
-
-
-def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Have memory for the backward pass of so many pairs at once."""
-    accumulate, loss, pairs = FlatParameters.accumulate, Updater._training_loss, 0
-
-    def counted(updater: Updater, batch: Batch) -> Tensor:
-        nonlocal pairs
-        pairs = len(batch.rows)
-        return loss(updater, batch)
-
-    def short(parameters: FlatParameters) -> None:
-        accumulate(parameters)
-        if pairs > most:
-            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
-
-    monkeypatch.setattr(Updater, "_training_loss", counted)
-    monkeypatch.setattr(FlatParameters, "accumulate", short)
 
 
 def gradient_of(model: Transformer, strength: float) -> tuple[Tensor, Tensor]:
