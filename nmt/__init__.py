@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         NmtError,
         TokenizerError,
     )
-    from nmt.metrics.base import Score
+    from nmt.metrics.metric import Score
     from nmt.recipes.evaluate import evaluate
     from nmt.recipes.prepare import prepare
     from nmt.recipes.train import train
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Score": "nmt.metrics.base",
+    "Score": "nmt.metrics.metric",
     "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
     "evaluate": "nmt.recipes.evaluate",

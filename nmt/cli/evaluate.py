@@ -26,9 +26,9 @@ from nmt.cli.options import (
     Threads,
     Verbose,
     given,
-    make_note,
     print_json,
 )
+from nmt.metrics.metric import METRICS
 
 EPILOG = """\b
 Examples:
@@ -90,7 +90,7 @@ def evaluate(
         list[str],
         typer.Option(
             metavar="NAME",
-            help="bleu, chrf, chrf++, ter, or several with commas between. Repeatable.",
+            help=f"{', '.join(METRICS)}, or several with commas between. Repeatable.",
         ),
     ] = ["bleu", "chrf"],  # noqa: B006
     tokenize: Annotated[
@@ -146,28 +146,16 @@ def evaluate(
     ] = None,
     set_: SetOfModel = [],  # noqa: B006
     json: Json = False,
-    quiet: Quiet = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback reads it
     verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
-    from nmt.evaluation.options import EvaluateOptions
+    from nmt.evaluation.gate import parse_gates, raise_if_missed
+    from nmt.evaluation.scoring import Resampling
     from nmt.evaluation.test_set import SetChoice
-    from nmt.metrics.gate import parse_gates, raise_if_missed
-    from nmt.recipes.evaluate import run_evaluation
+    from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
 
-    options = EvaluateOptions(
-        model=model,
-        hypotheses=tuple(hypothesis),
-        test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
-        limit=limit,
-        metrics=tuple(name.strip() for text in metric for name in text.split(",")),
-        tokenize=tokenize,
-        lowercase=lowercase,
-        baseline=baseline,
-        gates=parse_gates(fail_under),
-        resamples=resamples,
-        seed=seed,
-        save_hypotheses=save_hypotheses,
+    use = ModelUse(
         checkpoint=checkpoint,
         device=device.value,
         dtype=dtype.value,
@@ -182,8 +170,22 @@ def evaluate(
             shortlist=shortlist,
             batch_tokens=batch_tokens,
         ),
+        save_hypotheses=save_hypotheses,
     )
-    evaluation = run_evaluation(options, say=make_note(quiet))
+    options = EvaluateOptions(
+        model=model,
+        use=use,
+        hypotheses=tuple(hypothesis),
+        test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
+        limit=limit,
+        metrics=tuple(name.strip() for text in metric for name in text.split(",")),
+        tokenize=tokenize,
+        lowercase=lowercase,
+        baseline=baseline,
+        gates=parse_gates(fail_under),
+        resampling=Resampling(resamples, seed),
+    )
+    evaluation = run_evaluation(options)
     if json:
         print_json(evaluation.as_dict())
     else:

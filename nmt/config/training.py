@@ -55,8 +55,9 @@ class ValidationConfig(Section):
     """Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick."""
     max_sentences: int | None = Field(default=None, ge=1)
     """Decode at most this many sentences; the loss is always of the whole set."""
-    metric: Literal["bleu", "chrf", "loss"] = "bleu"
-    """The score that names the best checkpoint and stops early."""
+    metric: str = "bleu"
+    """The score that names the best checkpoint and stops early: ``loss``, or a metric of
+    ``nmt evaluate`` such as ``bleu`` or ``chrf``."""
 
 
 class TrainingConfig(Section):

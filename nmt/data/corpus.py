@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from nmt.config.data import CorpusConfig
 from nmt.data.demo import demo_pairs
-from nmt.data.huggingface import huggingface_pairs, local_files, text_in
-from nmt.data.published import published_pairs
+from nmt.data.hub import huggingface_pairs, local_files, published_pairs, text_in
 from nmt.errors import DataError
 from nmt.files.lines import decode_line, open_binary, split_lines
 

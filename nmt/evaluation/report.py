@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nmt.errors import DataError
-from nmt.metrics.base import Score
-from nmt.metrics.gate import GateResult
+from nmt.evaluation.gate import GateResult
+from nmt.metrics.metric import Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,19 @@
-"""What ``nmt evaluate`` measures against: a test set from files, a configuration or sacrebleu."""
+"""Test sets: from files, from a model's configuration, or published by sacrebleu."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import nearest_word
-from nmt.config.run import RunConfig, check_languages
-from nmt.data.corpus import BadPair, ReadOptions, check_files, read_corpus
+from nmt.config.run import check_languages
+from nmt.data.corpus import BadPair, ReadOptions, check_files, corpus_files, read_corpus
+from nmt.data.hub import published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, read_lines, split_lines
-from nmt.metrics.sacrebleu import published_test_set
 
 STANDARD_INPUT = Path("-")
 """Names standard input where a file of lines is expected."""
@@ -34,18 +34,17 @@ class EvaluationSet:
     """Streams of reference lines, at least one, all of one length."""
     target_language: str | None = None
     """Language code of the references, if known."""
+    files: tuple[Path, ...] = ()
+    """What it was read from; nothing may be written there."""
 
     def __len__(self) -> int:
         return len(self.references[0])
 
     def first(self, count: int | None) -> EvaluationSet:
         """Return the set cut to its first sentences; whole when None."""
-        return EvaluationSet(
-            name=self.name,
-            source=None if self.source is None else self.source[:count],
-            references=tuple(stream[:count] for stream in self.references),
-            target_language=self.target_language,
-        )
+        source = None if self.source is None else self.source[:count]
+        references = tuple(stream[:count] for stream in self.references)
+        return replace(self, source=source, references=references)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +61,35 @@ class SetChoice:
     """Files of reference lines."""
 
 
-def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> EvaluationSet:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSets:
+    """What a model's configuration says of its languages and test sets."""
+
+    tests: Mapping[str, CorpusConfig]
+    """The test sets by name."""
+    source_language: str
+    """Language code."""
+    target_language: str
+    """Language code."""
+
+    @property
+    def pair(self) -> str:
+        """The languages, for example ``en-de``."""
+        return f"{self.source_language}-{self.target_language}"
+
+
+def load_evaluation_set(choice: SetChoice, model: ModelSets | None) -> EvaluationSet:
     """Read the test set that the user asked for.
 
     Args:
         choice: What the flags say.
-        config: The model's configuration, if a model is evaluated.
+        model: What the model knows, if one is evaluated.
 
     Raises:
         ConfigError: The flags contradict each other, or name no test set that exists.
         DataError: A file is missing, damaged, empty or not parallel.
     """
-    target_language = _target_language(choice, config)
+    target_language = _target_language(choice, model)
     if choice.references:
         if choice.name is not None:
             raise ConfigError(
@@ -83,17 +99,16 @@ def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> Evaluati
         return _from_files(choice.source, choice.references, target_language)
     if choice.source is not None:
         raise ConfigError("--source needs --reference.", fix="Add --reference FILE.")
-    tests = config.data.test if config else {}
-    name = choice.name or _only_test(tests, config)
-    if config and name in tests:
-        _check_agreement(choice.pair, name, config)
-        return _from_config(name, tests[name], config)
-    if choice.pair is None and config is None:
+    name = choice.name or _only_test(model)
+    if model and name in model.tests:
+        _check_agreement(choice.pair, name, model)
+        return _from_config(name, model)
+    pair = choice.pair or (model.pair if model else None)
+    if pair is None:
         raise ConfigError(
             f"The languages of test set {name} are not known.", fix="Add -l PAIR, as in -l en-de."
         )
-    pair = choice.pair or (config and f"{config.source_language}-{config.target_language}")
-    return _published(name, str(pair), tuple(tests), target_language)
+    return _published(name, pair, tuple(model.tests) if model else (), target_language)
 
 
 def read_text(path: Path) -> tuple[str, ...]:
@@ -123,9 +138,9 @@ def check_pair(pair: str) -> str:
     return pair
 
 
-def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
+def _target_language(choice: SetChoice, model: ModelSets | None) -> str | None:
     if choice.pair is None:
-        return config.target_language if config else None
+        return model.target_language if model else None
     source, _, target = check_pair(choice.pair).partition("-")
     if choice.references:  # the names of published sets are compared with what is published
         where = f"-l {choice.pair}"
@@ -133,17 +148,17 @@ def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
     return target
 
 
-def _check_agreement(pair: str | None, name: str, config: RunConfig) -> None:
+def _check_agreement(pair: str | None, name: str, model: ModelSets) -> None:
     """Refuse other languages for a test set than the configuration that names it has."""
-    own = f"{config.source_language}-{config.target_language}"
-    if pair not in (None, own):
+    if pair not in (None, model.pair):
         raise ConfigError(
-            f"Test set {name} of the model's configuration is {own}, not {pair}.",
+            f"Test set {name} of the model's configuration is {model.pair}, not {pair}.",
             fix="Leave -l out: it is for files and for sacrebleu's test sets.",
         )
 
 
-def _only_test(tests: dict[str, CorpusConfig], config: RunConfig | None) -> str:
+def _only_test(model: ModelSets | None) -> str:
+    tests = model.tests if model else {}
     if len(tests) == 1:
         return next(iter(tests))
     if tests:
@@ -151,7 +166,7 @@ def _only_test(tests: dict[str, CorpusConfig], config: RunConfig | None) -> str:
             f"The model's configuration names {len(tests)} test sets: {', '.join(tests)}.",
             fix="Choose one with -t NAME.",
         )
-    where = "The model's configuration names no test set" if config else "There is no test set"
+    where = "The model's configuration names no test set" if model else "There is no test set"
     raise ConfigError(
         f"{where} to score against.",
         fix="Give --reference FILE (with a model --source FILE too), or -t NAME -l PAIR.",
@@ -161,72 +176,66 @@ def _only_test(tests: dict[str, CorpusConfig], config: RunConfig | None) -> str:
 def _from_files(
     source: Path | None, references: Sequence[Path], target_language: str | None
 ) -> EvaluationSet:
-    streams = [read_text(path) for path in references]
-    lines = None if source is None else read_text(source)
-    names = [str(path) for path in (*references, *([source] if source else []))]
-    sides = [*streams, *([lines] if lines is not None else [])]
-    return _checked(
-        EvaluationSet(
-            name=references[0].name,
-            source=lines,
-            references=tuple(streams),
-            target_language=target_language,
-        ),
-        names,
-        sides,
+    files = (*references, *([source] if source else []))
+    result = EvaluationSet(
+        name=references[0].name,
+        references=tuple(read_text(path) for path in references),
+        source=None if source is None else read_text(source),
+        target_language=target_language,
+        files=files,
     )
+    names = list(map(str, files))
+    sides = [*result.references, *([result.source] if result.source is not None else [])]
+    return _checked(result, names, sides[1:])
 
 
 def _checked(
-    result: EvaluationSet, names: Sequence[str], sides: Sequence[Sequence[str]]
+    result: EvaluationSet, names: Sequence[str], others: Sequence[Sequence[str]]
 ) -> EvaluationSet:
+    """Check that there are lines, and as many in ``others`` as in the first reference."""
     if not len(result):
         raise DataError(f"{names[0]} has no lines.", fix="Give a file with references in it.")
-    for name, side in zip(names[1:], sides[1:], strict=True):
+    for name, side in zip(names[1:], others, strict=True):
         if len(side) != len(result):
             counts = (len(result), len(side))
             raise DataError.not_parallel(names[0], name, counts, fix=_ONE_SENTENCE)
     return result
 
 
-def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> EvaluationSet:
+def _from_config(name: str, model: ModelSets) -> EvaluationSet:
+    corpus = model.tests[name]
     check_files({f"data.test.{name}": corpus})
     if corpus.sacrebleu is not None:
-        pair = f"{config.source_language}-{config.target_language}"
-        found = _published(corpus.sacrebleu, pair, (), config.target_language)
+        found = _published(corpus.sacrebleu, model.pair, (), model.target_language)
         return found.first(corpus.max_pairs)
     if corpus.source is not None and corpus.target is not None:
         # Read whole: a test set keeps every line, whatever the filters of training say.
-        found = _from_files(corpus.source, [corpus.target], config.target_language)
-        found = found.first(corpus.max_pairs)
-        source, target = found.source, found.references[0]
-    else:
-        pairs = list(_pairs(name, corpus, config))
-        source, target = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+        found = _from_files(corpus.source, [corpus.target], model.target_language)
+        return _checked(replace(found.first(corpus.max_pairs), name=name), [name], [])
+    pairs = list(_pairs(name, corpus, model))
     result = EvaluationSet(
         name=name,
-        source=source,
-        references=(target,),
-        target_language=config.target_language,
+        source=tuple(source for source, _ in pairs),
+        references=(tuple(target for _, target in pairs),),
+        target_language=model.target_language,
+        files=corpus_files(corpus),
     )
-    return _checked(result, [name], [target])
+    return _checked(result, [name], [])
 
 
-def _pairs(name: str, corpus: CorpusConfig, config: RunConfig) -> list[tuple[str, str]]:
+def _pairs(name: str, corpus: CorpusConfig, model: ModelSets) -> Iterator[tuple[str, str]]:
     options = ReadOptions(
-        source_language=config.source_language,
-        target_language=config.target_language,
+        source_language=model.source_language,
+        target_language=model.target_language,
         on_bad_utf8="error",
         max_characters=_UNBOUNDED_CHARACTERS,
     )
-    pairs = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):
             raise DataError(
                 f"Test set {name}, line {pair.line:,}: {pair.reason}.", fix="Correct the line."
             )
-        pairs.append((pair.source, pair.target))
-    return pairs
+        yield pair.source, pair.target
 
 
 def _published(
@@ -243,10 +252,5 @@ def _published(
             f"{error.problem} The model's configuration names {', '.join(known)}.{hint}",
             fix=error.fix,
         ) from error
-    found = _from_files(source, references, target_language or pair.partition("-")[2])
-    return EvaluationSet(
-        name=name,
-        source=found.source,
-        references=found.references,
-        target_language=found.target_language,
-    )
+    language = target_language or pair.partition("-")[2]
+    return replace(_from_files(source, references, language), name=name)

@@ -204,7 +204,7 @@ def _would_overwrite(output: Path, path: Path) -> bool:
             return False
         if not path.is_dir():
             return path.samefile(output)
-        if output.suffix not in _PART_SUFFIXES:  # translations may lie in the run folder
+        if output.resolve().suffix not in _PART_SUFFIXES:  # translations may lie in the run folder
             return False
         return any(part.is_file() and part.samefile(output) for part in path.rglob("*.*"))
     except OSError:  # whoever opens it says what is wrong

@@ -1,4 +1,12 @@
-"""Scores of translations and how sure they are.
+"""Scores of translations and how sure they are. Strings in, `Score` values out; knows no model.
 
-In: hypotheses and references as text. Out: `Score` values. Called by commands; knows no model.
+To add a metric, write a module beside these with a function that makes a `Metric`, and register
+it here under its name.
 """
+
+from nmt.metrics.metric import register_metric
+
+register_metric("bleu", "nmt.metrics.sacrebleu:make_bleu", label="BLEU")
+register_metric("chrf", "nmt.metrics.sacrebleu:make_chrf", label="chrF")
+register_metric("chrf++", "nmt.metrics.sacrebleu:make_chrf_plus_plus", label="chrF++")
+register_metric("ter", "nmt.metrics.sacrebleu:make_ter", label="TER", lower_is_better=True)

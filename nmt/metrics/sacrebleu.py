@@ -1,29 +1,29 @@
-"""BLEU, chrF and TER by sacrebleu: the only module here that imports it.
+"""BLEU, chrF and TER by sacrebleu.
 
-sacrebleu keeps per-sentence statistics apart from the score made of their sums. Both halves are
-used separately, so that text is compared once, however often the sentences are resampled.
+sacrebleu keeps per-sentence statistics apart from the score made of their sums, but has no public
+name for the two halves: `SacreBleuMetric` is the only place that knows the private ones.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from sacrebleu import DATASETS, utils
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric as SacreBleuBase
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from nmt.errors import ConfigError, DataError
-from nmt.metrics.base import METRICS, Score
-from nmt.metrics.significance import Floats, SufficientStatistics
+from nmt.errors import ConfigError
+from nmt.metrics.metric import MetricOptions, References
+from nmt.metrics.significance import Floats
+
+logger = logging.getLogger(__name__)
 
 TOKENIZERS = tuple(BLEU.TOKENIZERS)
 """Tokenizers of BLEU that ``--tokenize`` accepts."""
@@ -34,169 +34,31 @@ _LANGUAGE_TOKENIZERS: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricOptions:
-    """How text is prepared before it is compared."""
+class SacreBleuMetric:
+    """A metric of sacrebleu that has read its references; see `nmt.metrics.metric.Metric`."""
 
-    tokenize: str | None = None
-    """Tokenizer of BLEU, one of `TOKENIZERS`; by ``target_language`` when None."""
-    lowercase: bool = False
-    """Ignore case in BLEU and chrF (TER always does)."""
-    target_language: str | None = None
-    """Language code of the hypotheses, for example ``zh`` or ``de-AT``."""
+    def __init__(self, metric: SacreBleuBase) -> None:
+        self._metric: Any = metric
 
+    @property
+    def signature(self) -> str:
+        """How it was computed: the record of sacrebleu."""
+        return self._metric.get_signature().format()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemStatistics:
-    """One system under one metric: the score, and what resampling needs."""
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        """Return the counts of each sentence. (n, D)."""
+        return np.array(self._metric._extract_corpus_statistics(hypotheses, None), np.float64)
 
-    score: Score
-    """The score of the whole test set."""
-    statistics: SufficientStatistics
-    """What the score is made of, sentence by sentence."""
+    def score(self, sums: Sequence[float]) -> float:
+        """Return the score of summed counts."""
+        return float(self._metric._compute_score_from_stats(list(sums)).score)
 
 
-class Scorer:
-    """One metric with its references read in, ready for any number of systems.
-
-    Args:
-        metric: One of `METRICS`.
-        references: Streams of lines; line i of each is a reference of sentence i. At least one.
-        options: Preparation of the text.
-
-    Raises:
-        ConfigError: An unknown metric or tokenizer, or one whose package is not installed.
-        DataError: No reference lines, or streams of different lengths.
-    """
-
-    def __init__(
-        self, metric: str, references: Sequence[Sequence[str]], options: MetricOptions
-    ) -> None:
-        self.metric = check_metric(metric)
-        _check_references(references)
-        self._num_sentences = len(references[0])
-        self._engine: Any = _ENGINES[metric](options, references)
-
-    def statistics(self, hypotheses: Sequence[str]) -> SystemStatistics:
-        """Score a system.
-
-        Args:
-            hypotheses: Line i translates sentence i.
-
-        Raises:
-            DataError: More or fewer lines than the references have.
-        """
-        if len(hypotheses) != self._num_sentences:
-            raise DataError.not_parallel(
-                "the hypothesis",
-                "the reference",
-                (len(hypotheses), self._num_sentences),
-                fix="Line i of both must belong to sentence i: give as many lines of each.",
-            )
-        rows = self._engine._extract_corpus_statistics(hypotheses, None)
-        # Summed by sacrebleu itself: integers stay integers, and the last digit is the same.
-        value = float(self._engine._aggregate_and_compute(rows).score)
-        signature = self._engine.get_signature().format()
-        return SystemStatistics(
-            score=Score(metric=self.metric, value=value, signature=signature),
-            statistics=SufficientStatistics(
-                table=np.array(rows, dtype=np.float64), score=self._score_sums
-            ),
-        )
-
-    def _score_sums(self, sums: Floats) -> float:
-        return float(self._engine._compute_score_from_stats(sums.tolist()).score)
-
-
-def corpus_score(
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    metric: str,
-    options: MetricOptions | None = None,
-) -> Score:
-    """Score one system under one metric.
-
-    Args:
-        hypotheses: Line i translates sentence i.
-        references: One or more streams of lines, each as long as ``hypotheses``.
-        metric: One of `METRICS`.
-        options: Preparation of the text; mixed case and tokenizer 13a when None.
-
-    Raises:
-        ConfigError: See `Scorer`.
-        DataError: No lines, or streams of different lengths.
-    """
-    scorer = Scorer(metric, references, options or MetricOptions())
-    return scorer.statistics(hypotheses).score
-
-
-def corpus_scores(
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    metrics: Iterable[str],
-    options: MetricOptions | None = None,
-) -> list[Score]:
-    """Score one system under several metrics; see `corpus_score`."""
-    return [corpus_score(hypotheses, references, metric, options) for metric in metrics]
-
-
-def check_metric(metric: str) -> str:
-    """Return the name of a metric.
-
-    Raises:
-        ConfigError: There is no such metric.
-    """
-    if metric in METRICS:
-        return metric
-    near = difflib.get_close_matches(metric.lower(), METRICS, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"There is no metric {metric!r}.{hint}", fix=f"Use {', '.join(METRICS)}.")
-
-
-def default_tokenizer(language: str | None) -> str:
-    """Return BLEU's tokenizer for a target language.
-
-    >>> default_tokenizer("zh-CN"), default_tokenizer("de"), default_tokenizer(None)
-    ('zh', '13a', '13a')
-    """
-    primary = re.split("[-_]", language or "", maxsplit=1)[0].lower()
-    return _LANGUAGE_TOKENIZERS.get(primary, "13a")
-
-
-def resolve_tokenizer(options: MetricOptions) -> MetricOptions:
-    """Return the options with a tokenizer that works here: ``char`` where the right one is missing.
-
-    For scores that only have to be comparable with each other, as in training.
-    """
-    name = options.tokenize or default_tokenizer(options.target_language)
+def make_bleu(references: References, options: MetricOptions) -> SacreBleuMetric:
+    """Make BLEU (Papineni et al. 2002) with the tokenizer of the target language."""
+    name = bleu_tokenizer(options)
     try:
-        _make_bleu(replace(options, tokenize=name), None)
-    except ConfigError:
-        return replace(options, tokenize="char")
-    return replace(options, tokenize=name)
-
-
-def bleu_words(language: str | None) -> Callable[[str], list[str]]:
-    """Return what cuts a line into the words that BLEU counts in a language.
-
-    Raises:
-        ConfigError: The language's tokenizer is not installed.
-    """
-    engine: Any = _make_bleu(MetricOptions(target_language=language), None)
-    return lambda line: list(engine._preprocess_segment(line).split())
-
-
-def _make_bleu(options: MetricOptions, references: Sequence[Sequence[str]] | None) -> Metric:
-    name = options.tokenize or default_tokenizer(options.target_language)
-    if name not in TOKENIZERS:
-        near = difflib.get_close_matches(name.lower(), TOKENIZERS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(
-            f"There is no tokenizer {name!r}.{hint}", fix=f"Use {', '.join(TOKENIZERS)}."
-        )
-    try:
-        # `force` silences a warning that names a flag of sacrebleu's own command line.
-        return BLEU(lowercase=options.lowercase, force=True, tokenize=name, references=references)
+        return SacreBleuMetric(_bleu(name, lowercase=options.lowercase, references=references))
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         extra = name.partition("-")[0]
         remedy = (
@@ -211,80 +73,69 @@ def _make_bleu(options: MetricOptions, references: Sequence[Sequence[str]] | Non
         ) from error
 
 
-def _make_chrf(options: MetricOptions, references: Sequence[Sequence[str]] | None) -> Metric:
-    return CHRF(lowercase=options.lowercase, references=references)
+def make_chrf(references: References, options: MetricOptions) -> SacreBleuMetric:
+    """Make chrF2 (Popović 2015)."""
+    return SacreBleuMetric(CHRF(lowercase=options.lowercase, references=references))
 
 
-def _make_chrf_plus(options: MetricOptions, references: Sequence[Sequence[str]] | None) -> Metric:
-    return CHRF(lowercase=options.lowercase, word_order=2, references=references)
+def make_chrf_plus_plus(references: References, options: MetricOptions) -> SacreBleuMetric:
+    """Make chrF2++ (Popović 2017): chrF with word unigrams and bigrams."""
+    return SacreBleuMetric(CHRF(lowercase=options.lowercase, word_order=2, references=references))
 
 
-def _make_ter(options: MetricOptions, references: Sequence[Sequence[str]] | None) -> Metric:  # noqa: ARG001
-    return TER(references=references)
+def make_ter(references: References, options: MetricOptions) -> SacreBleuMetric:  # noqa: ARG001
+    """Make TER (Snover et al. 2006), which ignores case."""
+    return SacreBleuMetric(TER(references=references))
 
 
-_ENGINES: Mapping[
-    str, Callable[[MetricOptions, Sequence[Sequence[str]] | None], Metric]
-] = MappingProxyType({
-    "bleu": _make_bleu, "chrf": _make_chrf, "chrf++": _make_chrf_plus, "ter": _make_ter,
-})  # fmt: skip
+def _bleu(tokenizer: str, *, lowercase: bool = False, references: References | None = None) -> BLEU:
+    # `force` silences a warning that names a flag of sacrebleu's own command line.
+    return BLEU(lowercase=lowercase, force=True, tokenize=tokenizer, references=references)
 
 
-def _check_references(references: Sequence[Sequence[str]]) -> None:
-    if not references or not references[0]:
-        raise DataError("There are no reference lines.", fix="Give a reference with text in it.")
-    for number, stream in enumerate(references[1:], start=2):
-        if len(stream) != len(references[0]):
-            raise DataError.not_parallel(
-                "reference 1",
-                f"reference {number}",
-                (len(references[0]), len(stream)),
-                fix="Line i of both must belong to sentence i: give as many lines of each.",
+def default_tokenizer(language: str | None) -> str:
+    """Return the usual tokenizer of BLEU for a target language, installed or not.
+
+    >>> default_tokenizer("zh-CN"), default_tokenizer("de"), default_tokenizer(None)
+    ('zh', '13a', '13a')
+    """
+    primary = re.split("[-_]", language or "", maxsplit=1)[0].lower()
+    return _LANGUAGE_TOKENIZERS.get(primary, "13a")
+
+
+def bleu_tokenizer(options: MetricOptions) -> str:
+    """Return the tokenizer of BLEU: the one asked for, else the usual one of the target language.
+
+    Where the usual one is not installed (Japanese and Korean need MeCab), BLEU counts characters,
+    in validation as in evaluation, and a warning says so.
+
+    Raises:
+        ConfigError: The one asked for does not exist.
+    """
+    if options.tokenize is not None:
+        if options.tokenize not in TOKENIZERS:
+            near = difflib.get_close_matches(options.tokenize.lower(), TOKENIZERS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(
+                f"There is no tokenizer {options.tokenize!r}.{hint}",
+                fix=f"Use {', '.join(TOKENIZERS)}.",
             )
-
-
-def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
-    """Return the source and reference files of a test set, downloading them on first use.
-
-    Args:
-        name: sacrebleu's name, for example ``wmt14``.
-        pair: Source and target language, for example ``en-de``.
-
-    Raises:
-        DataError: There is no such test set or pair, or the download fails.
-    """
-    check_published(name, pair)
+        return options.tokenize
+    name = default_tokenizer(options.target_language)
     try:
-        source, references = (
-            utils.get_source_file(name, pair),
-            utils.get_reference_files(name, pair),
+        _bleu(name)
+    except (RuntimeError, ImportError, OSError, SystemExit):
+        logger.warning(
+            "BLEU counts characters (tokenizer char), as the usual tokenizer %s is not installed; "
+            "`pip install 'sacrebleu[%s]'` adds it.",
+            name,
+            name.partition("-")[0],
         )
-    except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits
-        raise DataError(
-            f"The test set {name} ({pair}) cannot be downloaded: {error}",
-            fix="Check the connection, or set SACREBLEU to a folder that holds it already.",
-        ) from error
-    if not references:
-        raise DataError(
-            f"The test set {name} ({pair}) has no reference.", fix="Choose another test set."
-        )
-    return Path(source), [Path(reference) for reference in references]
+        return "char"
+    return name
 
 
-def check_published(name: str, pair: str) -> None:
-    """Check that sacrebleu knows a test set and has it for a pair of languages; no download.
-
-    Raises:
-        ConfigError: It does not. Names what is near or what there is.
-    """
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3)
-        raise ConfigError(
-            f"There is no test set {name!r}.",
-            fix=f"Did you mean {', '.join(near)}?" if near else "`sacrebleu --list` shows all.",
-        )
-    pairs = utils.get_langpairs_for_testset(name)
-    if pair not in pairs:
-        raise ConfigError(
-            f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
-        )
+def bleu_words(language: str | None) -> Callable[[str], list[str]]:
+    """Return what cuts a line into the words that BLEU counts in a language."""
+    metric: Any = _bleu(bleu_tokenizer(MetricOptions(target_language=language)))
+    return lambda line: list(metric._preprocess_segment(line).split())

@@ -7,7 +7,7 @@ one matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,16 +21,6 @@ DEFAULT_SEED = 12345
 
 _CHUNK_DRAWS = 1 << 22
 """Draws held in memory at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SufficientStatistics:
-    """What one metric needs to know of every sentence of one system. n sentences, D numbers."""
-
-    table: Floats
-    """A row for each sentence. (n, D)."""
-    score: Callable[[Floats], float]
-    """Score, from 0 to 100, of a corpus whose rows sum to the argument. (D,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +58,8 @@ class Comparison:
 
 
 def resample_scores(
-    statistics: SufficientStatistics,
+    table: Floats,
+    score: Callable[[Sequence[float]], float],
     *,
     resamples: int = DEFAULT_RESAMPLES,
     seed: int = DEFAULT_SEED,
@@ -79,14 +70,15 @@ def resample_scores(
     pair up. The order of draws is sacrebleu's.
 
     Args:
-        statistics: One system under one metric.
+        table: Statistics of each sentence of one system. (n, D).
+        score: Score of a corpus whose statistics sum to the argument. (D,).
         resamples: Number of drawn test sets, at least 1.
         seed: Seed of the draws.
 
     Returns:
         One score for each drawn test set. (resamples,).
     """
-    num_sentences = len(statistics.table)
+    num_sentences = len(table)
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences)
     scores: list[float] = []
@@ -95,8 +87,8 @@ def resample_scores(
         draws = generator.choice(num_sentences, size=(size, num_sentences), replace=True)
         draws += num_sentences * np.arange(size)[:, None]
         counts = np.bincount(draws.ravel(), minlength=size * num_sentences)
-        sums = counts.reshape(size, num_sentences).astype(np.float64) @ statistics.table
-        scores.extend(statistics.score(row) for row in sums)
+        sums = counts.reshape(size, num_sentences).astype(np.float64) @ table
+        scores.extend(score(row) for row in sums.tolist())
     return np.array(scores, dtype=np.float64)
 
 

@@ -33,6 +33,7 @@ from nmt.data.prepared import PreparedManifest
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
 from nmt.files.lock import run_lock
+from nmt.metrics.metric import check_metric
 from nmt.model.factory import count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.runtime.make_shortlist import make_shortlist
@@ -72,6 +73,8 @@ def train(
         NmtError: Data, configuration, checkpoint or device do not allow it; see the message.
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
+    if config.training.validation.metric != "loss":
+        check_metric(config.training.validation.metric)
     prepare_process(config.training.threads)
     processes = join()
     try:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import Processes, interleave
-from nmt.metrics.sacrebleu import MetricOptions, corpus_score, default_tokenizer
+from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import load_tokenizers
 from nmt.training.signals import SharedStop
-from nmt.training.validation import TextScores
+from nmt.training.validation import REPORTED_METRICS, TextScores
 from nmt.translation.translator import Translator
 
 _NUM_SAMPLES = 3
@@ -26,7 +27,10 @@ class DecodingValidator:
     translator: Translator
     source: Sequence[str]
     reference: Sequence[str]
-    options: MetricOptions
+    scorers: Sequence[Scorer]
+    """The metrics, with the references read in."""
+    tokenizer: str
+    """What BLEU's words are found with."""
     processes: Processes
     """Each translates a part."""
     stop: SharedStop
@@ -34,13 +38,9 @@ class DecodingValidator:
     def __call__(self) -> TextScores:
         """Translate and score."""
         hypotheses = interleave(self.stop.gather(self._translate))
-        bleu, chrf = (
-            corpus_score(hypotheses, [self.reference], metric, self.options).value
-            for metric in ("bleu", "chrf")
-        )
+        scores = {scorer.name: scorer.score(hypotheses).value for scorer in self.scorers}
         samples = zip(self.source, hypotheses, self.reference, strict=True)
-        tokenizer = self.options.tokenize or default_tokenizer(self.options.target_language)
-        return TextScores(bleu, tokenizer, chrf, tuple(samples)[:_NUM_SAMPLES])
+        return TextScores(scores, self.tokenizer, tuple(samples)[:_NUM_SAMPLES])
 
     def _translate(self) -> list[str]:
         own = self.source[self.processes.rank :: self.processes.size]
@@ -77,11 +77,9 @@ def decoding_validator(
         max_length=config.filters.max_length,
         check=stop.check,
     )
-    metric = _metric_options(config)
-    return DecodingValidator(translator, source, reference, metric, processes, stop)
-
-
-def _metric_options(config: RunConfig) -> MetricOptions:
-    """Score by the target language, but with nothing that may not be installed."""
-    tokenizer = default_tokenizer(config.target_language)
-    return MetricOptions(tokenize="char" if tokenizer.endswith("-mecab") else tokenizer)
+    # The same tokenizer as in `nmt evaluate`.
+    tokenizer = bleu_tokenizer(MetricOptions(target_language=config.target_language))
+    metric = MetricOptions(tokenize=tokenizer, target_language=config.target_language)
+    names = dict.fromkeys((*REPORTED_METRICS, validation.metric))
+    scorers = [Scorer(name, [reference], metric) for name in names if name != "loss"]
+    return DecodingValidator(translator, source, reference, scorers, tokenizer, processes, stop)

@@ -14,6 +14,7 @@ from nmt.config.run import RunConfig
 from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
+from nmt.metrics.metric import METRICS
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.progress import TrainingSummary
 from nmt.training.report import shown_perplexity
@@ -71,8 +72,8 @@ def average_at_end(
         write_average(run_dir / AVERAGE, run_dir, paths, score=score)
     text = f"mean of the last {len(steps)} checkpoints: perplexity "
     text += shown_perplexity(scores.perplexity)
-    if scores.bleu is not None and scores.chrf is not None:
-        text += f", BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}"
+    for metric, value in scores.text.items():
+        text += f", {METRICS[metric].label} {value:.2f}"
     is_best = result.best == AVERAGE
     note(f"{text}; {'now the best' if is_best else 'the best checkpoint is better'}")
     return result

@@ -73,6 +73,8 @@ def _table(validations: Sequence[_Line]) -> tuple[list[dict[str, Any]], str]:
     ]
     all_shown = len(shown) == len(validations)
     note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
+    tokenizer = validations[-1].get("bleu_tokenizer") if validations else None
+    note += f"BLEU with tokenizer {tokenizer}. " if tokenizer else ""
     return rows, note + ("Bold: best BLEU." if best else "")
 
 

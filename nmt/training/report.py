@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_bytes
+from nmt.metrics.metric import METRICS
 
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
@@ -66,12 +67,10 @@ class ValidationReport:
     """Cross-entropy of the references per token, without smoothing, in nats."""
     perplexity: float
     """exp(loss)."""
-    bleu: float | None
-    """BLEU of the decoded translations."""
+    scores: Mapping[str, float | None]
+    """Scores of the decoded translations by metric; None where there is no text."""
     bleu_tokenizer: str | None = None
-    """What its words were found with; scores by different ones cannot be compared."""
-    chrf: float | None
-    """ChrF2 of the decoded translations."""
+    """What BLEU's words were found with; scores by different ones cannot be compared."""
     seconds: float
     """Time of the validation."""
     samples: Sequence[tuple[str, str, str]] = ()
@@ -80,10 +79,11 @@ class ValidationReport:
     def line(self) -> str:
         """Return one line to read."""
         text = f"validation at step {self.step:,}: perplexity {shown_perplexity(self.perplexity)}"
-        if self.bleu is not None and self.chrf is not None:
-            others = self.bleu_tokenizer not in (None, "13a")
-            label = f" (tokenizer {self.bleu_tokenizer})" if others else ""
-            text += f", BLEU {self.bleu:.2f}{label}, chrF {self.chrf:.2f}"
+        for metric, value in self.scores.items():
+            if value is not None:
+                is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
+                label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
+                text += f", {METRICS[metric].label} {value:.2f}{label}"
         return f"{text} ({self.seconds:.1f} s)"
 
 
@@ -184,7 +184,9 @@ class JsonLines:
         """Write one line at once."""
         if not isinstance(event, UpdateReport | ValidationReport):
             return
-        line = {"kind": event.kind, **{key: _json(value) for key, value in asdict(event).items()}}
+        values = asdict(event)
+        values |= values.pop("scores", {})
+        line = {"kind": event.kind, **{key: _json(value) for key, value in values.items()}}
         self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False))
 
     def close(self) -> None:
@@ -255,8 +257,8 @@ class Console:
             text = f"loss {event.loss:.3f}{self._bleu}, {rate}, padding {event.padding_waste:.0%}"
             self._bar.set_postfix_str(text, refresh=True)
             return
-        if isinstance(event, ValidationReport) and event.bleu is not None:
-            self._bleu = f", BLEU {event.bleu:.2f}"
+        if isinstance(event, ValidationReport) and event.scores["bleu"] is not None:
+            self._bleu = f", BLEU {event.scores['bleu']:.2f}"
         if not isinstance(event, SavedReport):
             self._bar.write(event.line(), file=sys.stderr)
 

@@ -20,7 +20,7 @@ _SCALARS = {
         "target_tokens_per_second",
         "padding_waste",
     ),
-    ValidationReport.kind: ("loss", "perplexity", "bleu", "chrf"),
+    ValidationReport.kind: ("loss", "perplexity"),
 }
 
 
@@ -65,8 +65,10 @@ class TensorBoard:
         if not isinstance(event, UpdateReport | ValidationReport):
             return
         group = "train" if isinstance(event, UpdateReport) else "validation"
-        for name in _SCALARS[event.kind]:
-            value = getattr(event, name)
+        values = {name: getattr(event, name) for name in _SCALARS[event.kind]}
+        if isinstance(event, ValidationReport):
+            values |= event.scores
+        for name, value in values.items():
             if value is not None:
                 summary = self._summary.scalar(f"{group}/{name}", value)
                 self._write(step=event.step, summary=summary)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,13 @@ from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
 from nmt.data.store import ParallelStore
 from nmt.engine.distributed import Processes
+from nmt.metrics.metric import as_quality
 from nmt.training.report import ValidationReport
 from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
+
+REPORTED_METRICS = ("bleu", "chrf")
+"""What is computed of decoded text, beside the metric that names the best checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +29,10 @@ class Scores:
 
     loss: float
     """Cross-entropy of the reference per token, without smoothing, in nats."""
-    bleu: float | None = None
-    """BLEU of the decoded translations, in 0 to 100."""
+    text: Mapping[str, float] = field(default_factory=dict)
+    """Scores of the decoded translations by metric; none without a text."""
     bleu_tokenizer: str | None = None
     """What BLEU's words were found with; None where there is no BLEU."""
-    chrf: float | None = None
-    """ChrF2 of the decoded translations, in 0 to 100."""
     samples: tuple[tuple[str, str, str], ...] = ()
     """A few of (source, translation, reference)."""
 
@@ -39,10 +41,11 @@ class Scores:
         """exp(loss), or a very large number where that is beyond any float."""
         return math.exp(min(self.loss, 700))
 
-    def value(self, metric: Literal["bleu", "chrf", "loss"]) -> float:
+    def value(self, metric: str) -> float:
         """Return the score by ``metric``, higher is better; by the loss if there is no text."""
-        value = {"bleu": self.bleu, "chrf": self.chrf, "loss": None}[metric]
-        return -self.loss if value is None else value
+        if metric == "loss" or not self.text:
+            return -self.loss
+        return as_quality(self.text, metric)
 
     def report(self, step: int, epoch: int, seconds: float) -> ValidationReport:
         """Tell of the validation at ``step``, which took ``seconds``."""
@@ -51,9 +54,8 @@ class Scores:
             epoch=epoch,
             loss=self.loss,
             perplexity=self.perplexity,
-            bleu=self.bleu,
+            scores=self.text or dict.fromkeys(REPORTED_METRICS),
             bleu_tokenizer=self.bleu_tokenizer,
-            chrf=self.chrf,
             seconds=seconds,
             samples=self.samples,
         )
@@ -63,10 +65,10 @@ class Scores:
 class TextScores:
     """Scores of decoded text."""
 
-    bleu: float
+    scores: Mapping[str, float]
+    """By metric."""
     bleu_tokenizer: str
     """What BLEU's words were found with."""
-    chrf: float
     samples: tuple[tuple[str, str, str], ...]
 
 
@@ -123,7 +125,7 @@ class Validator:
         loss = loss_sum / max(tokens, 1)
         if text is None:
             return Scores(loss)
-        return Scores(loss, text.bleu, text.bleu_tokenizer, text.chrf, text.samples)
+        return Scores(loss, text.scores, text.bleu_tokenizer, text.samples)
 
     def _sum_loss(self) -> tuple[float, int]:
         """Return loss and tokens of the batches of this process."""

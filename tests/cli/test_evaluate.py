@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import resource
 import subprocess
@@ -22,8 +23,7 @@ from nmt import Score, evaluate
 from nmt.cli.app import app
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.evaluation.options import EvaluateOptions
-from nmt.evaluation.systems import model_name
+from nmt.recipes.evaluate import model_name
 from nmt.runtime.ensemble import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
@@ -247,11 +247,10 @@ def test_the_tokenizer_that_is_advised_fits_the_script(
     assert (result.exit_code, advice in result.stderr) == (0, True)
 
 
-def test_tokenized_text_is_remarked_on_unless_quiet(tmp_path: Path) -> None:
+def test_tokenized_text_gets_a_warning(tmp_path: Path) -> None:
     path = write(tmp_path / "text.en", ["this looks tokenized ."] * 3)
-    flags = ("--hypothesis", path, "--reference", path)
-    assert "3 lines end in a space and a full stop" in invoke(*flags).stderr
-    assert invoke(*flags, "--quiet").stderr == ""
+    result = invoke("--hypothesis", path, "--reference", path, "--quiet")
+    assert "nmt: warning: text.en: 3 lines end in a space and a full stop" in result.stderr
 
 
 # --- Reading -----------------------------------------------------------------------------------
@@ -332,8 +331,12 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
         (["-l", "en-ar_MA"], "write ar"),
         (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
-        (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
+        (["--set", "decoding.beam_size=1", "-b", "2"], "--set, --beam-size need a model"),
         (["--no-guard"], "--no-guard needs a model"),
+        (
+            ["--checkpoint", "last", "--device", "cpu", "--dtype", "int8", "--threads", "2"],
+            "--checkpoint, --device, --dtype, --threads need a model",
+        ),
         (["--no-such-flag"], "--no-such-flag"),
         (["--hypothesis", "-", "--baseline", "-"], "once only"),
     ],
@@ -575,6 +578,64 @@ def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> 
     assert (result.exit_code, UpperCaser.calls) == (2, {})
 
 
+@pytest.mark.parametrize(
+    ("part", "link"),
+    [
+        *itertools.product(
+            ["reference", "source", "baseline", "hypothesis"], ["same", "hard", "symbolic"]
+        ),
+        ("config", "same"),
+        ("config", "symbolic"),
+    ],
+)
+def test_translations_are_never_saved_over_an_input(
+    model: Path, files: tuple[Path, Path], part: str, link: str
+) -> None:
+    baseline = write(model.parent / "baseline.en", SENTENCES)
+    places = {"hypothesis": files[0], "reference": files[1], "baseline": baseline}
+    places |= {"source": model.parent / "test.lower", "config": model / "config.yaml"}
+    place = model.parent / "place.en"
+    if link == "same":
+        place = places[part]
+    elif link == "hard":
+        place.hardlink_to(places[part])
+    else:
+        place.symlink_to(places[part])
+    before = {path: path.read_bytes() for path in places.values()}
+    UpperCaser.calls = {}
+    result = invoke(
+        model, "--hypothesis", files[0], "--source", places["source"], "--reference", files[1],
+        "--baseline", baseline, "--save-hypotheses", place,
+    )  # fmt: skip
+
+    assert (result.exit_code, UpperCaser.calls) == (2, {})
+    assert str(place) in result.stderr
+    assert {path: path.read_bytes() for path in places.values()} == before
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [("out.zst", "no way to write .zst"), ("-", "standard output")]
+)
+def test_translations_are_not_saved_in_a_form_that_there_is_not(
+    model: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
+) -> None:
+    monkeypatch.chdir(model.parent)
+    UpperCaser.calls = {}
+    result = invoke(model, "-t", "one", "--save-hypotheses", place)
+
+    assert (result.exit_code, message in result.stderr, UpperCaser.calls) == (2, True, {})
+    assert not Path(place).exists()
+
+
+def test_a_test_set_of_the_configuration_is_not_saved_over(model: Path) -> None:
+    target = model.parent / "test.upper"
+    before = target.read_bytes()
+    result = invoke(model, "-t", "two", "--save-hypotheses", target)
+
+    assert (result.exit_code, "both input and output" in result.stderr) == (2, True)
+    assert target.read_bytes() == before
+
+
 def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> None:
     """Fault 8: and nothing that looks like translations is left, or lost."""
     flags = (model, "-t", "one", "--json", "--resamples", 0)
@@ -632,6 +693,5 @@ def test_the_python_function_takes_one_reference_or_several() -> None:
 
 def test_an_ensemble_is_named_by_all_of_its_models() -> None:
     together = Ensemble(others=(Path("runs/b"), Path("runs/c")))
-    assert model_name(EvaluateOptions(model=Path("runs/a"))) == "runs/a"
-    both = EvaluateOptions(model=Path("runs/a"), ensemble=together)
-    assert model_name(both) == "runs/a + runs/b + runs/c"
+    assert model_name(Path("runs/a"), None) == "runs/a"
+    assert model_name(Path("runs/a"), together) == "runs/a + runs/b + runs/c"

@@ -14,20 +14,19 @@ from sacrebleu.significance import PairedTest
 
 from nmt.files.lines import read_lines
 from nmt.metrics import significance
-from nmt.metrics.sacrebleu import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.significance import (
-    SufficientStatistics,
+    Floats,
     confidence_interval,
     paired_p_value,
     resample_scores,
 )
 
 
-def means(values: list[float]) -> SufficientStatistics:
-    """A metric that is simply the mean of one number a sentence."""
-    return SufficientStatistics(
-        table=np.array(values)[:, None], score=lambda sums: float(sums[0] / len(values))
-    )
+def resampled_means(values: list[float], **options: int) -> Floats:
+    """Resample a metric that is simply the mean of one number a sentence."""
+    table = np.array(values)[:, None]
+    return resample_scores(table, lambda sums: sums[0] / len(values), **options)
 
 
 NUMBERS = st.lists(st.floats(0, 100), min_size=1, max_size=20)
@@ -35,19 +34,19 @@ NUMBERS = st.lists(st.floats(0, 100), min_size=1, max_size=20)
 
 @given(NUMBERS, st.integers(0, 1000))
 def test_equal_systems_do_not_differ(values: list[float], seed: int) -> None:
-    samples = resample_scores(means(values), resamples=50, seed=seed)
+    samples = resampled_means(values, resamples=50, seed=seed)
     assert paired_p_value(samples, samples, delta=0.0) == 1.0
 
 
 @given(NUMBERS, st.integers(0, 1000))
 def test_the_same_seed_draws_the_same(values: list[float], seed: int) -> None:
-    first, second = (resample_scores(means(values), resamples=20, seed=seed) for _ in range(2))
+    first, second = (resampled_means(values, resamples=20, seed=seed) for _ in range(2))
     assert np.array_equal(first, second)
 
 
 @given(NUMBERS)
 def test_resampled_scores_stay_within_the_sentences(values: list[float]) -> None:
-    samples = resample_scores(means(values), resamples=50)
+    samples = resampled_means(values, resamples=50)
     interval = confidence_interval(samples)
     slack = 1e-9
     assert min(values) - slack <= interval.low <= interval.high <= max(values) + slack
@@ -58,23 +57,23 @@ def test_a_system_that_is_always_better_is_significantly_better() -> None:
     generator = np.random.default_rng(3)
     base = generator.uniform(0, 50, 200)
     better = base + generator.uniform(1, 5, 200)
-    samples = [resample_scores(means(list(values))) for values in (better, base)]
+    samples = [resampled_means(list(values)) for values in (better, base)]
     assert paired_p_value(*samples, delta=float((better - base).mean())) < 0.01
 
 
 def test_a_difference_of_luck_is_not_significant() -> None:
     generator = np.random.default_rng(4)
     base, other = generator.uniform(0, 100, 100), generator.uniform(0, 100, 100)
-    samples = [resample_scores(means(list(values))) for values in (base, other)]
+    samples = [resampled_means(list(values)) for values in (base, other)]
     assert paired_p_value(*samples, delta=float(other.mean() - base.mean())) > 0.05
 
 
 def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    statistics = means(list(np.random.default_rng(1).uniform(0, 1, 17)))
-    whole = resample_scores(statistics, resamples=40)
+    values = list(np.random.default_rng(1).uniform(0, 1, 17))
+    whole = resampled_means(values, resamples=40)
     monkeypatch.setattr(significance, "_CHUNK_DRAWS", 50)
     # The draws are the same; the order of summation may not be.
-    assert resample_scores(statistics, resamples=40) == pytest.approx(whole, rel=1e-12)
+    assert resampled_means(values, resamples=40) == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +94,11 @@ def test_intervals_and_p_values_are_those_of_sacrebleu(wmt: dict[str, list[str]]
     for metric, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
         scorer = Scorer(metric, [wmt["ref.A"]], MetricOptions())
         base = scorer.statistics(wmt[names[0]])
-        base_samples = resample_scores(base.statistics, resamples=300)
+        base_samples = resample_scores(base.table, base.score_sums, resamples=300)
         for name, expected in zip(names, theirs[key], strict=True):
             assert not isinstance(expected, str)
             ours = scorer.statistics(wmt[name])
-            samples = resample_scores(ours.statistics, resamples=300)
+            samples = resample_scores(ours.table, ours.score_sums, resamples=300)
             interval = confidence_interval(samples)
             assert ours.score.value == expected.score
             # There the resampled sums are divided in single precision.

@@ -264,8 +264,7 @@ def report_of(step: int) -> tuple[UpdateReport, ValidationReport]:
         epoch=0,
         loss=2.0,
         perplexity=7.4,
-        bleu=20.0,
-        chrf=40.0,
+        scores={"bleu": 20.0, "chrf": 40.0},
         seconds=1.0,
         samples=[SAMPLE],
     )

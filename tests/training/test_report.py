@@ -46,8 +46,7 @@ def validation(step: int) -> ValidationReport:
         epoch=1,
         loss=2.0,
         perplexity=7.39,
-        bleu=21.5,
-        chrf=48.0,
+        scores={"bleu": 21.5, "chrf": 48.0},
         seconds=3.0,
         samples=(("ein Hund", "a dög", "a dog\u2028"),),
     )
@@ -183,7 +182,7 @@ def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_scores_that_were_not_measured_are_left_out() -> None:
     plain = ValidationReport(
-        step=5, epoch=0, loss=1.0, perplexity=2.72, bleu=None, chrf=None, seconds=0.5
+        step=5, epoch=0, loss=1.0, perplexity=2.72, scores={"bleu": None}, seconds=0.5
     )
 
     assert plain.line() == "validation at step 5: perplexity 2.72 (0.5 s)"

@@ -34,8 +34,7 @@ def validation(step: int, bleu: float | None = 21.5) -> ValidationReport:
         epoch=1,
         loss=2.0,
         perplexity=7.389,
-        bleu=bleu,
-        chrf=bleu and 48.0,
+        scores={"bleu": bleu, "chrf": bleu and 48.0},
         seconds=3.0,
         samples=(("ein *Hund*", "a <b>dög</b>\u2028", "a dog"),),
     )

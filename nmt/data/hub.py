@@ -1,14 +1,20 @@
-"""The only module that imports `datasets`: hub ids and local parquet, csv or json -> pairs."""
+"""Corpora from other libraries: Hugging Face ``datasets`` and the test sets of sacrebleu.
+
+Both are imported on use only, and both may download.
+"""
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from nmt.config.data import CorpusConfig
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
+from nmt.files.lines import read_lines
 
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _ROWS_AT_ONCE = 1000
@@ -102,3 +108,60 @@ def _load(name: str, config: CorpusConfig) -> Any:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     return datasets.load_dataset(**options)
+
+
+def published_pairs(
+    name: str, source_language: str, target_language: str
+) -> Iterator[tuple[str, str]]:
+    """Yield (source, first reference) of a test set of sacrebleu, downloading it on first use.
+
+    Raises:
+        ConfigError: There is no such test set or pair.
+        DataError: It cannot be downloaded.
+    """
+    source, references = published_test_set(name, f"{source_language}-{target_language}")
+    sources, targets = read_lines(source), read_lines(references[0])
+    for left, right in zip_longest(sources, targets):
+        if left is None or right is None:
+            counts = (len(sources), len(targets))
+            raise DataError.not_parallel(str(source), str(references[0]), counts)
+        yield left, right
+
+
+def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
+    """Return the source and reference files of a test set of sacrebleu.
+
+    Args:
+        name: sacrebleu's name, for example ``wmt14``.
+        pair: Source and target language, for example ``en-de``.
+
+    Raises:
+        ConfigError: There is no such test set or pair. Names what is near or what there is.
+        DataError: The download fails, or it has no reference.
+    """
+    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
+
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3)
+        raise ConfigError(
+            f"There is no test set {name!r}.",
+            fix=f"Did you mean {', '.join(near)}?" if near else "`sacrebleu --list` shows all.",
+        )
+    pairs = utils.get_langpairs_for_testset(name)
+    if pair not in pairs:
+        raise ConfigError(
+            f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
+        )
+    try:
+        source = utils.get_source_file(name, pair)
+        references = utils.get_reference_files(name, pair)
+    except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits
+        raise DataError(
+            f"The test set {name} ({pair}) cannot be downloaded: {error}",
+            fix="Check the connection, or set SACREBLEU to a folder that holds it already.",
+        ) from error
+    if not references:
+        raise DataError(
+            f"The test set {name} ({pair}) has no reference.", fix="Choose another test set."
+        )
+    return Path(source), [Path(reference) for reference in references]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nmt.errors import ConfigError, GateError
-from nmt.metrics.base import LOWER_IS_BETTER, METRICS, Score
+from nmt.metrics.metric import METRICS, Score
 
 _HIGHEST = 100.0
 
@@ -20,7 +20,7 @@ class GateResult:
     system: str
     """Name of the system."""
     metric: str
-    """One of `METRICS`."""
+    """Name of the metric."""
     required: float
     """What was asked for."""
     value: float
@@ -71,7 +71,7 @@ def _problem(part: str, name: str, number: str | None, earlier: Mapping[str, flo
         return f"{part!r} has no equals sign"
     if name not in METRICS:
         return f"there is no metric {name!r} (there are {', '.join(METRICS)})"
-    if name in LOWER_IS_BETTER:
+    if METRICS[name].lower_is_better:
         return f"{name} counts errors, so less is better and a lowest score says nothing"
     if name in earlier:
         return f"{name} is given twice"

@@ -1,4 +1,4 @@
-"""`datasets`: local parquet, csv and json, folders, and what a hub gives."""
+"""`datasets` (local files, folders, hub ids), and test sets that sacrebleu publishes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nmt.config.data import CorpusConfig
-from nmt.data.huggingface import huggingface_pairs, local_files
-from nmt.errors import DataError
+from nmt.data.hub import huggingface_pairs, local_files, published_test_set
+from nmt.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
 
@@ -107,3 +107,21 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
         pairs_of("wmt/wmt14")
+
+
+def test_unknown_test_sets_and_pairs_are_refused_without_a_download() -> None:
+    with pytest.raises(ConfigError, match="wmt14"):
+        published_test_set("wmt14-", "en-de")
+    with pytest.raises(ConfigError, match=r"It has .*de-en"):
+        published_test_set("wmt14", "en-xx")
+
+
+def test_a_download_that_fails_names_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sacrebleu import utils
+
+    def exits(*_: str) -> str:
+        raise SystemExit(1)  # what sacrebleu does when a checksum is wrong
+
+    monkeypatch.setattr(utils, "get_source_file", exits)
+    with pytest.raises(DataError, match=r"wmt14 \(en-de\) cannot be downloaded"):
+        published_test_set("wmt14", "en-de")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import ConfigError, GateError
-from nmt.metrics.base import Score
-from nmt.metrics.gate import check_gates, parse_gates, raise_if_missed
+from nmt.evaluation.gate import check_gates, parse_gates, raise_if_missed
+from nmt.metrics.metric import Score
 
 
 def score(metric: str, value: float) -> Score:

@@ -1,0 +1,78 @@
+"""The registry of metrics: a new one works in evaluation, gates and validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.metrics.metric import METRICS, MetricOptions, References, as_quality, register_metric
+from nmt.metrics.significance import Floats
+from nmt.training.validation import Scores
+
+
+class ExactMatch:
+    """The share of sentences that equal a reference, in percent. sacrebleu has no part in it."""
+
+    signature = "exact|version:1"
+
+    def __init__(self, references: References, options: MetricOptions) -> None:
+        self._lowercase = options.lowercase
+        self._references = [set(map(self._form, each)) for each in zip(*references, strict=True)]
+
+    def _form(self, text: str) -> str:
+        return text.lower() if self._lowercase else text
+
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        pairs = zip(hypotheses, self._references, strict=True)
+        return np.array([(self._form(line) in right, 1) for line, right in pairs], np.float64)
+
+    def score(self, sums: Sequence[float]) -> float:
+        return 100 * sums[0] / sums[1]
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    register_metric("exact", ExactMatch, label="Exact match")
+    yield
+    del METRICS["exact"]
+
+
+def test_a_registered_metric_is_scored_resampled_compared_and_gated(tmp_path: Path) -> None:
+    (tmp_path / "reference.en").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "new.en").write_text("one\ntwo\nthree\nFOUR\n")
+    (tmp_path / "old.en").write_text("one\nx\ny\nz\n")
+    flags = [
+        "evaluate",
+        "--json",
+        "--metric",
+        "exact",
+        "--reference",
+        str(tmp_path / "reference.en"),
+    ]
+    flags += ["--hypothesis", str(tmp_path / "new.en"), "--baseline", str(tmp_path / "old.en")]
+
+    result = CliRunner().invoke(app, [*flags, "--fail-under", "exact=80"])
+
+    assert result.exit_code == 6
+    (score,) = json.loads(result.stdout)["systems"][0]["scores"]
+    assert (score["value"], score["signature"]) == (75, "exact|version:1")
+    assert score["comparison"]["delta"] == 50
+    assert score["confidence"]["low"] <= 75 <= score["confidence"]["high"]
+    assert (
+        CliRunner().invoke(app, [*flags, "--lowercase", "--fail-under", "exact=80"]).exit_code == 0
+    )
+
+
+def test_a_registered_metric_chooses_the_best_checkpoint() -> None:
+    scores = Scores(1.5, {"bleu": 20.0, "ter": 60.0, "exact": 75.0}, "13a")
+
+    assert scores.value("exact") == 75
+    assert scores.value("ter") == as_quality(scores.text, "ter") == -60  # it counts errors
+    assert scores.value("loss") == -1.5
+    assert "BLEU 20.00, TER 60.00, Exact match 75.00" in scores.report(3, 0, 0.5).line()
