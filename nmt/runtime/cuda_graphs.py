@@ -100,12 +100,14 @@ class _Step:
         self.bias = memory.new_zeros(sizes.sentences, 1, 1, sizes.source)
         self.memory = memory.new_zeros(layers, 2, sizes.sentences, heads, sizes.source, width)
         self.past = past.new_zeros(layers, 2, rows, heads, sizes.past, width)
-        order = torch.arange(sizes.past, device=past.device)
+        self.order = torch.arange(sizes.past, device=past.device)
 
+        # A graph holds no tensor that it reads: each must be an attribute, or its memory is given
+        # to another one.
         def step() -> Tensor:
             filled = self.past.new_zeros(1, 1, 1, sizes.past)
-            filled.masked_fill_(order > self.position, -torch.inf)
-            inputs = (self.ids, self.position, table, self.bias, self.memory, self.past)
+            filled.masked_fill_(self.order > self.position, -torch.inf)
+            inputs = (self.ids, self.position, self.table, self.bias, self.memory, self.past)
             return model.read_token(*inputs, filled=filled)
 
         self._repeat, self._hidden = record(step)
