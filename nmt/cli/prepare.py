@@ -25,15 +25,15 @@ def prepare(
         bool, typer.Option("--force", help="Prepare again even if nothing has changed.")
     ] = False,
     json: Json = False,
-    quiet: Quiet = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback reads it
     verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Read, filter and cut the corpora into subwords, and report on them."""
     from nmt.config.loader import load_config
     from nmt.recipes.prepare import prepare as run
 
-    report = run(load_config(config, set_), force=force, report_only=report_only, quiet=quiet)
+    report = run(load_config(config, set_), force=force, report_only=report_only)
     if json:
         print_json(report.as_dict())
-    elif not quiet:
+    else:
         typer.echo(report.as_text())

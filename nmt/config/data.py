@@ -120,6 +120,8 @@ class FilterConfig(Section):
     """Longer lines are dropped before they are cut into subwords."""
     deduplicate: bool = False
     """Drop exact repetitions of a pair within the training data."""
+    extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})
+    """Further filters of training pairs by their registered names, each with its parameters."""
     on_bad_utf8: Literal["error", "skip"] = "error"
     """Stop at invalid UTF-8, or drop the pair and count it."""
 

@@ -1,10 +1,13 @@
-"""Cheap signs that a corpus is not what it should be. They warn, and never drop a pair."""
+"""Cheap signs that a corpus is not what it should be. They warn, and never drop a pair.
+
+Also, how much of the held-out sets the training data holds.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +73,8 @@ class CorpusCheck:
         self._languages = _Languages(source_language, target_language)
         self._alignment = _Alignment()
 
-    def see(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
-        """Take note of a block.
+    def update(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
+        """Look at a block.
 
         Args:
             pairs: The pairs that can be used.
@@ -79,8 +82,8 @@ class CorpusCheck:
                 not be read. (2, lines).
         """
         self._num_pairs += len(pairs)
-        self._alignment.see(lengths)
-        self._languages.see(pairs)
+        self._alignment.update(lengths)
+        self._languages.update(pairs)
         for source, target in pairs:
             if source == target:
                 self.found[IDENTICAL] += 1
@@ -113,7 +116,7 @@ class _Languages:
         self._characters = np.zeros(2)
         self._left = _LANGUAGE_PAIRS
 
-    def see(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def update(self, pairs: Sequence[tuple[str, str]]) -> None:
         pairs = pairs[: self._left]
         self._left -= len(pairs)
         for side in range(2) if pairs else ():
@@ -138,7 +141,7 @@ class _Alignment:
         self._lines = 0
         self._shifted: list[int] = []  # lines at which windows start that look shifted
 
-    def see(self, lengths: npt.NDArray[np.int64]) -> None:
+    def update(self, lengths: npt.NDArray[np.int64]) -> None:
         values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
         self._sums += values @ values.T
         waiting = np.hstack((self._rest, lengths))
@@ -183,3 +186,48 @@ def _correlation(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) 
     left, right = left - left.mean(), right - right.mean()
     spread = float(np.sqrt((left**2).sum() * (right**2).sum()))
     return float(left @ right) / spread if spread > 1e-9 else 0.0
+
+
+class HeldOut:
+    """Sentences that training must not have seen, and how often it did.
+
+    Args:
+        sets: Pairs of each held-out set, by its name.
+    """
+
+    def __init__(self, sets: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+        self._sets = sets
+        self._sources: dict[str, bool] = {
+            source.strip(): False
+            for pairs in sets.values()
+            for source, _ in pairs
+            if source.strip()
+        }
+        self._pairs: dict[tuple[str, str], bool] = {
+            (source.strip(), target.strip()): False
+            for pairs in sets.values()
+            for source, target in pairs
+        }
+
+    def update(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Look for training pairs in the sets."""
+        for source, target in pairs:
+            stripped = source.strip()
+            if stripped in self._sources:
+                self._sources[stripped] = True
+                pair = (stripped, target.strip())
+                if pair in self._pairs:
+                    self._pairs[pair] = True
+
+    def overlap(self) -> dict[str, dict[str, int]]:
+        """Return, for each set, its size and how many of its sources and pairs training has."""
+        return {
+            name: {
+                "pairs": len(pairs),
+                "sources_in_train": sum(self._sources.get(s.strip(), False) for s, _ in pairs),
+                "pairs_in_train": sum(
+                    self._pairs[source.strip(), target.strip()] for source, target in pairs
+                ),
+            }
+            for name, pairs in self._sets.items()
+        }

@@ -1,4 +1,4 @@
-"""The two passes of `nmt prepare` over the corpora.
+"""Corpora -> tokenizers, token stores and a report, in two passes.
 
 The first checks, and draws the sample that the tokenizers learn from; the second encodes. Memory
 holds the sample and one block of pairs, however large the corpora.
@@ -6,43 +6,45 @@ holds the sample and one block of pairs, however large the corpora.
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from nmt.config.data import CorpusConfig, FilterConfig
-from nmt.config.run import RunConfig
-from nmt.data.checks import CorpusCheck
+from nmt.config.data import CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
+from nmt.data.checks import CorpusCheck, HeldOut
 from nmt.data.corpus import BadPair, ReadOptions, SentencePair, corpus_names, read_corpus
-from nmt.data.duplicates import DuplicateFinder
-from nmt.data.filters import DUPLICATE, length_problem, text_problem
-from nmt.data.overlap import HeldOut
-from nmt.data.prepare_report import KEPT, READ, PrepareReport, SideStatistics
-from nmt.data.sample import Reservoir
+from nmt.data.filters import (
+    DUPLICATE,
+    DuplicateFinder,
+    held_out_filters,
+    training_filters,
+)
+from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
 from nmt.data.store import StoreWriter
 from nmt.engine import usable_cores
 from nmt.errors import DataError
+from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import (
     JOINT,
     SOURCE,
     TARGET,
+    SentencePieceTokenizer,
+    Tokenizer,
     Tokenizers,
     load_tokenizers,
     train_sentencepiece,
 )
-
-TRAIN, VALID, TOKENIZER = "train", "valid", "tokenizer"
-"""Parts of a prepared folder."""
 
 _BLOCK_PAIRS = 10_000
 _SAMPLE_CHARACTERS = 100_000_000
@@ -62,28 +64,42 @@ class _Encoded(NamedTuple):
     target: Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationPlan:
+    """What is to be prepared, and how."""
+
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    filters: FilterConfig
+    languages: tuple[str, str]
+    """Codes of source and target."""
+    tokenizer_from: Path | None = None
+    """Tokenizer folder of the model that training starts from; None to learn a new one."""
+
+
 class Preparation:
     """One reading of all corpora.
 
     Args:
-        config: The experiment.
+        plan: What is to be prepared.
         folder: An existing, empty folder to work in.
         stores: Whether to write the token ids too, not only to report.
-        quiet: Show no progress.
+
+    Raises:
+        ConfigError: A filter does not exist.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, *, stores: bool, quiet: bool) -> None:
-        self._config = config
+    def __init__(self, plan: PreparationPlan, folder: Path, *, stores: bool) -> None:
+        self._plan = plan
         self._folder = folder
         self._stores = stores
-        self._quiet = quiet
-        self._options = ReadOptions(
-            config.source_language,
-            config.target_language,
-            config.filters.on_bad_utf8,
-            config.filters.max_characters,
-        )
-        self._corpora = dict(zip(corpus_names(config.data.train), config.data.train, strict=True))
+        filters = plan.filters
+        self._options = ReadOptions(*plan.languages, filters.on_bad_utf8, filters.max_characters)
+        self._filters = {
+            TRAIN: training_filters(filters),
+            VALID: held_out_filters(filters),
+        }
+        self._corpora = dict(zip(corpus_names(plan.data.train), plan.data.train, strict=True))
         self._threads = usable_cores()
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
@@ -108,7 +124,7 @@ class Preparation:
             f"{name}: {text}" for name, check in self._checks.items() for text in check.warnings()
         ]
         report = PrepareReport(
-            folder=str(self._config.prepared_dir),
+            folder=str(self._folder),
             up_to_date=False,
             written=self._stores,
             counts={name: _plain(counts) for name, counts in self._counts.items()},
@@ -116,7 +132,7 @@ class Preparation:
             overlap=held_out.overlap(),
             unchecked=unchecked,
             sides=tuple(side.report() for side in statistics),
-            joint=self._config.tokenizer.joint,
+            joint=self._plan.tokenizer.joint,
             warnings=tuple(warnings),
             seconds=time.perf_counter() - start,
         )
@@ -124,10 +140,10 @@ class Preparation:
 
     def _held_out(self) -> tuple[dict[str, list[tuple[str, str]]], tuple[str, ...]]:
         """Read the validation and test sets; name those that might have to be downloaded."""
-        sets = {VALID: self._config.data.valid, **self._config.data.test}
+        sets = {VALID: self._plan.data.valid, **self._plan.data.test}
         remote = tuple(name for name, each in sets.items() if each.sacrebleu or each.huggingface)
         read = {
-            name: [pair[:2] for pair in read_corpus(corpus, self._options) if _is_usable(pair)]
+            name: [pair[:2] for pair in self._usable(read_corpus(corpus, self._options), VALID)]
             for name, corpus in sets.items()
             if name not in remote
         }
@@ -135,21 +151,20 @@ class Preparation:
 
     def _look(self, held_out: HeldOut) -> tuple[Reservoir, Flags]:
         """First pass. Return the sample to learn from, and which usable pairs are repetitions."""
-        config = self._config
         sample = Reservoir(
-            config.tokenizer.sample_sentences // 2,
+            self._plan.tokenizer.sample_sentences // 2,
             max_characters=_SAMPLE_CHARACTERS,
             seed=_SAMPLE_SEED,
         )
         with tempfile.TemporaryFile(dir=self._folder) as file:
             duplicates = DuplicateFinder(file)
             for name, corpus in self._corpora.items():
-                check = CorpusCheck(config.source_language, config.target_language)
+                check = CorpusCheck(*self._plan.languages)
                 self._checks[name] = check
                 for block in self._blocks("reading", name, corpus):
-                    usable = [pair[:2] for pair in block if _is_usable(pair)]
-                    check.see(usable, _character_counts(block))
-                    held_out.see(usable)
+                    usable = [pair[:2] for pair in self._usable(block, TRAIN)]
+                    check.update(usable, _character_counts(block))
+                    held_out.update(usable)
                     duplicates.add(usable)
                     for source, target in usable:
                         sample.add(source, target)
@@ -161,11 +176,10 @@ class Preparation:
                 "The training corpora hold no pair with text on both sides.",
                 fix="Check the files that data.train names.",
             )
-        folder, config = self._folder / TOKENIZER, self._config.tokenizer
-        start_from = self._config.training.start_from
-        if start_from is not None:
-            return _take_over(start_from / TOKENIZER, folder)
+        folder, config = self._folder / TOKENIZER, self._plan.tokenizer
         folder.mkdir()
+        if self._plan.tokenizer_from is not None:
+            return _copy_tokenizers(self._plan.tokenizer_from, folder)
         if config.joint:
             texts: dict[str, Iterator[str]] = {JOINT: chain.from_iterable(sample.drain())}
         else:
@@ -179,17 +193,19 @@ class Preparation:
         self, repeated: Flags, tokenizers: Tokenizers
     ) -> tuple[SideStatistics, SideStatistics]:
         """Second pass over the training corpora."""
-        filters = self._config.filters
-        statistics = (
-            SideStatistics(self._config.source_language, tokenizers.source, filters.max_length),
-            SideStatistics(self._config.target_language, tokenizers.target, filters.max_length),
+        filters = self._plan.filters
+        source, target = (
+            SideStatistics(language, tokenizer, filters.max_length)
+            for language, tokenizer in zip(
+                self._plan.languages, (tokenizers.source, tokenizers.target), strict=True
+            )
         )
         seen = 0
         with self._writer(TRAIN, tokenizers) as writer:
             for index, (name, corpus) in enumerate(self._corpora.items()):
                 counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
                 for block in self._blocks("encoding", name, corpus):
-                    usable = _usable(block, counts)
+                    usable = self._usable(block, TRAIN, counts)
                     is_repeated = repeated[seen : seen + len(usable)]
                     seen += len(usable)
                     _check_unchanged(len(is_repeated), len(usable))
@@ -197,43 +213,59 @@ class Preparation:
                     found[DUPLICATE] += int(is_repeated.sum())
                     if filters.deduplicate:
                         usable = list(compress(usable, ~is_repeated))
-                    encoded = self._encode(usable, tokenizers, filters, counts)
-                    statistics[0].see(encoded.source)
-                    statistics[1].see(encoded.target)
+                    encoded = self._encode(usable, tokenizers, TRAIN, counts)
+                    source.update(encoded.source)
+                    target.update(encoded.target)
                     if writer:
                         writer.append(*encoded[1:], index, [pair.line for pair in encoded.pairs])
         _check_unchanged(seen, len(repeated))
         if not any(self._counts[name][KEPT] for name in self._corpora):
             raise _nothing_left("training", self._counts)
-        return statistics
+        return source, target
 
     def _encode_valid(self, tokenizers: Tokenizers) -> None:
         """Encode the validation set, and keep its text for scores of decoded output."""
         counts = self._counts[VALID] = Counter({READ: 0, KEPT: 0})
-        # Held-out pairs are dropped only where the model cannot hold them.
-        filters = self._config.filters.model_copy(update={"max_length_ratio": float("inf")})
         with self._writer(VALID, tokenizers) as writer:
-            for block in self._blocks("encoding", VALID, self._config.data.valid):
-                encoded = self._encode(_usable(block, counts), tokenizers, filters, counts)
+            for block in self._blocks("encoding", VALID, self._plan.data.valid):
+                usable = self._usable(block, VALID, counts)
+                encoded = self._encode(usable, tokenizers, VALID, counts)
                 if writer:
                     writer.append(*encoded[1:], 0, [pair.line for pair in encoded.pairs])
                     _append_text(self._folder / VALID, encoded.pairs)
         if not counts[KEPT]:
             raise _nothing_left("validation", self._counts)
 
+    def _usable(
+        self, pairs: Iterable[AnyPair], part: str, counts: Counter[str] | None = None
+    ) -> list[SentencePair]:
+        """Return the pairs whose texts are kept, and count the others by reason."""
+        counts = Counter() if counts is None else counts
+        text_problem = self._filters[part].text_problem
+        usable = []
+        for pair in pairs:
+            counts[READ] += 1
+            if isinstance(pair, BadPair):
+                counts[pair.reason] += 1
+            elif (problem := text_problem(pair.source, pair.target)) is None:
+                usable.append(pair)
+            else:
+                counts[problem] += 1
+        return usable
+
     def _encode(
         self,
         pairs: list[SentencePair],
         tokenizers: Tokenizers,
-        filters: FilterConfig,
+        part: str,
         counts: Counter[str],
     ) -> _Encoded:
         """Encode pairs, and count and drop those of unfit length."""
         source = tokenizers.source.encode_batch([pair.source for pair in pairs], self._threads)
         target = tokenizers.target.encode_batch([pair.target for pair in pairs], self._threads)
-        kept = []
+        kept, length_problem = [], self._filters[part].length_problem
         for row, (left, right) in enumerate(zip(source, target, strict=True)):
-            problem = length_problem(len(left), len(right), filters)
+            problem = length_problem(len(left), len(right))
             counts[problem or KEPT] += 1
             if problem is None:
                 kept.append(row)
@@ -257,37 +289,14 @@ class Preparation:
         """Read a corpus, with a progress bar if somebody watches."""
         pairs = read_corpus(corpus, self._options)
         total = 0
-        with tqdm(
-            desc=f"{verb} {name}",
-            unit=" pairs",
-            unit_scale=True,
-            total=self._lines.get(name),
-            disable=True if self._quiet else None,
-            leave=False,
+        with progress_bar(
+            f"{verb} {name}", unit="pairs", total=self._lines.get(name), leave=False
         ) as progress:
             while block := list(islice(pairs, _BLOCK_PAIRS)):
                 yield block
                 total += len(block)
                 progress.update(len(block))
         self._lines[name] = total
-
-
-def _usable(block: list[AnyPair], counts: Counter[str]) -> list[SentencePair]:
-    """Return the pairs with text on both sides, and count the others by reason."""
-    counts[READ] += len(block)
-    usable = []
-    for pair in block:
-        if isinstance(pair, BadPair):
-            counts[pair.reason] += 1
-        elif (problem := text_problem(pair.source, pair.target)) is None:
-            usable.append(pair)
-        else:
-            counts[problem] += 1
-    return usable
-
-
-def _is_usable(pair: AnyPair) -> TypeGuard[SentencePair]:
-    return isinstance(pair, SentencePair) and text_problem(pair.source, pair.target) is None
 
 
 def _character_counts(block: list[AnyPair]) -> npt.NDArray[np.int64]:
@@ -321,10 +330,9 @@ def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
             file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
 
 
-def _take_over(there: Path, folder: Path) -> Tokenizers:
+def _copy_tokenizers(there: Path, folder: Path) -> Tokenizers:
     """Fine-tuning keeps the vocabulary: copy the tokenizers of the model it starts from."""
     load_tokenizers(there)  # says what is wrong with them
-    folder.mkdir()
     for path in there.glob("*.model"):
         shutil.copy(path, folder)
     return load_tokenizers(folder)
@@ -332,3 +340,87 @@ def _take_over(there: Path, folder: Path) -> Tokenizers:
 
 def _plain(counts: Counter[str]) -> dict[str, int]:
     return {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
+
+
+class SideStatistics:
+    """Adds up the figures of a `SideReport`, block by block."""
+
+    def __init__(self, language: str, tokenizer: Tokenizer, max_length: int) -> None:
+        self._language = language
+        self._lengths = np.zeros(max_length + 1, dtype=np.int64)
+        self._uses = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        self._is_fallback = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            self._is_fallback[:] = [tokenizer.is_fallback(i) for i in range(tokenizer.vocab_size)]
+
+    def update(self, rows: Sequence[Sequence[int]]) -> None:
+        """Count the ids of kept sentences."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        self._lengths += np.bincount(lengths, minlength=len(self._lengths))
+        self._uses += np.bincount(ids, minlength=len(self._uses))
+
+    def report(self) -> SideReport:
+        """Return the figures; at least one sentence must have been seen."""
+        upto = np.cumsum(self._lengths)
+        tokens, sentences = int(self._uses.sum()), int(upto[-1])
+        return SideReport(
+            language=self._language,
+            vocab_size=len(self._uses),
+            tokens=tokens,
+            mean_length=tokens / sentences,
+            median_length=int(np.searchsorted(upto, 0.5 * sentences)),
+            p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
+            max_length=int(np.flatnonzero(self._lengths)[-1]),
+            fallback_rate=int(self._uses[self._is_fallback].sum()) / tokens,
+        )
+
+
+class Reservoir:
+    """Keeps a uniform random sample of the pairs added, in bounded memory (Vitter 1985).
+
+    The same pairs give the same sample.
+
+    Args:
+        capacity: Most pairs to keep.
+        max_characters: Most characters to keep. When the sample outgrows them, a random half of
+            it goes, which leaves it uniform.
+        seed: Decides what is drawn.
+    """
+
+    def __init__(self, capacity: int, *, max_characters: int, seed: int) -> None:
+        self._capacity = capacity
+        self._max_characters = max_characters
+        self._random = random.Random(seed)
+        self._pairs: list[tuple[str, str]] = []
+        self._seen = 0
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def add(self, source: str, target: str) -> None:
+        """Add a pair, by algorithm R."""
+        self._seen += 1
+        if len(self._pairs) < self._capacity:
+            self._pairs.append((source, target))
+        else:
+            slot = self._random.randrange(self._seen)
+            if slot >= self._capacity:
+                return
+            self._characters -= sum(map(len, self._pairs[slot]))
+            self._pairs[slot] = (source, target)
+        self._characters += len(source) + len(target)
+        if self._characters > self._max_characters and len(self._pairs) > 1:
+            self._halve()
+
+    def _halve(self) -> None:
+        self._capacity = len(self._pairs) // 2
+        self._pairs = self._random.sample(self._pairs, self._capacity)
+        self._characters = sum(len(source) + len(target) for source, target in self._pairs)
+
+    def drain(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs and forget them, so that whoever copies them needs no room for two."""
+        self._pairs.reverse()
+        while self._pairs:
+            yield self._pairs.pop()

@@ -1,18 +1,148 @@
-"""A prepared folder: token stores, tokenizers and the manifest that says what they were made of."""
+"""A prepared folder: its report, its manifest, and its data opened for reading."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
+from nmt.files.lines import read_lines
 
 FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST, REPORT = "manifest.json", "report.json"
+TRAIN, VALID, TOKENIZER = "train", "valid", "tokenizer"
+"""Parts of the folder."""
+READ, KEPT = "read", "kept"
+"""Keys of a corpus's counts that are no reasons."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideReport:
+    """The training text of one language, in subwords."""
+
+    language: str
+    vocab_size: int
+    """Entries of its vocabulary."""
+    tokens: int
+    """Subwords in all."""
+    mean_length: float
+    """Subwords in a sentence."""
+    median_length: int
+    p99_length: int
+    """99 of 100 sentences are no longer."""
+    max_length: int
+    """Subwords of the longest sentence."""
+    fallback_rate: float
+    """Share of the subwords that are single bytes, or unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareReport:
+    """What was read, what was dropped and why, and what came out."""
+
+    folder: str
+    """The prepared folder."""
+    up_to_date: bool
+    """Whether it was there already: the figures are those of when it was made."""
+    written: bool = True
+    """Whether it was written; not if only a report was asked for."""
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Per corpus: pairs read, kept, and dropped for each reason."""
+    findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Per training corpus: pairs that look odd but were not dropped for it."""
+    overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Per held-out set: its pairs, and how many sources and whole pairs the training has too."""
+    unchecked: tuple[str, ...] = ()
+    """Held-out sets that were not looked for, as they might have to be downloaded."""
+    sides: tuple[SideReport, ...] = ()
+    """Source and target of the training data."""
+    joint: bool = True
+    """Whether both sides share one vocabulary."""
+    warnings: tuple[str, ...] = ()
+    """What a person should look at."""
+    seconds: float = 0.0
+    """Time taken."""
+
+    @classmethod
+    def read(cls, folder: Path) -> PrepareReport:
+        """Read what was reported when ``folder`` was made.
+
+        Raises:
+            DataError: It is missing or damaged.
+        """
+        path = folder / REPORT
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values["sides"] = tuple(SideReport(**side) for side in values["sides"])
+            values |= {name: tuple(values[name]) for name in ("unchecked", "warnings")}
+            report = cls(**values)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{path} is damaged: {error}", fix="Run `nmt prepare CONFIG --force`."
+            ) from error
+        return replace(report, folder=str(folder), up_to_date=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self) | {
+            "sides": [asdict(side) for side in self.sides],
+            "unchecked": list(self.unchecked),
+            "warnings": list(self.warnings),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def as_text(self) -> str:
+        """Return a report to read."""
+        if self.up_to_date:
+            return f"{self.folder} is up to date: configuration and corpora have not changed."
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for name, counts in self.counts.items():
+            yield f"{name}: {counts[READ]:,} pairs read, {counts[KEPT]:,} kept"
+            reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
+            for word, numbers in (("dropped", reasons), ("seen", self.findings.get(name, {}))):
+                for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
+                    yield f"  {word} {number:,}: {what}"
+        yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"
+        for side in self.sides:
+            yield (
+                f"  {side.language:8}{side.mean_length:8.1f}{side.median_length:8}"
+                f"{side.p99_length:6}{side.max_length:9}   {side.fallback_rate:.2%}"
+            )
+        sizes = [f"{side.vocab_size:,}" for side in self.sides]
+        yield (
+            f"vocabulary: {sizes[0]} entries, joint"
+            if self.joint
+            else f"vocabularies: {sizes[0]} and {sizes[1]} entries"
+        )
+        yield from self._overlap()
+        yield from (f"warning: {text}" for text in self.warnings)
+        rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
+        what = self.folder if self.written else "report only, nothing written"
+        yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
+
+    def _overlap(self) -> Iterator[str]:
+        """Name the sets without overlap too: silence could mean that nobody looked."""
+        clean = []
+        for name, overlap in self.overlap.items():
+            if overlap["sources_in_train"]:
+                yield (
+                    f"overlap: {overlap['sources_in_train']:,} of {overlap['pairs']:,} source "
+                    f"sentences of {name} are in the training data, {overlap['pairs_in_train']:,} "
+                    "with the same translation"
+                )
+            else:
+                clean.append(f"{name} ({overlap['pairs']:,} pairs)")
+        if clean:
+            yield f"overlap: no source sentence of {', '.join(clean)} is in the training data"
+        if self.unchecked:
+            names = ", ".join(self.unchecked)
+            yield f"overlap: not compared with {names}, which might have to be downloaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +205,8 @@ class PreparedData:
     def __init__(self, folder: Path, manifest: PreparedManifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.train = ParallelStore.open(folder / "train")
-        self.valid = ParallelStore.open(folder / "valid")
+        self.train = ParallelStore.open(folder / TRAIN)
+        self.valid = ParallelStore.open(folder / VALID)
 
     @classmethod
     def open(cls, folder: Path) -> PreparedData:
@@ -90,18 +220,14 @@ class PreparedData:
     @property
     def tokenizer_dir(self) -> Path:
         """Folder of the SentencePiece models."""
-        return self.folder / "tokenizer"
+        return self.folder / TOKENIZER
 
     @property
     def valid_source(self) -> list[str]:
         """Source text of the validation set, as it was read."""
-        return _lines(self.folder / "valid" / "source.txt")
+        return read_lines(self.folder / VALID / "source.txt")
 
     @property
     def valid_target(self) -> list[str]:
         """Reference text of the validation set, as it was read."""
-        return _lines(self.folder / "valid" / "target.txt")
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_bytes().decode("utf-8").split("\n")[:-1]
+        return read_lines(self.folder / VALID / "target.txt")

@@ -44,7 +44,7 @@ def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) ->
         NmtError: Data, configuration or device do not allow it; see the message.
     """
     prepare_process(config.training.threads)
-    prepared = prepare(config, quiet=quiet, check=data_check(config))
+    prepared = prepare(config, check=data_check(config))
     if not quiet and not prepared.up_to_date:
         sys.stderr.write("Prepared the data first: a dry run needs their lengths.\n")
         sys.stderr.write(prepared.as_text() + "\n")

@@ -132,7 +132,7 @@ def prove_resume(
     kills: int = 5,
     seed: int | None = None,
     say: Callable[[str], None],
-    quiet: bool = False,
+    quiet: bool = False,  # noqa: ARG001
     plan: Plan | None = None,
 ) -> Proof:
     """Train shortly in one go, train the same with kills at random moments, and compare.
@@ -157,7 +157,7 @@ def prove_resume(
     if kills < _LEAST_KILLS:
         raise ValueError(f"kills must be at least {_LEAST_KILLS}, not {kills}")
     config = load_config(config_path, overrides)
-    prepare(config, quiet=quiet)
+    prepare(config)
     command = [sys.executable, "-m", "nmt", "train", str(config_path), "--quiet"]
     command += [f"--set={text}" for text in overrides]
     parent = config.run_dir.parent

@@ -107,7 +107,7 @@ def _prepare(config: RunConfig, num_processes: int, *, quiet: bool) -> None:
     """Prepare the data if need be: it may take long, and stops at once when told to."""
     if not list_checkpoints(config.run_dir):
         check_start(config)
-    prepared = prepare(config, quiet=quiet, check=data_check(config, num_processes))
+    prepared = prepare(config, check=data_check(config, num_processes))
     if not quiet and not prepared.up_to_date:
         sys.stderr.write(prepared.as_text() + "\n")
 

@@ -47,7 +47,7 @@ def test_the_flags_reach_the_command(prepare: Recorded) -> None:
     assert result.stdout == "3 pairs kept\n"
     assert prepare.config is not None
     assert prepare.config.name == "other"
-    assert prepare.options == {"force": True, "report_only": True, "quiet": False}
+    assert prepare.options == {"force": True, "report_only": True}
 
 
 def test_json_is_one_object_on_one_line(prepare: Recorded) -> None:
@@ -59,5 +59,6 @@ def test_json_is_one_object_on_one_line(prepare: Recorded) -> None:
 
 
 @pytest.mark.usefixtures("prepare")
-def test_quiet_prints_nothing() -> None:
-    assert CliRunner().invoke(app, ["prepare", DEMO, "-q"]).stdout == ""
+def test_quiet_prints_the_report_all_the_same() -> None:
+    """It is the result."""
+    assert CliRunner().invoke(app, ["prepare", DEMO, "-q"]).stdout == "3 pairs kept\n"

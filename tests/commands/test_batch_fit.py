@@ -61,7 +61,7 @@ def test_what_fits_fills_the_memory_and_not_more(
 
 
 def test_all_at_once_where_memory_is_plenty(config: RunConfig) -> None:
-    prepare(config, quiet=True)
+    prepare(config)
     batch = fit_batches(config, OneProcess())
 
     assert (batch.max_tokens, batch.accumulate) == (AIM, 1)
@@ -70,7 +70,7 @@ def test_all_at_once_where_memory_is_plenty(config: RunConfig) -> None:
 def test_layers_are_not_compiled_for_a_probe(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(config, quiet=True)
+    prepare(config)
     build, found = TrainingSetup.build, []
 
     def recording(probed: RunConfig) -> TrainingSetup:
@@ -87,7 +87,7 @@ def test_layers_are_not_compiled_for_a_probe(
 def test_what_does_not_fit_is_accumulated(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    prepare(config, quiet=True)
+    prepare(config)
     whole = TrainingSetup.build(
         config.model_copy(update={"batch": fit_batches(config, OneProcess())})
     )
@@ -113,7 +113,7 @@ def peak_of(setup: TrainingSetup) -> int:
 def test_memory_for_less_than_one_pair_is_told(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(config, quiet=True)
+    prepare(config)
     give(monkeypatch, 1000)
 
     with pytest.raises(DeviceError, match=r"filters\.max_length \(30\)"):

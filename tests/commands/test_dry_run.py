@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared data."""
     folder = tmp_path_factory.mktemp("dry_run")
     write_corpus(folder)
-    prepare(config_in(folder), quiet=True)
+    prepare(config_in(folder))
     return folder
 
 

@@ -43,7 +43,7 @@ def log() -> str:
 
 
 def test_updates_begin_as_without(backend: Backend) -> None:
-    prepare(config_of(), quiet=True)
+    prepare(config_of())
     found = []
     for compile_layers in (False, True):
         setup = TrainingSetup.build(config_of(compile=compile_layers))

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt.data.checks import CONTROL, IDENTICAL, MARKUP, CorpusCheck
-from nmt.data.overlap import HeldOut
+from nmt.data.checks import CONTROL, IDENTICAL, MARKUP, CorpusCheck, HeldOut
 from nmt.files.lines import read_lines
 
 Pairs = list[tuple[str, str]]
@@ -21,7 +20,7 @@ def checked(
     check = CorpusCheck(*languages)
     for start in range(0, len(pairs), block):
         part = pairs[start : start + block]
-        check.see(part, np.array([[len(s) for s in pair] for pair in part]).T)
+        check.update(part, np.array([[len(s) for s in pair] for pair in part]).T)
     return check
 
 
@@ -116,8 +115,8 @@ def test_overlap_counts_held_out_sources_and_pairs() -> None:
         "test": [("eins", "a"), ("vier", "four")],
     })  # fmt: skip
 
-    held_out.see([("eins ", "one"), ("zwei", "deux"), ("five", "four")])
-    held_out.see([("eins", "one")])
+    held_out.update([("eins ", "one"), ("zwei", "deux"), ("five", "four")])
+    held_out.update([("eins", "one")])
 
     assert held_out.overlap() == {
         "valid": {"pairs": 3, "sources_in_train": 2, "pairs_in_train": 1},

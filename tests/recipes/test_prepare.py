@@ -79,7 +79,7 @@ def decoded(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_what_is_stored_is_what_was_read(tmp_path: Path) -> None:
-    prepare(config_for(tmp_path), quiet=True)
+    prepare(config_for(tmp_path))
 
     assert decoded(tmp_path / "prepared") == list(zip(*corpus(120), strict=True))
 
@@ -91,7 +91,7 @@ def test_blank_lines_drop_the_pair_and_shift_nothing(tmp_path: Path) -> None:
     write(tmp_path, "train.de", source)
     write(tmp_path, "train.en", target)
 
-    report = prepare(config_for(tmp_path), quiet=True)
+    report = prepare(config_for(tmp_path))
 
     counts = report.counts["numbers"]
     assert counts["read"] == 120
@@ -111,7 +111,7 @@ def test_unequal_line_counts_are_refused_and_nothing_is_written(tmp_path: Path) 
     write(tmp_path, "train.en", target[:-3])
 
     with pytest.raises(DataError, match=r"120 lines but .*117") as caught:
-        prepare(config_for(tmp_path), quiet=True)
+        prepare(config_for(tmp_path))
 
     assert caught.value.exit_code == 3
     assert not list(tmp_path.glob("*prepared*"))
@@ -130,7 +130,7 @@ def test_files_without_text_are_named(tmp_path: Path, kind: str) -> None:
         path.mkdir()
 
     with pytest.raises(DataError, match=r"train\.de") as caught:
-        prepare(config, quiet=True)
+        prepare(config)
 
     assert caught.value.exit_code == 3
 
@@ -144,8 +144,8 @@ def test_bad_utf_8_stops_or_drops_both_sides(tmp_path: Path) -> None:
     write(tmp_path, "train.en", target)
 
     with pytest.raises(DataError, match=r"train\.de, line 5, byte 6: 0xff"):
-        prepare(config_for(tmp_path), quiet=True)
-    report = prepare(config_for(tmp_path, filters={"on_bad_utf8": "skip"}), quiet=True)
+        prepare(config_for(tmp_path))
+    report = prepare(config_for(tmp_path, filters={"on_bad_utf8": "skip"}))
 
     assert report.counts["numbers"]["bad utf-8"] == 1
     expected = [p for i, p in enumerate(zip(source, target, strict=True)) if i != 4]
@@ -159,7 +159,7 @@ def test_a_line_of_a_megabyte_is_dropped(tmp_path: Path) -> None:
     write(tmp_path, "train.de", source)
     write(tmp_path, "train.en", target)
 
-    report = prepare(config_for(tmp_path), quiet=True)
+    report = prepare(config_for(tmp_path))
 
     assert report.counts["numbers"]["too many characters"] == 1
     assert report.counts["numbers"]["kept"] == 119
@@ -175,9 +175,9 @@ def test_files_shifted_against_each_other_or_identical_are_warned_about(tmp_path
     write(tmp_path, "train.en", target[1:] + target[:1])
     small = {"vocab_size": 16, "byte_fallback": False}
 
-    shifted = prepare(config_for(tmp_path, tokenizer=small), quiet=True)
+    shifted = prepare(config_for(tmp_path, tokenizer=small))
     write(tmp_path, "train.en", source)
-    identical = prepare(config_for(tmp_path, tokenizer=small), quiet=True)
+    identical = prepare(config_for(tmp_path, tokenizer=small))
 
     assert any("shifted" in warning for warning in shifted.warnings)
     assert any("identical" in warning for warning in identical.warnings)
@@ -190,7 +190,7 @@ def test_overlap_markup_and_control_characters_are_counted(tmp_path: Path) -> No
     write(tmp_path, "train.de", source)
     write(tmp_path, "train.en", target)
 
-    report = prepare(config_for(tmp_path), quiet=True)
+    report = prepare(config_for(tmp_path))
 
     assert report.overlap["valid"] == {"pairs": 5, "sources_in_train": 5, "pairs_in_train": 5}
     assert report.findings["numbers"][MARKUP] == 1
@@ -203,7 +203,7 @@ def test_a_comparison_that_finds_no_overlap_is_told_with_its_sets(tmp_path: Path
     tests = {"far": {"source": strange, "target": strange}, "wmt": {"sacrebleu": "wmt14"}}
     data = config.data.model_dump(mode="json") | {"test": tests}
 
-    report = prepare(config_for(tmp_path, data=data), report_only=True, quiet=True)
+    report = prepare(config_for(tmp_path, data=data), report_only=True)
 
     lines = report.as_text().splitlines()
     assert "overlap: no source sentence of far (2 pairs) is in the training data" in lines
@@ -219,7 +219,7 @@ def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
     data["train"].append({"tsv": "nope.tsv"})
 
     with pytest.raises(DataError) as caught:
-        prepare(config_for(tmp_path, data=data), quiet=True)
+        prepare(config_for(tmp_path, data=data))
 
     assert caught.value.problem.split("\n  ") == [
         "data.train.1.tsv: nope.tsv does not exist.",
@@ -233,8 +233,8 @@ def test_duplicates_go_if_that_is_wished(tmp_path: Path) -> None:
     write(tmp_path, "train.de", source + source)
     write(tmp_path, "train.en", target + target)
 
-    counted = prepare(config_for(tmp_path), quiet=True)
-    dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}), quiet=True)
+    counted = prepare(config_for(tmp_path))
+    dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}))
 
     assert counted.counts["numbers"]["kept"] == 120
     assert counted.findings["numbers"][DUPLICATE] == 60
@@ -247,35 +247,39 @@ def test_a_vocabulary_the_text_does_not_allow_names_the_largest(tmp_path: Path, 
     """FAULTS 41: and the size it names works."""
     big = {"kind": kind, "vocab_size": 5000, "byte_fallback": False}
     with pytest.raises(TokenizerError, match=r"Set tokenizer\.vocab_size to \d+") as caught:
-        prepare(config_for(tmp_path, tokenizer=big), quiet=True)
+        prepare(config_for(tmp_path, tokenizer=big))
 
     largest = int("".join(filter(str.isdigit, caught.value.fix)))
-    report = prepare(config_for(tmp_path, tokenizer={**big, "vocab_size": largest}), quiet=True)
+    report = prepare(config_for(tmp_path, tokenizer={**big, "vocab_size": largest}))
     assert report.sides[0].vocab_size == largest
 
 
 def test_unchanged_input_is_left_alone_and_changed_input_is_not(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    first = prepare(config, quiet=True)
-    again = prepare(config, quiet=True)
+    first = prepare(config)
+    again = prepare(config)
     weighted = config.model_dump(mode="json")
     weighted["data"]["train"][0]["weight"] = 2.0
 
     assert not first.up_to_date
-    assert again.up_to_date
+    assert again.as_dict() == first.as_dict() | {"up_to_date": True}
     assert "up to date" in again.as_text()
-    assert prepare(RunConfig.model_validate(weighted), quiet=True).up_to_date
-    assert not prepare(config, force=True, quiet=True).up_to_date
+    report = tmp_path / "prepared" / "report.json"
+    report.write_text("{}")  # the data are whole all the same, and the manifest has the counts
+    assert prepare(config).up_to_date
+    assert prepare(config).counts == first.counts
+    assert prepare(RunConfig.model_validate(weighted)).up_to_date
+    assert not prepare(config, force=True).up_to_date
     source, target = corpus(121)
     write(tmp_path, "train.de", source)
     write(tmp_path, "train.en", target)
-    assert prepare(config, quiet=True).counts["numbers"]["kept"] == 121
+    assert prepare(config).counts["numbers"]["kept"] == 121
 
 
 def test_report_only_writes_nothing(tmp_path: Path) -> None:
     config = config_for(tmp_path, prepared_dir=str(tmp_path / "new" / "prepared"))
 
-    report = prepare(config, report_only=True, quiet=True)
+    report = prepare(config, report_only=True)
 
     assert report.counts["numbers"]["kept"] == 120
     assert "nothing written" in report.as_text()
@@ -300,7 +304,7 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Pat
     assert list(tmp_path.glob(".prepared.tmp-*"))
     with pytest.raises(NmtError, match="no prepared data"):
         PreparedData.open(tmp_path / "prepared")
-    prepare(config, quiet=True)
+    prepare(config)
     assert not list(tmp_path.glob(".prepared.tmp-*"))
     assert len(PreparedData.open(tmp_path / "prepared").train) == 120
 
@@ -311,7 +315,7 @@ def test_left_overs_go_whatever_the_folder_is_called(tmp_path: Path) -> None:
     for folder in (left_over, foreign):
         folder.mkdir()
 
-    prepare(config_for(tmp_path, prepared_dir=str(tmp_path / name)), quiet=True)
+    prepare(config_for(tmp_path, prepared_dir=str(tmp_path / name)))
 
     assert not left_over.exists()
     assert foreign.exists()
@@ -319,11 +323,11 @@ def test_left_overs_go_whatever_the_folder_is_called(tmp_path: Path) -> None:
 
 def test_left_overs_go_even_where_nothing_has_to_be_done(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    prepare(config, quiet=True)
+    prepare(config)
     left_over = tmp_path / ".prepared.tmp-1"
     left_over.mkdir()
 
-    assert prepare(config, quiet=True).up_to_date
+    assert prepare(config).up_to_date
     assert not list(tmp_path.glob(".prepared*"))
 
 
@@ -331,7 +335,7 @@ def test_an_error_midway_leaves_the_older_folder_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(tmp_path)
-    prepare(config, quiet=True)
+    prepare(config)
     before = PreparedData.open(tmp_path / "prepared").manifest
 
     def fail(*_: Any) -> None:
@@ -340,7 +344,7 @@ def test_an_error_midway_leaves_the_older_folder_whole(
     with monkeypatch.context() as patch:
         patch.setattr("nmt.recipes.prepare.PreparedManifest.write", fail)
         with pytest.raises(RuntimeError, match="midway"):
-            prepare(config, force=True, quiet=True)
+            prepare(config, force=True)
 
     assert PreparedData.open(tmp_path / "prepared").manifest == before
     assert not list(tmp_path.glob(".prepared*"))
@@ -357,7 +361,7 @@ def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
     base["model"] = {"embeddings": "decoder-tied"}
     for place in ({"tsv": tsv, "columns": [1, 0]}, {"jsonl": jsonl}):
         base["data"]["train"] = [place]
-        prepare(RunConfig.model_validate(base), quiet=True)
+        prepare(RunConfig.model_validate(base))
         assert decoded(tmp_path / "prepared") == pairs
         assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
 
@@ -370,7 +374,7 @@ def test_preparing_does_not_load_torch(tmp_path: Path) -> None:
         "from nmt.config.run import RunConfig\n"
         "from nmt.recipes.prepare import prepare\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"
-        "prepare(RunConfig.model_validate_json(text), quiet=True)\n"
+        "prepare(RunConfig.model_validate_json(text))\n"
         "assert 'torch' not in sys.modules\n"
     )
 
@@ -385,15 +389,26 @@ def test_a_validation_set_without_a_usable_pair_is_refused(tmp_path: Path) -> No
     write(tmp_path, "valid.en", ["one", ""])
 
     with pytest.raises(DataError, match="No validation pair is left") as caught:
-        prepare(config, quiet=True)
+        prepare(config)
 
     assert "blank source 1" in caught.value.problem
     assert not list(tmp_path.glob("*prepared*"))
 
 
+def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_path: Path) -> None:
+    config = config_for(tmp_path, filters={"min_length": 8, "max_length_ratio": 1.0})
+    write(tmp_path, "valid.de", ["eins", "eins zwei drei vier"])
+    write(tmp_path, "valid.en", ["one", "one"])
+
+    report = prepare(config)
+
+    assert report.counts["valid"] == {"read": 2, "kept": 2}
+    assert report.counts["numbers"]["too few subwords"] > 0
+
+
 def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"No training pair is left .* too many subwords 120"):
-        prepare(config_for(tmp_path, filters={"max_length": 1}), quiet=True)
+        prepare(config_for(tmp_path, filters={"max_length": 1}))
 
 
 def test_a_pipe_is_refused_because_corpora_are_read_twice(tmp_path: Path) -> None:
@@ -402,7 +417,7 @@ def test_a_pipe_is_refused_because_corpora_are_read_twice(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "train.de")
 
     with pytest.raises(DataError, match=r"train\.de is a pipe"):
-        prepare(config, quiet=True)
+        prepare(config)
 
 
 def test_a_corpus_that_changes_meanwhile_is_noticed(
@@ -418,7 +433,7 @@ def test_a_corpus_that_changes_meanwhile_is_noticed(
 
     monkeypatch.setattr("nmt.data.preparation.train_sentencepiece", learn)
     with pytest.raises(DataError, match="changed while it was read"):
-        prepare(config, quiet=True)
+        prepare(config)
 
     assert not list(tmp_path.glob("*prepared*"))
 
@@ -429,20 +444,20 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "prepared", "thesis.tex", ["important"])
 
     with pytest.raises(DataError, match="was not made by"):
-        prepare(config, force=True, quiet=True)
+        prepare(config, force=True)
 
     assert (tmp_path / "prepared" / "thesis.tex").exists()
 
 
 def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    prepare(config, quiet=True)
+    prepare(config)
     for damage in ("tokenizer/joint.model", "train/source.ids.bin", "manifest.json"):
         path = tmp_path / "prepared" / damage
         whole = path.read_bytes()
         path.write_bytes(whole[:-2])
 
-        assert not prepare(config, force=damage == "manifest.json", quiet=True).up_to_date
+        assert not prepare(config, force=damage == "manifest.json").up_to_date
         if damage != "manifest.json":  # it holds times
             assert path.read_bytes() == whole
 
@@ -451,7 +466,7 @@ def test_preparing_twice_gives_the_same_data(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     hashes = []
     for _ in range(2):
-        prepare(config, force=True, quiet=True)
+        prepare(config, force=True)
         manifest = PreparedData.open(tmp_path / "prepared").manifest
         hashes.append((manifest.data_hash, manifest.vocab_hash, manifest.config_hash))
 
@@ -460,13 +475,13 @@ def test_preparing_twice_gives_the_same_data(tmp_path: Path) -> None:
 
 def test_a_touched_file_is_known_by_its_contents(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    prepare(config, quiet=True)
+    prepare(config)
     os.utime(tmp_path / "train.de", (1, 1))
 
-    assert prepare(config, quiet=True).up_to_date
+    assert prepare(config).up_to_date
     text = (tmp_path / "train.de").read_bytes()
     (tmp_path / "train.de").write_bytes(text.replace(b"eins", b"zwei", 1))
-    assert not prepare(config, quiet=True).up_to_date
+    assert not prepare(config).up_to_date
 
 
 def test_two_at_once_make_it_once(tmp_path: Path) -> None:
@@ -477,7 +492,7 @@ def test_two_at_once_make_it_once(tmp_path: Path) -> None:
         "from nmt.config.run import RunConfig\n"
         "from nmt.recipes.prepare import prepare\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"
-        "print(prepare(RunConfig.model_validate_json(text), quiet=True).up_to_date)\n"
+        "print(prepare(RunConfig.model_validate_json(text)).up_to_date)\n"
     )
     runs = [
         subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
@@ -496,7 +511,7 @@ def test_pairs_of_several_corpora_know_where_they_are_from(
     tiny = {"source": str(tiny_corpus / "train.de"), "target": str(tiny_corpus / "train.en")}
     values["data"]["train"].append({"name": "tiny", **tiny})
 
-    report = prepare(RunConfig.model_validate(values), quiet=True)
+    report = prepare(RunConfig.model_validate(values))
 
     store = PreparedData.open(tmp_path / "prepared").train
     assert {name: counts["kept"] for name, counts in report.counts.items()} == {
@@ -513,7 +528,7 @@ def test_validation_text_is_kept_as_it_was_read(tmp_path: Path) -> None:
     write(tmp_path, "valid.de", source)
     write(tmp_path, "valid.en", ["one two", "", "three four"])
 
-    prepare(config, quiet=True)
+    prepare(config)
 
     data = PreparedData.open(tmp_path / "prepared")
     assert data.valid_source == ["eins\u2028zwei", "drei\x85vier"]
@@ -527,7 +542,7 @@ def test_the_report_reads_well(tmp_path: Path) -> None:
     write(tmp_path, "train.de", source)
     write(tmp_path, "train.en", target)
 
-    report = prepare(config_for(tmp_path), quiet=True)
+    report = prepare(config_for(tmp_path))
 
     text = report.as_text()
     assert text.startswith("numbers: 120 pairs read, 119 kept\n  dropped 1: blank source\n")
@@ -545,10 +560,10 @@ def test_real_text_is_prepared_without_a_loss(tmp_path: Path, shared_data: Path)
     ]
     values["tokenizer"] = {"vocab_size": 4000}
 
-    report = prepare(RunConfig.model_validate(values), quiet=True)
+    report = prepare(RunConfig.model_validate(values))
 
     data = PreparedData.open(tmp_path / "prepared")
     assert len(data.train) == 29_000
     assert report.warnings == ()
     assert all(8 < side.mean_length < 25 for side in report.sides)
-    assert all(side.spelt_share < 0.02 for side in report.sides)
+    assert all(side.fallback_rate < 0.02 for side in report.sides)

@@ -1,15 +1,13 @@
-"""A sample is uniform, bounded and repeatable; repetitions are all found."""
+"""The sample that the tokenizers learn from is uniform, bounded and repeatable."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.duplicates import DuplicateFinder
-from nmt.data.sample import Reservoir
+from nmt.data.preparation import Reservoir
 
 
 def drawn(count: int, capacity: int, seed: int = 1, max_characters: int = 10**9) -> list[int]:
@@ -53,18 +51,3 @@ def test_the_characters_held_stay_below_the_limit(lengths: list[int]) -> None:
     assert held
     assert sum(len(source) for source, _ in held) <= 100
     assert len(sample) == 0
-
-
-@given(pairs=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
-def test_exactly_the_repetitions_are_found_however_the_work_is_cut(
-    pairs: list[tuple[str, str]],
-) -> None:
-    """FAULTS 40."""
-    for held_at_once in (1, 3, 1000):
-        finder = DuplicateFinder(io.BytesIO(), held_at_once=held_at_once)
-        finder.add(pairs[:2])
-        finder.add(pairs[2:])
-
-        found = finder.repetitions().tolist()
-
-        assert found == [pair in pairs[:row] for row, pair in enumerate(pairs)]
