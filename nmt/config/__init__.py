@@ -6,10 +6,14 @@ every problem. Called by the command line and by users of the Python API.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Strict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 T = TypeVar("T")
 
@@ -33,3 +37,46 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Marks a text that names an entry of a registry: ``Annotated[str, Registered(...)]``.
+
+    The built-in names are listed here, so that checking a configuration loads nothing else. Any
+    other name is looked up in the registry, whose module is imported only then: who adds an entry
+    touches no file of this package.
+    """
+
+    registry: str
+    """``module:NAME`` of a mapping from names to constructors."""
+    builtin: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Check a name after its type."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """List the built-in names, without forbidding others."""
+        names = {"examples": list(self.builtin), "allowed": ", ".join(self.builtin)}
+        return {**handler(schema), **names}
+
+    def _check(self, name: str) -> str:
+        if name in self.builtin:
+            return name
+        names = list(dict.fromkeys((*self.builtin, *self._registered())))
+        if name not in names:
+            raise PydanticCustomError("unknown_name", "unknown name", {"names": names})
+        return name
+
+    def _registered(self) -> Mapping[str, object]:
+        module, _, name = self.registry.partition(":")
+        try:
+            found: Mapping[str, object] = getattr(import_module(module), name, {})
+        except ImportError:  # until every registry has its module
+            return {}
+        return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config import Section
+from nmt.config import Registered, Section
 
+_SEARCHES = ("auto", "greedy", "beam", "diverse", "sampling", "alternatives", "constrained")
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 _OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
@@ -17,7 +18,7 @@ _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 class DecodingConfig(Section):
     """Beam search or sampling, their limits and rules."""
 
-    search: str = "auto"
+    search: Annotated[str, Registered("nmt.search.loop:SELECTORS", _SEARCHES)] = "auto"
     """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one
     that an extension has registered."""
     beam_size: int = Field(default=5, ge=1, le=256)

@@ -268,9 +268,10 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"{_dotted(path)}: {context.get('error', detail['msg'])}".removeprefix(": ")
     found = detail["input"]
     sentence = f"{_dotted(path)} is {_show(found)}; it must be {_allowed(path, detail)}"
-    if kind == "literal_error" and isinstance(found, str):
+    if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         key = find_key(path)
-        near = nearest_word(found, key.allowed.split(", ")) if key else None
+        names = detail.get("ctx", {}).get("names") or (key.allowed.split(", ") if key else [])
+        near = nearest_word(found, names)
         sentence += f" (did you mean {near}?)" if near else ""
     return sentence
 

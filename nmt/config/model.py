@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config import Section
+from nmt.config import Registered, Section
+
+_POSITIONS = ("sinusoidal", "sinusoidal-halves", "learned", "rotary", "none")
 
 MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     # Vaswani et al. (2017), table 3.
@@ -55,7 +57,7 @@ class ModelConfig(Section):
     """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm, or RMSNorm (Zhang and Sennrich 2019)."""
-    positions: Literal["sinusoidal", "sinusoidal-halves", "learned", "rotary", "none"] = (
+    positions: Annotated[str, Registered("nmt.model.positions:POSITIONS", _POSITIONS)] = (
         "sinusoidal"
     )
     """Position encoding: sines and cosines interleaved (the paper) or in two halves

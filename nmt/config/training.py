@@ -6,13 +6,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nmt.config import FilePath, Many, Pair, Section
+from nmt.config import FilePath, Many, Pair, Registered, Section
+
+_SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
+_OPTIMIZERS = ("adamw", "schedule-free", "muon")
+_OBJECTIVES = ("auto", "cross_entropy", "r_drop")
+_METRICS = ("bleu", "chrf", "loss")
 
 
 class ScheduleConfig(Section):
     """The learning rate as a function of the update."""
 
-    shape: str = "inverse_sqrt"
+    shape: Annotated[str, Registered("nmt.training.schedule:SCHEDULES", _SCHEDULES)] = (
+        "inverse_sqrt"
+    )
     """Curve after warm-up: ``inverse_sqrt``, ``constant``; ``noam``, the paper's, scaled by the
     model width; ``linear`` and ``cosine``, which fall to zero at the end of the step or time
     budget; ``wsd``, which holds the peak, then falls to zero over the last ``decay_share``."""
@@ -29,7 +36,7 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """How gradients change the weights."""
 
-    kind: str = "adamw"
+    kind: Annotated[str, Registered("nmt.training.optimizers:OPTIMIZERS", _OPTIMIZERS)] = "adamw"
     """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW, which needs no decay and no
     known end (Defazio et al. 2024; use a constant schedule); ``muon``, an experiment: orthogonal
     steps for matrices (Jordan et al. 2024), AdamW for the rest."""
@@ -55,7 +62,7 @@ class ValidationConfig(Section):
     """Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick."""
     max_sentences: int | None = Field(default=None, ge=1)
     """Decode at most this many sentences; the loss is always of the whole set."""
-    metric: str = "bleu"
+    metric: Annotated[str, Registered("nmt.metrics.metric:METRICS", _METRICS)] = "bleu"
     """The score that names the best checkpoint and stops early: ``loss``, or a metric of
     ``nmt evaluate`` such as ``bleu`` or ``chrf``."""
 
@@ -87,7 +94,7 @@ class TrainingConfig(Section):
     """CPU threads; torch's choice when null."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
-    objective: str = "auto"
+    objective: Annotated[str, Registered("nmt.training.objective:OBJECTIVES", _OBJECTIVES)] = "auto"
     """The loss: ``cross_entropy`` (label-smoothed), ``r_drop``, or another that is registered.
     ``auto`` is ``r_drop`` where that is above 0, else ``cross_entropy``."""
     r_drop: float = Field(default=0.0, ge=0)

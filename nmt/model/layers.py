@@ -80,9 +80,7 @@ def _swiglu(values: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-def sinusoids(
-    num_positions: int, dim: int, layout: Literal["sinusoidal", "sinusoidal-halves"]
-) -> Tensor:
+def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     """Return the fixed position encodings of Vaswani et al. (2017), section 3.5.
 
     Args:
@@ -109,7 +107,7 @@ class SinusoidalPositions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, dim: int, layout: Literal["sinusoidal", "sinusoidal-halves"]) -> None:
+    def __init__(self, dim: int, layout: str) -> None:
         super().__init__()
         self._dim, self._layout = dim, layout
         self.register_buffer("table", sinusoids(256, dim, layout), persistent=False)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+import sys
+import types
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from nmt.config import Registered, Section
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import MODEL_PRESETS, ModelConfig
@@ -152,3 +155,18 @@ def test_plain_decoding_keeps_limits_and_rules_only() -> None:
     assert sampling.plain(2) == DecodingConfig.model_validate({"beam_size": 2, **rules})
     groups = DecodingConfig(diverse_beam_groups=5, n_best=5, patience=2.0)
     assert groups.plain(1) == DecodingConfig(beam_size=1)
+
+
+def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = types.SimpleNamespace(THINGS={"third": object()})
+    monkeypatch.setitem(sys.modules, "plugin", registry)
+
+    class Toy(Section):
+        name: Annotated[str, Registered("plugin:THINGS", ("first", "second"))] = "first"
+
+    assert [Toy(name=name).name for name in ("second", "third")] == ["second", "third"]
+    with pytest.raises(ValidationError, match="unknown name"):
+        Toy(name="fourth")
+    assert Toy.model_json_schema()["properties"]["name"]["examples"] == ["first", "second"]
