@@ -7,7 +7,6 @@ Source: Vaswani et al. (2017), section 6.1; Popel and Bojar (2018).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from nmt.checkpoint.model_folder import write_model_folder
 from nmt.checkpoint.retention import by_score
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_json
+from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest
 from nmt.version import __version__
 
@@ -179,9 +179,24 @@ class AverageRecord:
 
     @classmethod
     def read(cls, folder: Path) -> AverageRecord:
-        """Read that of a model folder."""
-        values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return cls(tuple(values["steps"]), values.get("score"))
+        """Read that of a model folder.
+
+        Raises:
+            FileNotFoundError: It has none.
+            CheckpointError: It is damaged.
+        """
+        path = folder / RECORD
+        try:
+            values = read_json(path)
+            steps = field(values, "steps", kind=list)
+            if not all(type(step) is int for step in steps):
+                raise ValueError("steps should hold whole numbers")
+            score = values.get("score") and field(values, "score", kind=float)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}.", fix="Remove it.") from error
+        return cls(tuple(steps), score)
 
 
 def _record(manifests: Sequence[Manifest], score: float | None) -> dict[str, Any]:

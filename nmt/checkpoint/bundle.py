@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from nmt.checkpoint.files import (
     load_tensors,
     newest_checkpoint,
     read_best,
+    read_state,
 )
 from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers, readable
 from nmt.checkpoint.run import changed_model
@@ -187,8 +187,7 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
     No manifest holds their hashes, as a run's settings may change; but what the weights mean may
     not, and the tokenizers are compared before anything parses them.
     """
-    state = json.loads((weights_dir / STATE).read_text(encoding="utf-8"))
-    recorded = state.get("identity", {})
+    recorded = read_state(weights_dir).get("identity", {})
     if found := changed_model(recorded, config):
         raise CheckpointError(
             f"{folder / 'config.yaml'} is not of these weights:\n  " + "\n  ".join(found),

@@ -27,6 +27,7 @@ from nmt.files.atomic import (
     restore_replaced,
     write_text,
 )
+from nmt.files.json_file import read_record
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest, UnknownFormatError
 
@@ -161,8 +162,21 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         step=manifest.step,
         model=load_tensors(folder / MODEL),
         optimizer=load_tensors(folder / OPTIMIZER),
-        state=json.loads((folder / STATE).read_text(encoding="utf-8")),
+        state=read_state(folder),
     )
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read the plain data of a checkpoint.
+
+    Raises:
+        CheckpointError: They are missing or damaged.
+    """
+    fix = "Use another checkpoint of the run."
+    try:
+        return read_record(folder / STATE, CheckpointError, fix=fix)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder / STATE} is missing.", fix=fix) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.checkpoint.files import STATE, newest_checkpoint
+from nmt.checkpoint.files import newest_checkpoint, read_state
 from nmt.config import Section
 from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config
@@ -19,6 +19,7 @@ from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors, write_json, write_text
+from nmt.files.json_file import field, read_json
 from nmt.text.tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
@@ -226,8 +227,7 @@ def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
     newest = newest_checkpoint(run_dir)
     if newest is None:
         return None
-    state = json.loads((newest / STATE).read_text(encoding="utf-8"))
-    found: dict[str, Any] | None = state.get("identity")
+    found: dict[str, Any] | None = read_state(newest).get("identity")
     return found
 
 
@@ -281,11 +281,11 @@ def _changes(path: Path, config: RunConfig) -> list[str]:
 def read_measured(run_dir: Path, conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was measured under just these conditions, by name; nothing if there is none."""
     try:
-        values = json.loads((run_dir / MEASURED).read_text(encoding="utf-8"))
-        found: dict[str, Any] = values["found"] if values["conditions"] == conditions else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        values = read_json(run_dir / MEASURED)
+        is_same = field(values, "conditions", kind=dict) == conditions
+        return field(values, "found", kind=dict) if is_same else {}
+    except (OSError, ValueError):
         return {}
-    return found
 
 
 def write_measured(run_dir: Path, conditions: Mapping[str, Any], found: Mapping[str, Any]) -> None:

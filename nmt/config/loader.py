@@ -18,6 +18,8 @@ from nmt.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+_MAX_DIGITS: Final = 10
+"""Of a list position."""
 BESIDE: Final = "@config/"
 """A path that starts so is taken relative to the folder of the configuration file."""
 
@@ -123,7 +125,8 @@ def _override(layers: _Layers, text: str) -> Iterator[str]:
     except ConfigError as error:
         yield error.problem
         return
-    path = tuple(int(part) if part.isdecimal() else part for part in dotted.strip().split("."))
+    parts = dotted.strip().split(".")
+    path = tuple(int(x) if x.isdecimal() and len(x) < _MAX_DIGITS else x for x in parts)
     problem = (
         _put(layers.values, path, value) if find_key(path) else Problem(path, unknown_key(path))
     )

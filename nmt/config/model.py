@@ -41,17 +41,17 @@ class ModelConfig(Section):
     """Layers of the encoder."""
     decoder_layers: int = Field(default=6, ge=1, le=100)
     """Layers of the decoder."""
-    model_dim: int = Field(default=512, ge=8)
+    model_dim: int = Field(default=512, ge=8, le=1 << 20)
     """Width of the residual stream."""
-    ff_dim: int = Field(default=2048, ge=8)
+    ff_dim: int = Field(default=2048, ge=8, le=1 << 20)
     """Inner width of the feed-forward layers."""
     num_heads: int = Field(default=8, ge=1)
     """Attention heads; must divide ``model_dim``."""
     num_kv_heads: int | None = Field(default=None, ge=1)
     """Key/value heads shared by groups of heads (Ainslie et al. 2023); all heads when null."""
-    decoder_model_dim: int | None = Field(default=None, ge=8)
+    decoder_model_dim: int | None = Field(default=None, ge=8, le=1 << 20)
     """Width of the decoder's residual stream, if another than ``model_dim``."""
-    decoder_ff_dim: int | None = Field(default=None, ge=8)
+    decoder_ff_dim: int | None = Field(default=None, ge=8, le=1 << 20)
     """Inner width of the decoder's feed-forward layers, if another than ``ff_dim``."""
     norm_position: Literal["post", "pre"] = "post"
     """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
@@ -62,7 +62,7 @@ class ModelConfig(Section):
     )
     """Position encoding: sines and cosines interleaved (the paper) or in two halves
     (Tensor2Tensor), a learned table, rotations of queries and keys (Su et al. 2021), or none."""
-    max_positions: int = Field(default=1024, ge=2)
+    max_positions: int = Field(default=1024, ge=2, le=1 << 24)
     """Rows of the learned table; other encodings have no limit."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
     """Non-linearity of the feed-forward layers."""
@@ -88,9 +88,9 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("preset") in MODEL_PRESETS:
-            return {**MODEL_PRESETS[values["preset"]], **values}
-        return values
+        name = values.get("preset") if isinstance(values, dict) else None
+        known = MODEL_PRESETS.get(name, {}) if isinstance(name, str) else {}
+        return {**known, **values} if known else values
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

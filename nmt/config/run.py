@@ -79,10 +79,12 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, values: Any) -> Any:
-        if not (isinstance(values, dict) and values.get("preset") in RUN_PRESETS):
+        preset = values.get("preset") if isinstance(values, dict) else None
+        known = RUN_PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        if not known:
             return values
         sections = {}
-        for name, given in RUN_PRESETS[values["preset"]].items():
+        for name, given in known.items():
             own = values.get(name, {})
             sections[name] = {**given, **own} if isinstance(own, dict) else own
         return {**values, **sections}

@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from nmt.errors import NmtError
+
 MAX_BYTES = 1 << 28
 MAX_DEPTH = 100
 MAX_DIGITS = 40
@@ -38,6 +40,21 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES, finite: bool = False) -
     if len(content) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes:,} bytes")
     return parse_json(content.decode("utf-8"), finite=finite)
+
+
+def read_record(path: Path, error: type[NmtError], *, fix: str) -> dict[str, Any]:
+    """Read a JSON file that holds an object and was written by this program.
+
+    Raises:
+        FileNotFoundError: There is none.
+        NmtError: ``error``: it is damaged, or not what was written.
+    """
+    try:
+        return field(read_json(path), kind=dict)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as cause:
+        raise error(f"{path} is damaged: {cause}.", fix=fix) from cause
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
@@ -91,7 +108,8 @@ def field(document: Any, *path: str, kind: type[_Kind]) -> _Kind:
         return cast(_Kind, float(value))
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         expected = _NAMES.get(kind, kind.__name__)
-        raise ValueError(f"{'.'.join(path)} should be {expected}, not {_kind_name(value)}")
+        shown = ".".join(path) or "the document"
+        raise ValueError(f"{shown} should be {expected}, not {_kind_name(value)}")
     return value
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint.average import choose_checkpoints, write_average
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.files import STATE, list_checkpoints
+from nmt.checkpoint.files import STATE, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import check_new_folder
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
@@ -137,7 +136,7 @@ def _best(
 def _scores(folder: Path) -> dict[int, float]:
     """Validation scores of the whole run so far, as its checkpoint records them."""
     Manifest.read(folder).verify(folder, (STATE,))
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state = read_state(folder)
     history = History.from_dict(state.get("progress", {}).get("history", []))
     return {entry.step: entry.score for entry in history.entries}
 

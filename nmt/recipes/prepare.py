@@ -121,8 +121,7 @@ def _plan(config: RunConfig) -> PreparationPlan:
 
 def _check(config: RunConfig) -> None:
     """Check, before much is read, what can be checked at once."""
-    if not (config.run_dir / "checkpoints").is_dir():  # a model that is trained keeps its names
-        check_languages(config.languages)
+    check_languages(config.languages)
     start_from = config.training.start_from
     if start_from is not None and not (start_from / TOKENIZER).is_dir():
         raise ConfigError(

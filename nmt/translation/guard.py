@@ -21,6 +21,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from nmt.checkpoint.model_folder import GUARD
 from nmt.errors import CheckpointError
+from nmt.files.json_file import field, read_json
 
 Alarm: TypeAlias = Literal["loop", "repetition", "short", "long", "compression", "coverage"]
 
@@ -95,18 +96,23 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     """
     path = folder / GUARD
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        names = {field.name for field in fields(GuardThresholds)}
-        if set(values) not in (names, names - {"coverage"}):  # which is younger than the others
+        values = read_json(path, finite=True)
+        names = {name.name for name in fields(GuardThresholds)}
+        if set(field(values, kind=dict)) not in (
+            names,
+            names - {"coverage"},
+        ):  # which is younger than the others
             raise ValueError("its keys are others")
-        exponent = values["compression_exponent"]
-        others = [value for name, value in values.items() if name != "compression_exponent"]
-        if not (-1 <= exponent <= 0 and all(0 <= value <= _LARGEST_LIMIT for value in others)):
+        numbers = {name: field(values, name, kind=float) for name in values}
+        exponent = numbers.pop("compression_exponent")
+        if not (
+            -1 <= exponent <= 0 and all(0 <= value <= _LARGEST_LIMIT for value in numbers.values())
+        ):
             raise ValueError("a number in it makes no sense")
         return GuardThresholds(**values)
     except FileNotFoundError:
         return GuardThresholds()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be used: {error}.",
             fix="Restore it, or remove it: the guard has limits of its own then.",

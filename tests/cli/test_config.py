@@ -57,7 +57,14 @@ def test_a_value_apart_from_its_key_is_told_to_be_one_argument(command: list[str
 
 
 @pytest.mark.parametrize("command", [["config", "check"], ["prepare", "--report-only"]])
-def test_a_country_is_no_language(command: list[str]) -> None:
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_country_is_no_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], has_run: bool
+) -> None:
+    """Also where a run of that name is in the working directory, as after `make demo`."""
+    monkeypatch.chdir(tmp_path)
+    if has_run:
+        (tmp_path / "runs" / "demo" / "checkpoints").mkdir(parents=True)
     result = CliRunner().invoke(app, [*command, str(DEMO), "--set", "target_language=cz"])
 
     assert (result.exit_code, result.stdout) == (2, "")

@@ -7,10 +7,6 @@ import gzip
 import io
 import lzma
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import tracemalloc
@@ -166,66 +162,6 @@ def test_output_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wish_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
-    program = """
-        import sys, time
-        from pathlib import Path
-        from nmt.files.line_streams import open_output
-        with open_output(Path(sys.argv[1])) as stream:
-            stream.write(b"half")
-            print(len(list(Path(sys.argv[1]).parent.iterdir())), flush=True)
-            time.sleep(60)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"1\n"  # it has begun
-        process.terminate()
-        process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_afterwards_signals_do_what_they_did(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with open_output(tmp_path / "out"):
-        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) is before
-
-    own: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: own.append(number))
-    try:
-        with open_output(tmp_path / "out"):
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert own == [signal.SIGTERM]
-
-
-def test_a_link_goes_on_pointing_at_its_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old\n")
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    with open_output(tmp_path / "link") as stream:
-        stream.write(b"new\n")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "new\n"
-
-
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
-@pytest.mark.parametrize("name", ["file", "link", "file.gz"])
-def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int, name: str) -> None:
-    """Also while it is written, and whatever new files get."""
-    place = tmp_path / ("file.gz" if name == "file.gz" else "file")
-    place.write_text("old\n")
-    place.chmod(mode)
-    (tmp_path / "link").symlink_to(place)
-    with open_output(tmp_path / name) as stream:
-        stream.write(b"new\n")
-        modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert modes == {mode}
-    assert place.stat().st_mode & 0o777 == mode
-
-
 @pytest.mark.parametrize("suffix", [".zst", ".lz4", ".zip", ".7z"])
 def test_names_of_compressions_that_there_are_not_are_refused(suffix: str) -> None:
     with pytest.raises(ConfigError, match=rf"out\{suffix}: .* \{suffix}") as raised:
@@ -233,10 +169,46 @@ def test_names_of_compressions_that_there_are_not_are_refused(suffix: str) -> No
     assert ".gz, .bz2, .xz" in raised.value.fix
 
 
+@pytest.mark.parametrize("kind", ["itself", "other spelling", "hard link", "symbolic link"])
+def test_an_output_that_is_an_input_is_refused(tmp_path: Path, kind: str) -> None:
+    """Finding 1."""
+    source = tmp_path / "source.txt"
+    source.write_text("text\n")
+    output = tmp_path / "output.txt"
+    if kind == "hard link":
+        output.hardlink_to(source)
+    elif kind == "symbolic link":
+        output.symlink_to(source)
+    else:
+        output = source if kind == "itself" else tmp_path / "sub" / ".." / "source.txt"
+        (tmp_path / "sub").mkdir()
+
+    with pytest.raises(ConfigError, match="is both input and output"):
+        check_output(output, None, source)
+    check_output(tmp_path / "new.txt", source, None)
+
+
+def test_a_part_of_a_folder_that_is_read_is_refused(tmp_path: Path) -> None:
+    """Finding 1: a model's own files; translations may lie beside them."""
+    run_dir = tmp_path / "run"
+    weights = run_dir / "checkpoints" / "step-00000010" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("weights")
+    (run_dir / "old.txt").write_text("translations")
+    (tmp_path / "link.safetensors").hardlink_to(weights)
+
+    for output in (weights, tmp_path / "link.safetensors"):
+        with pytest.raises(ConfigError, match=r"is a part of .*run, which is read"):
+            check_output(output, run_dir)
+    check_output(run_dir / "old.txt", run_dir)
+    check_output(run_dir / "new.json", run_dir)
+
+
 def test_a_device_may_be_both_input_and_output() -> None:
     null = Path(os.devnull)
     check_output(null, null)
     check_output(None, null, None)
+    check_output(Path("-"), Path("-"), null)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, bytes])
@@ -293,6 +265,16 @@ def test_a_full_disk_is_named() -> None:
     message = "/dev/full cannot be written: No space left"
     with pytest.raises(DataError, match=message), open_output(Path("/dev/full")) as stream:
         stream.write(b"text\n")
+
+
+def test_a_hyphen_is_the_standard_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 1: no file of that name is made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"in\n")))
+    with open_input(Path("-")) as reading, open_output(Path("-")) as writing:
+        writing.write(reading.read())
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:

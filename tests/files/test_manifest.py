@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import CheckpointError
-from nmt.files.manifest import FORMAT_VERSION, NAME, Manifest, UnknownFormatError
+from nmt.files.manifest import (
+    FORMAT_VERSION,
+    NAME,
+    Manifest,
+    UnknownFormatError,
+    sha256_of_json,
+)
 
 
 def folder_with(folder: Path, **files: bytes) -> Manifest:
@@ -66,6 +72,53 @@ def test_anything_else_is_damage(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(CheckpointError, match="is damaged"):
         Manifest.read(tmp_path)
+
+
+def write(folder: Path, **changes: object) -> None:
+    """A manifest whose own hash is right, whatever else it says."""
+    values = {"format_version": 1, "package_version": "0.1.0", "step": 7, "files": {}, **changes}
+    (folder / NAME).write_text(json.dumps({**values, "sha256": sha256_of_json(values)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"files": []}, "files should be an object, not a list"),
+        ({"files": {"a": 3}}, r"files\.a should be an object"),
+        ({"files": {"a": {"size": 3}}}, r"files\.a\.sha256 is missing"),
+        ({"files": {"a": {"size": "3", "sha256": "0" * 64}}}, r"files\.a\.size should be a whole"),
+        ({"files": {"a": {"size": -3, "sha256": "0" * 64}}}, r"files\.a has no possible size"),
+        ({"step": "7"}, "step should be a whole number, not a text"),
+        ({"step": -7}, "step is -7"),
+        ({"package_version": None}, "package_version should be a text, not null"),
+        ({"format_version": True}, "format_version should be a whole number, not true or false"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, object], field: str) -> None:
+    """Finding 16."""
+    write(tmp_path, **changes)
+
+    with pytest.raises(CheckpointError, match=field):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "..", "a\0b"])
+def test_a_name_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """Finding 16."""
+    write(tmp_path, files={name: {"size": 3, "sha256": "0" * 64}})
+
+    with pytest.raises(CheckpointError, match="is not inside the folder"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"step": ' + "9" * 400 + "}", "1"])
+def test_hostile_json_is_damage(tmp_path: Path, text: str) -> None:
+    """Finding 16."""
+    (tmp_path / NAME).write_text(text)
+
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: ") as caught:
+        Manifest.read(tmp_path)
+    assert caught.value.exit_code == 4
 
 
 def test_a_missing_manifest_is_named(tmp_path: Path) -> None:

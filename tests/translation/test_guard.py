@@ -229,9 +229,12 @@ def test_limits_of_an_earlier_release_have_no_coverage(tmp_path: Path) -> None:
                            {"subwords_high": 1e9}, {"compression_exponent": 3})
         ),
         json.dumps(asdict(STRICT)).replace("1.55", "NaN"),
+        json.dumps(asdict(STRICT)).replace("1.55", "9" * 400),
+        "[" * 200_000,
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    """With finding 16: numbers of hundreds of digits, deep nesting."""
     (tmp_path / NAME).write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"guard\.json cannot be used"):
         read_thresholds(tmp_path)

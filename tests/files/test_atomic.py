@@ -1,0 +1,219 @@
+"""Files and folders appear whole, and what a dead process left is removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nmt.errors import DataError
+from nmt.files.atomic import (
+    atomic_file,
+    atomic_folder,
+    remove_folder,
+    remove_leftovers,
+    replaced_folder,
+    restore_replaced,
+    write_errors,
+    write_json,
+    write_text,
+)
+
+_WRITE = """
+import sys, time
+from pathlib import Path
+from nmt.files import atomic
+with getattr(atomic, sys.argv[1])(Path(sys.argv[2])) as place:
+    (place / "part").touch() if isinstance(place, Path) else place.write(b"half")
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+def begin(kind: str, place: Path) -> subprocess.Popen[bytes]:
+    """Another process that has begun to write ``place`` and does not end."""
+    command = [sys.executable, "-c", _WRITE, kind, str(place)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    return process
+
+
+def end(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
+    with process:
+        process.send_signal(number)
+        return process.wait(60)
+
+
+@pytest.fixture(params=["atomic_file", "atomic_folder"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, kind: str, number: signal.Signals) -> None:
+    """Finding 19: a terminal that is closed."""
+    status = end(begin(kind, tmp_path / "out"), number)
+
+    assert status in (128 + number, -number)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path, kind: str) -> None:
+    """Finding 19; FAULT 4."""
+    end(begin(kind, tmp_path / "out"), signal.SIGKILL)
+    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / ".outer.tmp-1").touch()  # of another name
+    (tmp_path / ".out.tmp-99999999").touch()  # of a release that took no locks
+
+    write_text(tmp_path / "out", "text")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".outer.tmp-1", "out"]
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_another_process_is_writing_stays(tmp_path: Path, kind: str) -> None:
+    writer = begin(kind, tmp_path / "out")
+    write_text(tmp_path / "out", "text")
+    remove_leftovers(tmp_path)
+
+    assert len(list(tmp_path.iterdir())) == 2
+    end(writer, signal.SIGKILL)
+
+
+def test_signals_do_what_they_did_before_and_after(tmp_path: Path) -> None:
+    own: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: own.append(number))
+    try:
+        with atomic_file(tmp_path / "out"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert own == [signal.SIGTERM]
+
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
+    try:
+        with atomic_file(tmp_path / "out"):
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_failure_leaves_the_old_content(tmp_path: Path, kind: str) -> None:
+    old = tmp_path / "old"
+    write_text(old, "old")
+
+    def fail() -> None:
+        if kind == "atomic_file":
+            with atomic_file(old) as file:
+                file.write(b"new")
+                assert old.read_text() == "old"
+                raise KeyError
+        with atomic_folder(tmp_path / "folder") as folder:
+            (folder / "part").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert old.read_text() == "old"
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old\n")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_text(tmp_path / "link", "new\n")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
+def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int) -> None:
+    """Also while it is written, and whatever new files get."""
+    place = tmp_path / "file"
+    place.write_text("old\n")
+    place.chmod(mode)
+    with atomic_file(place):
+        modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+
+    assert modes == {mode}
+    assert place.stat().st_mode & 0o777 == mode
+
+
+@pytest.fixture
+def umask() -> Iterator[int]:
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)
+
+
+def test_new_files_and_folders_have_the_usual_permissions(tmp_path: Path, umask: int) -> None:
+    write_json(tmp_path / "file", {"ä": 1})
+    with atomic_folder(tmp_path / "deep" / "folder"):
+        pass
+
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert (tmp_path / "deep" / "folder").stat().st_mode & 0o777 == 0o777 & ~umask
+    assert (tmp_path / "file").read_text() == '{\n  "ä": 1\n}\n'
+
+
+def make(folder: Path, content: str, *, replace: bool = False) -> None:
+    with atomic_folder(folder, replace=replace) as place:
+        (place / "part").write_text(content)
+
+
+def test_a_folder_replaces_another_only_if_told_to(tmp_path: Path) -> None:
+    place = tmp_path / "folder"
+    make(place, "old")
+    with pytest.raises(OSError, match="not empty"):
+        make(place, "new")
+    assert (place / "part").read_text() == "old"
+
+    make(place, "new", replace=True)
+    assert (place / "part").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_replacement_that_was_cut_short_is_undone(tmp_path: Path) -> None:
+    place = tmp_path / "folder"
+    make(place, "old")
+    place.rename(replaced_folder(place))
+    restore_replaced(place)
+    assert (place / "part").read_text() == "old"
+
+    make(replaced_folder(place), "older")
+    restore_replaced(place)
+    assert (place / "part").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_under_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "folder", "old")
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    remove_folder(tmp_path / "folder")
+    monkeypatch.undo()
+    assert not (tmp_path / "folder").exists()
+
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_system_says_becomes_one_error() -> None:
+    with (
+        pytest.raises(DataError, match=r"^it cannot be written: No space left"),
+        write_errors("it", DataError),
+    ):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(BrokenPipeError), write_errors("it", DataError):
+        raise BrokenPipeError
