@@ -23,9 +23,13 @@ if TYPE_CHECKING:
         TokenizerError,
     )
     from nmt.metrics.metric import Score
+    from nmt.recipes.average import average
     from nmt.recipes.evaluate import evaluate
+    from nmt.recipes.export import export
     from nmt.recipes.prepare import prepare
+    from nmt.recipes.score import score
     from nmt.recipes.train import train
+    from nmt.recipes.translate import translate
     from nmt.translation.result import TranslationResult
     from nmt.translation.translator import Translator
 
@@ -42,20 +46,28 @@ __all__ = [
     "TranslationResult",
     "Translator",
     "__version__",
+    "average",
     "evaluate",
+    "export",
     "load_config",
     "prepare",
+    "score",
     "train",
+    "translate",
 ]
 
 _HOMES = {
     "Score": "nmt.metrics.metric",
     "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
+    "average": "nmt.recipes.average",
     "evaluate": "nmt.recipes.evaluate",
+    "export": "nmt.recipes.export",
     "load_config": "nmt.config.loader",
     "prepare": "nmt.recipes.prepare",
+    "score": "nmt.recipes.score",
     "train": "nmt.recipes.train",
+    "translate": "nmt.recipes.translate",
 }
 
 

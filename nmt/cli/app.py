@@ -15,19 +15,20 @@ from typing_extensions import override
 
 from nmt.cli import average, config, evaluate, export, prepare, score, train, translate
 from nmt.cli.logs import configure_logging, remove_logging
+from nmt.cli.options import command
 from nmt.errors import NmtError
 from nmt.version import __version__
 
 EPILOG = """\b
 Exit codes:
   0         done
-  1         unexpected: a bug, or a promise that --selfcheck found broken
+  1         unexpected: a bug, or a broken promise found by --selfcheck
   2         usage or configuration
   3         bad input data
   4         bad model or checkpoint
   5         training diverged
   6         a quality gate (--fail-under) was not met
-  75        another process of this training went away; the same command goes on
+  75        another process of this training was lost; the same command resumes
   130, 143  stopped by SIGINT, SIGTERM; training saves first
   141       the reader of standard output went away
 """
@@ -105,13 +106,9 @@ def root(
     ctx.call_on_close(remove_logging)
 
 
-app.command(epilog=prepare.EPILOG)(prepare.prepare)
-app.command(epilog=train.EPILOG)(train.train)
-app.command(epilog=average.EPILOG)(average.average)
-app.command(epilog=export.EPILOG)(export.export)
-app.command(epilog=translate.EPILOG)(translate.translate)
-app.command(epilog=score.EPILOG)(score.score)
-app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
+for module in (prepare, train, average, export, translate, score, evaluate):
+    name = module.__name__.rpartition(".")[2]
+    command(app, module.EPILOG)(getattr(module, name))
 app.add_typer(config.app, name="config")
 
 

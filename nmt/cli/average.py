@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Json, OutputFolder, Quiet, Verbose, make_note, print_json
+from nmt.cli.options import Json, OutputFolder, print_json
 
 EPILOG = """\b
 Examples:
@@ -38,7 +39,9 @@ def average(
     best: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Average the N with the best validation score instead."
+            min=1,
+            metavar="N",
+            help="Average the N checkpoints with the best validation score instead.",
         ),
     ] = None,
     step: Annotated[
@@ -46,19 +49,19 @@ def average(
         typer.Option(min=1, metavar="S", help="Average the checkpoint of step S. Repeatable."),
     ] = [],  # noqa: B006 - read only, and typer wants the list here
     json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Average the weights of checkpoints of a run into one model.
 
-    The mean of late checkpoints often translates better than each of them, and as fast. Only
-    what the run has kept can be averaged: set training.keep_last (or keep_best) before training.
-    FOLDER works wherever a run folder does: `nmt translate FOLDER`, `nmt evaluate FOLDER`. Its
-    average.json names the checkpoints it was made of. Prints FOLDER.
+    The mean of late checkpoints often translates better than each of them, at the same speed. Only
+    checkpoints that the run has kept can be averaged: set training.keep_last (or keep_best) before
+    training. FOLDER works wherever a run folder does: `nmt translate FOLDER`, `nmt evaluate
+    FOLDER`. Its average.json lists the averaged checkpoints. Prints FOLDER.
     """
     from nmt.recipes.average import average as write
 
-    summary = write(run, output, last=last, best=best, steps=step, note=make_note(quiet))
+    summary = write(
+        run, output, last=last, best=best, steps=step, note=logging.getLogger(__name__).info
+    )
     if json:
         print_json({"output": str(summary.output), "steps": list(summary.steps)})
     else:

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Config, Set
+from nmt.cli.options import Config, Set, command
 from nmt.errors import ConfigError
 
-app = typer.Typer(help="Show, check and describe configurations.", no_args_is_help=True)
+app = typer.Typer(help="Show, check and document configurations.", no_args_is_help=True)
 
 
-@app.command(epilog="\b\nExample:\n  nmt config schema > nmt.schema.json")
+@command(app, "\b\nExample:\n  nmt config schema > nmt.schema.json")
 def schema() -> None:
     """Print the JSON schema of a configuration, for editors."""
     from nmt.config.run import RunConfig
@@ -22,7 +22,7 @@ def schema() -> None:
     typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
 
 
-@app.command(epilog="\b\nExample:\n  nmt config keys > configs/KEYS.md")
+@command(app, "\b\nExample:\n  nmt config keys > configs/KEYS.md")
 def keys() -> None:
     """Print every key with its default, what it allows and what it does, as Markdown."""
     from nmt.config.keys import describe_keys
@@ -30,7 +30,7 @@ def keys() -> None:
     typer.echo(describe_keys(), nl=False)
 
 
-@app.command(epilog="\b\nExample:\n  nmt config show configs/demo.yaml --set model.preset=modern")
+@command(app, "\b\nExample:\n  nmt config show configs/demo.yaml --set model.preset=modern")
 def show(
     config: Config,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
@@ -41,7 +41,7 @@ def show(
     typer.echo(dump_config(load_config(config, set_)), nl=False)
 
 
-@app.command(epilog="\b\nExample:\n  nmt config check configs/*.yaml")
+@command(app, "\b\nExample:\n  nmt config check configs/*.yaml")
 def check(
     configs: Annotated[
         list[Path],

@@ -7,25 +7,12 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.ensembles import MeanOption, Weights, With, make_ensemble
-from nmt.cli.mbr import MbrCandidates, MbrFrom, MbrOption, make_mbr
 from nmt.cli.options import (
-    BatchTokens,
-    BeamSize,
-    Checkpoint,
-    Device,
-    DeviceOption,
-    DtypeKind,
-    DtypeOption,
+    EngineOptions,
     Json,
-    LengthPenalty,
-    NoGuard,
-    Quiet,
-    SetOfModel,
-    Shortlist,
-    Threads,
-    Verbose,
-    given,
+    MbrOptions,
+    ModelOptions,
+    SearchOptions,
     print_json,
 )
 from nmt.metrics.metric import METRICS
@@ -42,6 +29,10 @@ Exit code 6 means that a score is below --fail-under.
 
 
 def evaluate(
+    search: SearchOptions,
+    mbr: MbrOptions,
+    options: ModelOptions,
+    engine: EngineOptions,
     model: Annotated[
         Path | None,
         typer.Argument(
@@ -57,11 +48,17 @@ def evaluate(
         ),
     ] = [],  # noqa: B006 - read only, and typer wants the lists here
     source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Source lines for the model to translate.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Source lines of the test set, which the model translates."
+        ),
     ] = None,
     reference: Annotated[
         list[Path],
-        typer.Option(metavar="FILE", help="Reference lines. Repeatable: all count as references."),
+        typer.Option(
+            metavar="FILE",
+            help="Reference translations. Repeatable: several references per sentence.",
+        ),
     ] = [],  # noqa: B006
     test: Annotated[
         str | None,
@@ -70,7 +67,7 @@ def evaluate(
             "-t",
             metavar="NAME",
             help="Test set named in the model's configuration, or one of sacrebleu's. "
-            "Default: the only one in the configuration.",
+            "Default: the configuration's, if it names just one.",
         ),
     ] = None,
     languages: Annotated[
@@ -79,8 +76,8 @@ def evaluate(
             "--languages",
             "-l",
             metavar="PAIR",
-            help="Languages of the test set, as in en-de; default: the model's. They choose "
-            "BLEU's tokenizer too.",
+            help="Languages of the test set, as in en-de; BLEU's tokenizer depends on them.",
+            show_default="the model's",
         ),
     ] = None,
     limit: Annotated[
@@ -97,8 +94,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none. "
-            "Default: by target language, else 13a.",
+            help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.",
+            show_default="by target language, else 13a",
         ),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
@@ -122,32 +119,14 @@ def evaluate(
             min=0,
             max=1_000_000,
             metavar="N",
-            help="Resampled test sets behind confidence and p-values; 0 leaves both out.",
+            help="Bootstrap resamples for confidence intervals and p-values; 0 for neither.",
         ),
     ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the resampling.")] = 12345,
-    beam_size: BeamSize = None,
-    length_penalty: LengthPenalty = None,
-    shortlist: Shortlist = None,
-    batch_tokens: BatchTokens = None,
-    checkpoint: Checkpoint = "best",
-    device: DeviceOption = Device.auto,
-    dtype: DtypeOption = DtypeKind.float32,
-    threads: Threads = None,
-    with_: With = [],  # noqa: B006
-    weights: Weights = None,
-    ensemble_mean: MeanOption = None,
-    mbr: MbrOption = None,
-    mbr_candidates: MbrCandidates = None,
-    mbr_from: MbrFrom = None,
-    no_guard: NoGuard = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the resamples.")] = 12345,
     save_hypotheses: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the model's translations here.")
     ] = None,
-    set_: SetOfModel = [],  # noqa: B006
     json: Json = False,
-    quiet: Quiet = False,  # noqa: ARG001 - its callback reads it
-    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.gate import parse_gates, raise_if_missed
@@ -156,36 +135,29 @@ def evaluate(
     from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
 
     use = ModelUse(
-        checkpoint=checkpoint,
-        device=device.value,
-        dtype=dtype.value,
-        threads=threads,
-        ensemble=make_ensemble(with_, weights, ensemble_mean),
-        mbr=make_mbr(mbr, mbr_candidates, mbr_from, beam_size),
-        guard=not no_guard,
-        overrides=tuple(set_),
-        decoding=given(
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            shortlist=shortlist,
-            batch_tokens=batch_tokens,
-        ),
+        **options.loading(),
+        dtype=engine.dtype.value,
+        mbr=mbr.choice(search.beam_size),
+        guard=not search.no_guard,
+        overrides=tuple(search.set_),
+        decoding=search.decoding(),
         save_hypotheses=save_hypotheses,
     )
-    options = EvaluateOptions(
-        model=model,
-        use=use,
-        hypotheses=tuple(hypothesis),
-        test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
-        limit=limit,
-        metrics=tuple(name.strip() for text in metric for name in text.split(",")),
-        tokenize=tokenize,
-        lowercase=lowercase,
-        baseline=baseline,
-        gates=parse_gates(fail_under),
-        resampling=Resampling(resamples, seed),
+    evaluation = run_evaluation(
+        EvaluateOptions(
+            model=model,
+            use=use,
+            hypotheses=tuple(hypothesis),
+            test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
+            limit=limit,
+            metrics=tuple(name.strip() for text in metric for name in text.split(",")),
+            tokenize=tokenize,
+            lowercase=lowercase,
+            baseline=baseline,
+            gates=parse_gates(fail_under),
+            resampling=Resampling(resamples, seed),
+        )
     )
-    evaluation = run_evaluation(options)
     if json:
         print_json(evaluation.as_dict())
     else:

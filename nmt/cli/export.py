@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from nmt.cli.options import (
-    Checkpoint,
-    Json,
-    Model,
-    OutputFolder,
-    Quiet,
-    Verbose,
-    make_note,
-    print_json,
-)
+from nmt.cli.options import Checkpoint, Json, Model, OutputFolder, print_json
 
 EPILOG = """\b
 Examples:
@@ -51,8 +43,8 @@ def export(
     to: Annotated[
         Target,
         typer.Option(
-            help="safetensors: the model alone, for this program. ctranslate2: for CTranslate2, "
-            "which translates faster on CPUs.",
+            help="safetensors: the model alone, for nmt. ctranslate2: for CTranslate2, which "
+            "translates faster on CPUs.",
             show_default=False,
         ),
     ],
@@ -65,13 +57,11 @@ def export(
     ] = Quantization.float32,
     checkpoint: Checkpoint = "best",
     json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
     """Write a model as a folder that is complete in itself.
 
     FOLDER holds weights, configuration, tokenizer, a manifest with the hash of every file, and a
-    README that tells what the model is. It works wherever a run folder does: `nmt translate
+    model card (README.md). It works wherever a run folder does: `nmt translate
     FOLDER`, `nmt evaluate FOLDER`. Prints FOLDER.
     """
     from nmt.recipes.export import export as write
@@ -82,7 +72,7 @@ def export(
         to.value,
         quantization=quantization.value,
         checkpoint=checkpoint,
-        note=make_note(quiet),
+        note=logging.getLogger(__name__).info,
     )
     if json:
         print_json(

@@ -1,19 +1,34 @@
-"""Flags that several commands share, and what they mean."""
+"""Flags that several commands share: arguments, groups of options, and how they reach a command.
+
+A command is a function whose parameters are flags or groups of flags (dataclasses with a
+``title``); `command` registers it with one flag for each field, and adds ``-q`` and ``-v``.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+from typing_extensions import override
 
 from nmt.cli.logs import configure_logging
 from nmt.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from nmt.runtime.ensemble import Ensemble
+    from nmt.translation.mbr import MbrChoice
+
+_LOG_FLAGS = "nmt.log_flags"
 
 
 def _with_equals_sign(overrides: list[str]) -> list[str]:
@@ -39,7 +54,7 @@ def file_name(text: str) -> Path:
 
 
 def file_or_standard(text: str) -> Path | None:
-    """Read the name of a file; ``-``, which is standard input or output, is none."""
+    """Read the name of a file; ``-``, which is standard input or output, gives None."""
     return None if text == "-" else file_name(text)
 
 
@@ -59,112 +74,18 @@ def _model_folder(text: str) -> Path:
     return folder
 
 
-Config = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG", parser=file_name, help="YAML configuration file.", show_default=False
-    ),
-]
-Set = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        callback=_with_equals_sign,
-        help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
-    ),
-]
-SetOfModel = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        callback=_with_equals_sign,
-        help="Change one key of the model's configuration, for example decoding.patience=2. "
-        "Repeatable.",
-    ),
-]
-Model = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL", parser=_model_folder, help="Run or model folder.", show_default=False
-    ),
-]
-Checkpoint = Annotated[
-    str,
-    typer.Option(
-        "--checkpoint", metavar="NAME", help="Of a run folder: best, last, step-N or average."
-    ),
-]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        parser=file_or_standard,
-        help="Where to write; standard output if not given, or -.",
-    ),
-]
-OutputFolder = Annotated[
-    Path,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="Model folder to write; it must be missing or empty.",
-        show_default=False,
-    ),
-]
-BeamSize = Annotated[
-    int | None,
-    typer.Option(
-        "--beam-size",
-        "-b",
-        min=1,
-        metavar="N",
-        help="Hypotheses kept per sentence; 1 is greedy.",
-        show_default="the model's",
-    ),
-]
-LengthPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--length-penalty",
-        min=0,
-        metavar="X",
-        help="Exponent of the length normalisation; higher favours longer output.",
-        show_default="the model's",
-    ),
-]
-Shortlist = Annotated[
-    bool | None,
-    typer.Option(
-        "--shortlist/--no-shortlist",
-        help="Score only the few hundred tokens that the words of a line became in the training "
-        "data: faster, mostly with a wide beam or many tokens; some lines come out otherwise.",
-        show_default="the model's",
-    ),
-]
-BatchTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-tokens",
-        min=1,
-        metavar="N",
-        help="Source tokens searched at once; the text does not depend on it.",
-    ),
-]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-NoGuard = Annotated[
-    bool,
-    typer.Option(
-        "--no-guard",
-        help="Keep every translation: search none again that loops, has an odd length or leaves "
-        "out too much.",
-    ),
-]
+def _set_level(ctx: typer.Context, parameter: Any, value: Any) -> Any:
+    """Configure logging by what is known of -q and -v so far."""
+    flags = ctx.meta.setdefault(_LOG_FLAGS, {})
+    flags[parameter.name] = value
+    configure_logging(quiet=flags.get("quiet", False), verbosity=flags.get("verbose", 0))
+    return value
+
+
+def log_flags(ctx: typer.Context) -> list[str]:
+    """Return the flags by which another process logs as this one does."""
+    flags = ctx.meta.get(_LOG_FLAGS, {})
+    return ["-q"] * bool(flags.get("quiet")) + ["-v"] * flags.get("verbose", 0)
 
 
 class Format(StrEnum):
@@ -182,9 +103,6 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
-
-
 class DtypeKind(StrEnum):
     """What weights are multiplied in."""
 
@@ -194,42 +112,388 @@ class DtypeKind(StrEnum):
     int8 = "int8"
 
 
-DtypeOption = Annotated[
-    DtypeKind,
-    typer.Option(
-        "--dtype",
-        help="What weights are kept and multiplied in: float16 on GPUs, bf16 on hardware that "
-        "computes in it, int8 with CTranslate2.",
+class MeanKind(StrEnum):
+    """How predictions are averaged."""
+
+    arithmetic = "arithmetic"
+    geometric = "geometric"
+
+
+class UtilityKind(StrEnum):
+    """What compares two translations."""
+
+    chrf = "chrf"
+    bleu = "bleu"
+
+
+class CandidateSource(StrEnum):
+    """Where candidates come from."""
+
+    samples = "samples"
+    beam = "beam"
+
+
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG", parser=file_name, help="YAML configuration file.", show_default=False
     ),
 ]
-
-
-def _set_level(ctx: typer.Context, parameter: Any, value: Any) -> Any:
-    """Configure logging by what is known of -q and -v so far."""
-    flags = ctx.meta.setdefault(_LOG_FLAGS, {})
-    flags[parameter.name] = value
-    configure_logging(quiet=flags.get("quiet", False), verbosity=flags.get("verbose", 0))
-    return value
-
-
-_LOG_FLAGS = "nmt.log_flags"
-Quiet = Annotated[
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        callback=_with_equals_sign,
+        help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
+    ),
+]
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        parser=_model_folder,
+        help="Run folder or exported model folder.",
+        show_default=False,
+    ),
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="NAME",
+        help="Checkpoint of a run folder: best, last, step-N or average.",
+    ),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        parser=file_or_standard,
+        help="File to write, compressed if its name ends in .gz, .bz2 or .xz.",
+        show_default="standard output",
+    ),
+]
+OutputFolder = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Model folder to write; it must be missing or empty.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+_Quiet = Annotated[
     bool,
     typer.Option(
         "--quiet", "-q", callback=_set_level, help="Print results, warnings and errors only."
     ),
 ]
-Verbose = Annotated[
+_Verbose = Annotated[
     int,
     typer.Option(
         "--verbose",
         "-v",
         count=True,
         callback=_set_level,
-        help="Print details and the traceback of errors; twice: what libraries log, too.",
+        help="Print details, and the traceback of errors; -vv: log messages of libraries, too.",
         show_default=False,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which models, and where they compute."""
+
+    title: ClassVar[str] = "Model"
+
+    checkpoint: Checkpoint = "best"
+    device: Annotated[Device, typer.Option("--device", help="Device to compute on.")] = Device.auto
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, metavar="N", help="CPU threads.", show_default="all cores"
+        ),
+    ] = None
+    with_: Annotated[
+        list[Path],
+        typer.Option(
+            "--with",
+            metavar="MODEL2",
+            help="Another model with the same languages and vocabulary; the predictions of all "
+            "models are averaged (ensemble). Repeatable.",
+        ),
+    ] = field(default_factory=list)
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="W,W,...",
+            help="Weights of MODEL and of each --with, as in 2,1,1.",
+            show_default="equal",
+        ),
+    ] = None
+    ensemble_mean: Annotated[
+        MeanKind | None,
+        typer.Option(
+            "--ensemble-mean",
+            help="Average probabilities (arithmetic) or log probabilities (geometric).",
+            show_default=MeanKind.arithmetic.value,
+        ),
+    ] = None
+
+    def ensemble(self) -> Ensemble | None:
+        """Return the other models; None without them and without weights.
+
+        Raises:
+            ConfigError: The weights are wrong, or not as many as the models; or a mean of one model
+                is asked for.
+        """
+        if not self.with_ and self.ensemble_mean is not None:
+            raise ConfigError(
+                "--ensemble-mean needs --with.", fix="Add --with MODEL2, or leave it out."
+            )
+        if not self.with_ and self.weights is None:
+            return None
+        from nmt.runtime.ensemble import Ensemble, parse_weights
+
+        mean = self.ensemble_mean or MeanKind.arithmetic
+        ensemble = Ensemble(tuple(self.with_), parse_weights(self.weights), mean.value)
+        ensemble.shares()  # before anything slow is loaded
+        return ensemble
+
+    def loading(self) -> dict[str, Any]:
+        """Return the arguments by which a model is loaded."""
+        return {
+            "checkpoint": self.checkpoint,
+            "device": self.device.value,
+            "threads": self.threads,
+            "ensemble": self.ensemble(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What computes a translation."""
+
+    title: ClassVar[str] = "Model"
+
+    dtype: Annotated[
+        DtypeKind,
+        typer.Option(
+            "--dtype",
+            help="What weights are kept and multiplied in: float16 on GPUs, bf16 on hardware that "
+            "computes in it, int8 with CTranslate2.",
+        ),
+    ] = DtypeKind.float32
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How translations are searched for."""
+
+    title: ClassVar[str] = "Search"
+
+    beam_size: Annotated[
+        int | None,
+        typer.Option(
+            "--beam-size",
+            "-b",
+            min=1,
+            metavar="N",
+            help="Beam size; 1 is greedy search.",
+            show_default="the model's",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--length-penalty",
+            min=0,
+            metavar="X",
+            help="Exponent of the length normalisation; higher favours longer translations.",
+            show_default="the model's",
+        ),
+    ] = None
+    shortlist: Annotated[
+        bool | None,
+        typer.Option(
+            "--shortlist/--no-shortlist",
+            help="Score only the target tokens that the source words were translated to in the "
+            "training data. Faster; a few translations differ.",
+            show_default="the model's",
+        ),
+    ] = None
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-tokens",
+            min=1,
+            metavar="N",
+            help="Source tokens of a batch; translations do not depend on it.",
+            show_default="the model's",
+        ),
+    ] = None
+    no_guard: Annotated[
+        bool,
+        typer.Option(
+            "--no-guard",
+            help="Do not retry translations that look degenerate (loops, odd length, low "
+            "coverage).",
+        ),
+    ] = False
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            callback=_with_equals_sign,
+            help="Change one key of the model's configuration, for example decoding.patience=2. "
+            "Repeatable.",
+        ),
+    ] = field(default_factory=list)
+
+    def decoding(self) -> dict[str, Any]:
+        """Return the decoding options that were given."""
+        return given(
+            beam_size=self.beam_size,
+            length_penalty=self.length_penalty,
+            shortlist=self.shortlist,
+            batch_tokens=self.batch_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MbrOptions:
+    """Minimum Bayes risk decoding."""
+
+    title: ClassVar[str] = "Minimum Bayes risk decoding"
+
+    mbr: Annotated[
+        UtilityKind | None,
+        typer.Option(
+            "--mbr", help="Minimum Bayes risk decoding with this utility.", show_default=False
+        ),
+    ] = None
+    mbr_candidates: Annotated[
+        int | None,
+        typer.Option(
+            "--mbr-candidates",
+            min=2,
+            metavar="N",
+            help="With --mbr: candidates per sentence.",
+            show_default="32",
+        ),
+    ] = None
+    mbr_from: Annotated[
+        CandidateSource | None,
+        typer.Option(
+            "--mbr-from",
+            help="With --mbr: take candidates from samples or from a beam.",
+            show_default=CandidateSource.samples.value,
+        ),
+    ] = None
+
+    def choice(self, beam_size: int | None) -> MbrChoice | None:
+        """Return what the flags ask for; None without ``--mbr``.
+
+        Raises:
+            ConfigError: A beam size was given too, or the others without ``--mbr``.
+        """
+        if self.mbr is None:
+            if self.mbr_candidates is not None or self.mbr_from is not None:
+                flag = "--mbr-from" if self.mbr_candidates is None else "--mbr-candidates"
+                raise ConfigError(f"{flag} needs --mbr.", fix="Add --mbr chrf, or leave it out.")
+            return None
+        from nmt.translation.mbr import MbrChoice
+
+        source = self.mbr_from or CandidateSource.samples
+        choice = MbrChoice(self.mbr.value, self.mbr_candidates or 32, source.value)
+        if beam_size is not None:
+            raise ConfigError(
+                f"--beam-size {beam_size} does not go with --mbr, which compares "
+                f"{choice.num_candidates} candidates.",
+                fix="Leave --beam-size out, and set --mbr-candidates.",
+            )
+        return choice
+
+
+class Command(TyperCommand):
+    """A command whose help lists options by group."""
+
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                is_argument = parameter.param_type_name == "argument"
+                panel = getattr(parameter, "rich_help_panel", None)
+                title = "Arguments" if is_argument else panel or "General"
+                sections.setdefault(title, []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def command(app: typer.Typer, epilog: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that registers a command, with a flag for each field of its groups."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(epilog=epilog, cls=Command)(_with_flags(function))
+        return function
+
+    return register
+
+
+def _with_flags(function: Callable[..., None]) -> Callable[..., None]:
+    """Return ``function`` with parameters for the fields of its option groups, and -q and -v."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        if is_dataclass(kind):
+            groups[name] = kind
+            parameters += _flags_of(kind)
+        else:
+            parameters.append(parameter.replace(annotation=kind, kind=parameter.KEYWORD_ONLY))
+    for name, kind, default in (("quiet", _Quiet, False), ("verbose", _Verbose, 0)):
+        parameters.append(_parameter(name, kind, default))
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        del values["quiet"], values["verbose"]  # their callbacks have done it
+        for name, group in groups.items():
+            values[name] = group(**{x.name: values.pop(x.name) for x in fields(group)})
+        function(**values)
+
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def _flags_of(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field of a group, shown in help under its title."""
+    hints = get_type_hints(group, include_extras=True)
+    for each in fields(group):
+        assert get_origin(hints[each.name]) is Annotated
+        kind, option = get_args(hints[each.name])
+        option = copy(option)
+        option.rich_help_panel = group.title
+        yield _parameter(each.name, Annotated[kind, option], _default(each))
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def given(**flags: Any) -> dict[str, Any]:
@@ -241,33 +505,19 @@ def given(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def decoding_changes(model: Path, overrides: Sequence[str], **flags: Any) -> dict[str, Any]:
-    """Return the decoding options that the user changes; a flag beats ``--set``.
-
-    Args:
-        model: The folder whose configuration is changed.
-        overrides: Of ``--set``.
-        flags: Decoding options, None where not given.
-
-    Raises:
-        ConfigError: The configuration cannot be read, not be changed so, or another section is
-            to be changed.
-    """
-    changes = given(**flags)
-    if not overrides:
-        return changes
-    from nmt.config.loader import load_config, refuse_idle
-
-    # Together: one may be wrong without the other.
-    both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in changes.items())]
-    config = load_config(model / "config.yaml", both)
-    refuse_idle(overrides, ("decoding",))
-    return config.decoding.model_dump()
-
-
-def make_note(quiet: bool) -> Callable[[str], None]:  # noqa: ARG001
-    """Return what logs a note. To go when no callee takes a ``note`` any more."""
-    return logging.getLogger("nmt").info
+def given_flags(ctx: typer.Context, *groups: Any) -> list[str]:
+    """Return the flags of option groups, or with these names, that were given to the command."""
+    names = {
+        name
+        for group in groups
+        for name in ([group] if isinstance(group, str) else [x.name for x in fields(group)])
+    }
+    return [
+        max(parameter.opts, key=len)
+        for parameter in ctx.command.params
+        if parameter.name in names
+        and getattr(ctx.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE"
+    ]
 
 
 def print_json(value: Mapping[str, Any]) -> None:

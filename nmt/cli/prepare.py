@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Config, Json, Quiet, Set, Verbose, print_json
+from nmt.cli.options import Config, Json, Set, print_json
 
 EPILOG = """\b
 Examples:
@@ -19,16 +19,14 @@ def prepare(
     config: Config,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Report on the text; write nothing.")
+        bool, typer.Option("--report-only", help="Print the report; write nothing.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Prepare again even if nothing has changed.")
     ] = False,
     json: Json = False,
-    quiet: Quiet = False,  # noqa: ARG001 - its callback reads it
-    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
 ) -> None:
-    """Read, filter and cut the corpora into subwords, and report on them."""
+    """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
     from nmt.config.loader import load_config
     from nmt.recipes.prepare import prepare as run
 

@@ -7,22 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.ensembles import MeanOption, Weights, With, make_ensemble
-from nmt.cli.options import (
-    Checkpoint,
-    Device,
-    DeviceOption,
-    Format,
-    Model,
-    OutputFile,
-    Quiet,
-    SetOfModel,
-    Threads,
-    Verbose,
-    decoding_changes,
-    file_name,
-    make_note,
-)
+from nmt.cli.options import Format, Model, ModelOptions, OutputFile, Set, file_name, given
 
 EPILOG = """\b
 Examples:
@@ -34,6 +19,7 @@ Examples:
 
 def score(
     model: Model,
+    options: ModelOptions,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -48,7 +34,7 @@ def score(
         typer.Option(
             metavar="FILE",
             parser=file_name,
-            help="Translations; line i is of source line i; - is standard input.",
+            help="Translations: line i translates line i of the source; - is standard input.",
         ),
     ] = None,
     output_file: OutputFile = None,
@@ -57,60 +43,45 @@ def score(
     ] = False,
     format_: Annotated[
         Format,
-        typer.Option("--format", help="A number, or one JSON object a line with every token."),
+        typer.Option("--format", help="One number per line, or one JSON object with all tokens."),
     ] = Format.text,
     length_penalty: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Exponent of the length normalisation; no other penalty of a search counts here.",
+            metavar="X",
+            help="Exponent of the length normalisation.",
             show_default="the model's",
         ),
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Source tokens, and target tokens, read at once."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Source tokens, and target tokens, of a batch.",
+            show_default="the model's",
+        ),
     ] = None,
-    checkpoint: Checkpoint = "best",
-    with_: With = [],  # noqa: B006 - read only, and typer wants the lists here
-    weights: Weights = None,
-    ensemble_mean: MeanOption = None,
-    device: DeviceOption = Device.auto,
-    threads: Threads = None,
-    set_: SetOfModel = [],  # noqa: B006
-    quiet: Quiet = False,
-    verbose: Verbose = 0,  # noqa: ARG001 - the root reads it
+    set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
 ) -> None:
     """Score given translations: the log probability per token that MODEL gives each of them.
 
-    One line for each pair, in order: what the search would show as the score of that translation,
-    0 at best. Blank to blank is 0; a blank translation of a line is the probability of ending at
-    once; a translation of a blank line, and a pair too long for the model, is -inf (JSON: null).
+    Writes one line for each pair, in order: the score that the search would show for that
+    translation, 0 at best. Blank to blank is 0; a blank translation of a line is the probability of
+    ending at once; a translation of a blank line, and a pair too long for the model, is -inf (JSON:
+    null).
     """
-    from nmt.files.line_streams import check_output, first_few
-    from nmt.recipes.score import ScoreFormat, check_inputs, score_files, wants_progress
-    from nmt.translation.scorer import Scorer
+    from nmt.recipes.score import ScoreFormat
+    from nmt.recipes.score import score as run
 
-    check_inputs(source, target)
-    check_output(output_file, source, target)
-    note = make_note(quiet)
-    scorer = Scorer.load(
+    run(
         model,
-        device=device.value,
-        checkpoint=checkpoint,
-        threads=threads,
-        note=note,
-        ensemble=make_ensemble(with_, weights, ensemble_mean),
-    )
-    changes = decoding_changes(
-        model, set_, length_penalty=length_penalty, batch_tokens=batch_tokens
-    )
-    score_files(
-        scorer.with_options(**changes),
         source,
         target,
         output_file,
-        ScoreFormat(format_.value, plain_sum),
-        note=first_few(note),
-        show_progress=wants_progress(source, quiet=quiet),
+        style=ScoreFormat(format_.value, plain_sum),
+        overrides=set_,
+        loading=options.loading(),
+        **given(length_penalty=length_penalty, batch_tokens=batch_tokens),
     )

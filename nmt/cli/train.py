@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import Config, Json, Quiet, Set, Verbose, print_json
+from nmt.cli.options import Config, Json, Set, given_flags, log_flags, print_json
+from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
     from nmt.config.run import RunConfig
@@ -26,10 +28,12 @@ Examples:
 
 
 def train(
+    ctx: typer.Context,
     config: Config,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run, instead of the configuration's.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run folder, instead of the configuration's."),
     ] = None,
     strict_resume: Annotated[
         bool,
@@ -37,44 +41,41 @@ def train(
     ] = False,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Refuse to resume where the result could differ by a bit."),
+        typer.Option("--exact", help="Refuse to resume where the result may not be bit-exact."),
     ] = False,
     devices: Annotated[
         int,
-        typer.Option(min=1, help="Train in so many processes, on a GPU or some cores each."),
+        typer.Option(
+            min=1, metavar="N", help="Train in N processes, each with one GPU or some CPU cores."
+        ),
     ] = 1,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say what training takes (memory, FLOPs, time); do not train."
+            "--dry-run", help="Estimate memory, FLOPs and time of the training; do not train."
         ),
     ] = False,
     prove_resume: Annotated[
         bool,
         typer.Option(
             "--prove-resume",
-            help="Do not train, but show that a killed training ends with the same bytes.",
+            help="Kill and resume a short training; check that it ends with the same bytes.",
         ),
     ] = False,
     json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
 ) -> None:
-    """Train a translator; prepares the data if needed, and goes on where it was stopped.
+    """Train a model. Prepares the data if needed; resumes from the last checkpoint.
 
-    SIGINT and SIGTERM let the update finish, save, and exit with 130 or 143.
+    SIGINT and SIGTERM let the current update finish, save, and exit with 130 or 143.
     """
     from nmt.config.loader import load_config
-    from nmt.errors import ConfigError
 
     # Quoted, so that YAML takes any path as text.
     overrides = set_ if run_dir is None else [*set_, f"run_dir={dumps(str(run_dir))}"]
     resolved = load_config(config, overrides)
-    if devices > 1 and (dry_run or prove_resume):
-        raise ConfigError(
-            f"--devices does not go with {'--dry-run' if dry_run else '--prove-resume'}.",
-            fix="Leave one of them out.",
-        )
+    if dry_run or prove_resume:
+        _check_alone(ctx, "--dry-run" if dry_run else "--prove-resume")
+    quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
     if dry_run:
         _dry_run(resolved, json=json, quiet=quiet)
         return
@@ -84,15 +85,8 @@ def train(
     if devices > 1:
         from nmt.training.launch import launch
 
-        given = {
-            "--strict-resume": strict_resume,
-            "--exact": exact,
-            "--json": json,
-            "--quiet": quiet,
-            "-v": verbose > 0,
-            "-vv": verbose > 1,
-        }
-        flags = [name for name, is_set in given.items() if is_set]
+        given = {"--strict-resume": strict_resume, "--exact": exact, "--json": json}
+        flags = [name for name, is_set in given.items() if is_set] + log_flags(ctx)
         arguments = ["train", str(config), *(f"--set={text}" for text in overrides), *flags]
         training = resolved.training
         launch(arguments, num_processes=devices, threads=training.threads, device=training.device)
@@ -107,10 +101,25 @@ def train(
     folder = resolved.run_dir
     if json:
         print_json({"run_dir": str(folder), **asdict(summary)})
-    elif not quiet:
+    else:
         best = summary.best or "none"
         score = "" if summary.best_score is None else f" ({summary.best_score:.2f})"
         typer.echo(f"{folder}: {summary.step:,} steps; best: {best}{score}")
+
+
+def _check_alone(ctx: typer.Context, mode: str) -> None:
+    """Refuse flags that have no effect on a program that does not train.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    flags = given_flags(ctx, "strict_resume", "exact", "devices", "dry_run", "prove_resume")
+    others = [flag for flag in flags if flag != mode]
+    if others:
+        raise ConfigError(
+            f"{', '.join(others)} {'do' if len(others) > 1 else 'does'} not go with {mode}.",
+            fix="Leave one of them out.",
+        )
 
 
 def _dry_run(config: RunConfig, *, json: bool, quiet: bool) -> None:

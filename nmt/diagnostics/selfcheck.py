@@ -1,4 +1,4 @@
-"""``nmt translate MODEL --selfcheck``: the filter's promises, tried on lines that break filters."""
+"""``nmt translate --selfcheck``: the line-in/line-out contract, checked on adversarial input."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
-from nmt.recipes.translate import translate
-from nmt.translation.output_format import OutputFormat
-from nmt.translation.translator import Translator
-
-_TEXT = OutputFormat()
 _PATIENCE_SECONDS = 60
 
-NASTY_LINES: tuple[bytes, ...] = (
+ADVERSARIAL_LINES: tuple[bytes, ...] = (
     b"A dog runs.",
     b"",
     b"   ",
@@ -70,39 +65,47 @@ class Promise:
     """How it was broken; empty if it was kept."""
 
 
-def selfcheck(translator: Translator) -> list[Promise]:
-    """Try the promises of `nmt translate` on `NASTY_LINES` with this model and these options."""
-    translator = translator.without_notes()  # odd lines are as they should be here
-    whole = b"\n".join(NASTY_LINES)
-    output = _run(translator, whole)
-    lines = output.split(b"\n")
-    return [Promise(text, problem) for text, problem in _checks(translator, whole, lines)]
+class Filter(Protocol):
+    """Translates a stream of lines."""
+
+    def __call__(
+        self, source: IO[bytes], output: IO[bytes], lines_at_once: int, **changes: Any
+    ) -> None:
+        """Write a line for each line of ``source``; ``changes`` are decoding options."""
+        ...
 
 
-def _checks(translator: Translator, whole: bytes, lines: list[bytes]) -> Iterator[tuple[str, str]]:
-    count = len(NASTY_LINES)
+def check_promises(run: Filter) -> list[Promise]:
+    """Check the promises of `nmt translate` on `ADVERSARIAL_LINES`."""
+    whole = b"\n".join(ADVERSARIAL_LINES)
+    lines = _run(run, whole).split(b"\n")
+    return [Promise(text, problem) for text, problem in _checks(run, whole, lines)]
+
+
+def _checks(run: Filter, whole: bytes, lines: list[bytes]) -> Iterator[tuple[str, str]]:
+    count = len(ADVERSARIAL_LINES)
     found = len(lines) - 1
     yield "as many lines out as in", "" if found == count else f"{found} lines for {count}"
     texts = [_as_text(line) for line in lines[:-1]]
     bad = [i + 1 for i, text in enumerate(texts) if text is None or "\r" in text]
     yield "every line out is UTF-8 and one line", _named(bad)
-    blank = [i for i, line in enumerate(NASTY_LINES) if not _as_text(line, "?").strip()]
+    blank = [i for i, line in enumerate(ADVERSARIAL_LINES) if not _as_text(line, "?").strip()]
     wrong = [i + 1 for i in blank if i < found and lines[i]]
     yield "blank to blank", _named(wrong)
-    same = [i for i, line in enumerate(NASTY_LINES) if line == NASTY_LINES[0]]
+    same = [i for i, line in enumerate(ADVERSARIAL_LINES) if line == ADVERSARIAL_LINES[0]]
     are_equal = len({lines[i] for i in same if i < found}) <= 1
     yield "the same line, the same translation", "" if are_equal else _named([i + 1 for i in same])
     for size in (1, 7):
-        found_so = _run(translator, whole, lines_at_once=size).split(b"\n")
-        yield f"the same text {size} at a time", _difference(found_so, lines)
-    few = translator.with_options(batch_tokens=1)
-    yield "the same text whatever shares a batch", _difference(_run(few, whole).split(b"\n"), lines)
-    yield "nothing in, nothing out", _run(translator, b"").decode("utf-8", "replace")
-    yield "an answer before the next line comes", _converse(translator)
+        other = _run(run, whole, lines_at_once=size).split(b"\n")
+        yield f"the same text {size} at a time", _difference(other, lines)
+    other = _run(run, whole, batch_tokens=1).split(b"\n")
+    yield "the same text whatever shares a batch", _difference(other, lines)
+    yield "nothing in, nothing out", _run(run, b"").decode("utf-8", "replace")
+    yield "an answer before the next line comes", _converse(run)
 
 
 def _named(numbers: list[int]) -> str:
-    """Say which lines break a promise; nothing if none does."""
+    """Name the lines that break a promise; nothing if none does."""
     return f"line {', '.join(map(str, numbers))}" if numbers else ""
 
 
@@ -120,14 +123,13 @@ def _difference(found: list[bytes], expected: list[bytes]) -> str:
     return _named([i + 1 for i, pair in enumerate(pairs) if len({*pair}) > 1])
 
 
-def _run(translator: Translator, text: bytes, lines_at_once: int = 1000) -> bytes:
+def _run(run: Filter, text: bytes, lines_at_once: int = 1000, **changes: Any) -> bytes:
     output = io.BytesIO()
-    source = io.BytesIO(text)
-    translate(translator, source, output, _TEXT, lines_at_once=lines_at_once)
+    run(io.BytesIO(text), output, lines_at_once, **changes)
     return output.getvalue()
 
 
-def _converse(translator: Translator) -> str:
+def _converse(run: Filter) -> str:
     """Write a line, wait for its answer, write the next; return what went wrong."""
     question_out, question_in = os.pipe()
     answer_out, answer_in = os.pipe()
@@ -138,7 +140,7 @@ def _converse(translator: Translator) -> str:
             os.fdopen(question_out, "rb") as source,
             os.fdopen(answer_in, "wb") as output,
         ):
-            translate(translator, source, output, _TEXT)
+            run(source, output, 1000)
 
     server = threading.Thread(target=serve, daemon=True)
     server.start()
@@ -163,5 +165,6 @@ def report(promises: list[Promise], model: Path) -> str:
         for promise in promises
     ]
     kept = sum(not promise.problem for promise in promises)
-    total = f"{model}: {kept} of {len(promises)} promises kept on {len(NASTY_LINES)} nasty lines"
+    count = f"{kept} of {len(promises)} promises kept"
+    total = f"{model}: {count} on {len(ADVERSARIAL_LINES)} adversarial lines"
     return "\n".join([*lines, total])

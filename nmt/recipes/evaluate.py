@@ -315,7 +315,7 @@ def _translate(model: Path, use: ModelUse, config: RunConfig, chosen: Evaluation
     name = model_name(model, use.ensemble)
     logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, name)
     results = translator.translate(chosen.source, **config.decoding.model_dump())
-    if found := GuardCount().plus(results).note():
+    if found := GuardCount.of(results).message():
         logger.info("%s", found)
     return System(name, [result.text for result in results])
 

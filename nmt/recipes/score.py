@@ -1,4 +1,4 @@
-"""A model and pairs of lines -> a score for each pair, line by line.
+"""``nmt score``: a model and pairs of lines -> a score for each pair, line by line.
 
 The filter's contract: N pairs in, N lines out, in order, written as soon as they are ready. Input
 is read as bytes and split on LF only.
@@ -7,29 +7,33 @@ is read as bytes and split on LF only.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Literal
-
-from tqdm import tqdm
+from typing import IO, Any, Literal
 
 from nmt.errors import ConfigError, DataError
 from nmt.files.line_streams import (
     MAX_CHUNK_LINES,
+    check_output,
     decode_lines,
+    first_few,
+    is_standard,
     open_input,
     open_output,
     read_chunks,
 )
+from nmt.files.progress import progress_bar
+from nmt.recipes.translate import decoding_changes
 from nmt.translation.scorer import PairScore, Scorer
+
+logger = logging.getLogger(__name__)
 
 Pairs = list[tuple[str, str]]
 
-STANDARD_INPUT = Path("-")
 _MOST_BYTES = 1 << 22
 
 
@@ -49,52 +53,62 @@ class ScoreFormat:
         return f"{found.log_prob if self.plain_sum else found.score:.6f}"
 
 
-def score_files(
-    scorer: Scorer,
-    source: Path | None,
-    target: Path | None,
-    output: Path | None,
-    style: ScoreFormat,
+def score(
+    model: Path | str,
+    source: Path | None = None,
+    target: Path | None = None,
+    output: Path | None = None,
     *,
-    note: Callable[[str], None],
-    show_progress: bool = False,
+    style: ScoreFormat | None = None,
+    overrides: Sequence[str] = (),
+    loading: Mapping[str, Any] | None = None,
+    **decoding: Any,
 ) -> int:
-    """Score two files, or standard input, to a file, or standard output; return the pairs.
+    """Score given translations of two files, or of standard input, line by line.
 
     Args:
-        scorer: The model, with its options.
+        model: Run folder or model folder.
         source: Source lines; ``-`` is standard input. None: ``source<TAB>target`` comes from there.
         target: Line i translates line i of the source. None as ``source`` is.
-        output: Where to write; standard output when None. A file appears when it is complete.
-        style: How scores are written.
-        note: Told about odd lines.
-        show_progress: Draw a bar.
+        output: Where scores go; standard output when None. A file appears when it is complete.
+        style: How scores are written; a number per line when None.
+        overrides: ``decoding.key=value`` changes of the model's configuration.
+        loading: Arguments of `Scorer.load`, such as device or checkpoint.
+        decoding: Decoding options, such as length_penalty; they beat ``overrides``.
+
+    Returns:
+        The number of pairs.
 
     Raises:
-        ConfigError: Only one of the files is named.
+        ConfigError: Only one of the files is named, or an option is wrong.
+        CheckpointError: The model is missing or damaged.
         DataError: The input cannot be read or is not parallel, or the output cannot be written.
     """
+    style = style or ScoreFormat()
     check_inputs(source, target)
+    check_output(output, source, target)
+    scorer = Scorer.load(model, **(loading or {}))
+    scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
     with ExitStack() as stack:
         if source is None or target is None:
-            pairs = read_table(stack.enter_context(open_input(None)), note)
+            pairs = read_table(stack.enter_context(open_input(None)))
         else:
             paths = (source, target)
-            streams = [
-                stack.enter_context(open_input(None if path == STANDARD_INPUT else path))
-                for path in paths
-            ]
-            names = ["standard input" if path == STANDARD_INPUT else str(path) for path in paths]
-            pairs = read_pairs(streams[0], streams[1], (names[0], names[1]), note)
+            streams = [stack.enter_context(open_input(path)) for path in paths]
+            names = ["standard input" if is_standard(path) else str(path) for path in paths]
+            pairs = read_pairs(streams[0], streams[1], (names[0], names[1]))
         writer = stack.enter_context(open_output(output))
-        bar = stack.enter_context(tqdm(desc="scoring", unit=" pairs", disable=not show_progress))
+        bar = None
+        if not is_standard(source):  # where it would mix with what is typed
+            bar = stack.enter_context(progress_bar("scoring", unit="pairs"))
         number = 0
         for chunk in pairs:
             for found in scorer.score(chunk):
                 writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
             writer.flush()
             number += len(chunk)
-            bar.update(len(chunk))
+            if bar is not None:
+                bar.update(len(chunk))
         return number
 
 
@@ -110,20 +124,20 @@ def check_inputs(source: Path | None, target: Path | None) -> None:
             f"{missing} is missing.",
             fix="Give --source and --target, or neither and source<TAB>target on standard input.",
         )
-    if source == target == STANDARD_INPUT:
+    if source is not None and is_standard(source) and is_standard(target):
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
 
 
-def read_table(stream: IO[bytes], note: Callable[[str], None]) -> Iterator[Pairs]:
+def read_table(stream: IO[bytes]) -> Iterator[Pairs]:
     """Yield pairs from lines of ``source<TAB>target``, in chunks, as they come.
 
     Raises:
         DataError: A line that is not blank has another number of columns.
     """
-    number = 0
+    number, warn = 0, first_few(logger.warning)
     for chunk in read_chunks(stream):
         pairs = []
-        for line in decode_lines(chunk, number + 1, note):
+        for line in decode_lines(chunk, number + 1, warn):
             number += 1
             cells = line.split("\t")
             if len(cells) != 2:
@@ -138,15 +152,13 @@ def read_table(stream: IO[bytes], note: Callable[[str], None]) -> Iterator[Pairs
         yield pairs
 
 
-def read_pairs(
-    source: IO[bytes], target: IO[bytes], names: tuple[str, str], note: Callable[[str], None]
-) -> Iterator[Pairs]:
+def read_pairs(source: IO[bytes], target: IO[bytes], names: tuple[str, str]) -> Iterator[Pairs]:
     """Yield pairs from two streams of lines, in chunks of bounded size.
 
     Raises:
         DataError: One has more lines than the other, or is damaged.
     """
-    number, size = 0, 0
+    number, size, warn = 0, 0, first_few(logger.warning)
     chunk: list[tuple[bytes, bytes]] = []
     sides = [_lines(source, names[0]), _lines(target, names[1])]
     for left, right in zip_longest(*sides):
@@ -158,10 +170,10 @@ def read_pairs(
         chunk.append((left, right))
         size += len(left) + len(right)
         if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_BYTES:
-            yield _decode(chunk, number + 1, names, note)
+            yield _decode(chunk, number + 1, names, warn)
             number, size, chunk = number + len(chunk), 0, []
     if chunk:
-        yield _decode(chunk, number + 1, names, note)
+        yield _decode(chunk, number + 1, names, warn)
 
 
 def _lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
@@ -173,21 +185,16 @@ def _decode(
     chunk: list[tuple[bytes, bytes]],
     first_number: int,
     names: tuple[str, str],
-    note: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Pairs:
     sides = [
         list(
             decode_lines(
                 [pair[side] for pair in chunk],
                 first_number,
-                lambda text, name=names[side]: note(f"{name}, {text}"),  # type: ignore[misc]
+                lambda text, name=names[side]: warn(f"{name}, {text}"),  # type: ignore[misc]
             )
         )
         for side in (0, 1)
     ]
     return list(zip(*sides, strict=True))
-
-
-def wants_progress(source: Path | None, *, quiet: bool) -> bool:
-    """Whether a bar is of use: a file is read, and somebody looks."""
-    return source not in (None, STANDARD_INPUT) and not quiet and sys.stderr.isatty()

@@ -1,150 +1,171 @@
-"""A model and a stream of lines -> a stream of translations, line by line.
-
-The filter's contract: N lines in, N lines out, in order, blank to blank, written as soon as they
-are ready. Input is read as bytes and split on LF only.
-"""
+"""``nmt translate``: a model and a stream of lines -> a stream of translations, line by line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from nmt.errors import DataError
-from nmt.files.line_streams import (
-    MAX_CHUNK_LINES,
-    first_few,
-    open_input,
-    open_output,
-    read_chunks,
+from nmt.config.decoding import DecodingConfig
+from nmt.config.loader import load_config, refuse_idle
+from nmt.diagnostics.selfcheck import Promise, check_promises
+from nmt.engine import is_one_of_torchrun
+from nmt.errors import ConfigError
+from nmt.files.line_streams import check_output
+from nmt.translation.requests import LineFormat
+from nmt.translation.stream import (
+    TranslationRun,
+    errors_only,
+    line_translator,
+    translate_files,
+    translate_stream,
 )
-from nmt.translation.output_format import OutputFormat
-from nmt.translation.results_of_lines import Answerer, Tally, answer_lines
 from nmt.translation.translator import Translator
 
-
-def _answer_stream(
-    answer: Answerer,
-    source: IO[bytes],
-    output: IO[bytes],
-    *,
-    lines_at_once: int,
-    name: str,
-    progress: Callable[[int], object],
-    note: Callable[[str], None],
-) -> Tally:
-    """Write what ``answer`` makes of every line of ``source``, flushed after every chunk.
-
-    Raises:
-        DataError: The input is damaged, or a line ends the output.
-    """
-    tally = Tally()
-    for lines in read_chunks(source, lines_at_once=lines_at_once, name=name):
-        found = answer(lines, tally.num_lines + 1)
-        output.write(found.output)
-        output.flush()
-        if found.end is not None:
-            raise DataError(found.end.problem, fix=found.end.fix)
-        progress(len(lines))
-        tally = tally.plus(found.tally)
-    for told in tally.notes():
-        note(told)
-    return tally
+if TYPE_CHECKING:
+    from nmt.translation.distributed import Team
+    from nmt.translation.mbr import MbrChoice
 
 
 def translate(
-    translator: Translator,
-    source: IO[bytes],
-    output: IO[bytes],
-    style: OutputFormat,
+    model: Path | str,
+    source: Path | None = None,
+    output: Path | None = None,
     *,
-    lines_at_once: int = MAX_CHUNK_LINES,
-    note: Callable[[str], None] = lambda _: None,
-) -> int:
-    """Translate every line of ``source`` to ``output``; return how many there were.
+    style: LineFormat | None = None,
+    lines_at_once: int | None = None,
+    mbr: MbrChoice | None = None,
+    overrides: Sequence[str] = (),
+    loading: Mapping[str, Any] | None = None,
+    **decoding: Any,
+) -> TranslationRun:
+    """Translate a file, or standard input, to a file, or standard output, line by line.
+
+    Under torchrun all processes work together, and the first one reads and writes.
 
     Args:
-        translator: The model, with its decoding options.
-        source: Bytes to read to the end.
-        output: Where translations go, flushed after every chunk.
-        style: How they are read and written.
-        lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
-        note: Told about odd lines, and at the end what the guard found.
+        model: Run folder or model folder.
+        source: Lines to translate; standard input when None.
+        output: Where translations go; standard output when None. A file appears when it is
+            complete.
+        style: How lines are read and results written; as plain text when None.
+        lines_at_once: Lines that are searched together; 1 answers each before the next is read.
+        mbr: Minimum Bayes risk decoding.
+        overrides: ``decoding.key=value`` changes of the model's configuration.
+        loading: Arguments of `Translator.load`, such as device or checkpoint.
+        decoding: Decoding options, for example beam_size=1; they beat ``overrides``.
+
+    Returns:
+        How many lines there were, and what came of them.
 
     Raises:
-        DataError: The input is damaged, or there is a line that cannot be answered.
+        ConfigError: An option is unknown, out of bounds or contradicts another.
+        CheckpointError: The model is missing or damaged.
+        DataError: The input cannot be read or the output cannot be written, or a line has no
+            translation: it ends text output; in JSON all others are written before.
     """
-    tally = _answer_stream(
-        partial(answer_lines, translator, style, note=first_few(note)),
-        source,
-        output,
-        lines_at_once=lines_at_once,
-        name="standard input",
-        progress=lambda _: None,
-        note=note,
-    )
-    tally.check()
-    return tally.num_lines
+    check_output(output, source)
+    with _joined_team() as team:
+        if team is None:
+            translator = _load(Path(model), mbr, overrides, loading, decoding)
+            run = translate_files
+        else:
+            with team.loading():
+                translator = _load(Path(model), mbr, overrides, loading, decoding)
+            run = team.translate_files
+        style = replace(style or LineFormat(), n_best=translator.options.n_best)
+        return run(line_translator(translator, style), source, output, lines_at_once=lines_at_once)
 
 
-def translate_files(
-    translator: Translator,
-    source: Path | None,
-    output: Path | None,
-    style: OutputFormat,
+def selfcheck(
+    model: Path | str,
     *,
-    note: Callable[[str], None],
-    lines_at_once: int | None = None,
-    show_progress: bool = False,
-) -> int:
-    """Translate a file, or standard input, to a file, or standard output; return the lines.
+    mbr: MbrChoice | None = None,
+    overrides: Sequence[str] = (),
+    loading: Mapping[str, Any] | None = None,
+    **decoding: Any,
+) -> list[Promise]:
+    """Check the contract of `translate` on adversarial lines with a model; see there."""
+    with _joined_team() as team:
+        if team is not None:
+            raise ConfigError(
+                "--selfcheck does not work with several processes.",
+                fix="Call it without torchrun: its findings hold for any number of them.",
+            )
+        translator = _load(Path(model), mbr, overrides, loading, decoding)
 
-    An output file appears when it is complete: until then it has a temporary name beside it. A line
-    that cannot be answered ends text output, and gets an object of its own in JSON.
-    Other arguments are as of `translate`.
+    def run(source: IO[bytes], output: IO[bytes], lines_at_once: int, **changes: Any) -> None:
+        translate_lines = line_translator(translator.with_options(**changes), LineFormat())
+        translate_stream(translate_lines, source, output, lines_at_once=lines_at_once)
+
+    with errors_only():
+        return check_promises(run)
+
+
+@contextmanager
+def _joined_team() -> Iterator[Team | None]:
+    """Join the processes that torchrun has started beside this one, if it has."""
+    if is_one_of_torchrun():
+        from nmt.translation.distributed import join_team  # noqa: PLC0415 - loads torch
+
+        with join_team() as team:
+            yield team
+    else:
+        yield None
+
+
+def _load(
+    model: Path,
+    mbr: MbrChoice | None,
+    overrides: Sequence[str],
+    loading: Mapping[str, Any] | None,
+    decoding: Mapping[str, Any],
+) -> Translator:
+    translator = Translator.load(model, **(loading or {}))
+    if mbr is not None:
+        language = load_config(model / "config.yaml").target_language
+        translator = translator.with_mbr(mbr.build(language))
+    translator = translator.with_options(**decoding_changes(model, overrides, decoding))
+    _check_beam(translator.options, decoding.get("beam_size"))
+    return translator
+
+
+def decoding_changes(
+    model: Path, overrides: Sequence[str], decoding: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the decoding options that differ from the model's; an option beats an override.
+
+    Args:
+        model: The folder whose configuration is changed.
+        overrides: ``decoding.key=value`` each.
+        decoding: Decoding options.
 
     Raises:
-        DataError: The input cannot be read or the output cannot be written, or there was such a
-            line.
+        ConfigError: The configuration cannot be read or changed so, or an override is of another
+            section.
     """
-    return answer_files(
-        partial(answer_lines, translator, style, note=first_few(note)),
-        source,
-        output,
-        note=note,
-        lines_at_once=lines_at_once or MAX_CHUNK_LINES,
-        show_progress=show_progress,
-    )
+    if not overrides:
+        return dict(decoding)
+    # Together: one may be wrong without the other.
+    both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in decoding.items())]
+    config = load_config(model / "config.yaml", both)
+    refuse_idle(overrides, ("decoding",))
+    return config.decoding.model_dump()
 
 
-def answer_files(
-    answer: Answerer,
-    source: Path | None,
-    output: Path | None,
-    *,
-    note: Callable[[str], None],
-    lines_at_once: int,
-    show_progress: bool,
-) -> int:
-    """Do what `translate_files` does, with whatever answers the lines."""
-    with ExitStack() as stack:
-        reader = stack.enter_context(open_input(source))
-        writer = stack.enter_context(open_output(output))
-        bar = stack.enter_context(
-            tqdm(desc="translating", unit=" lines", disable=not show_progress)
+def _check_beam(options: DecodingConfig, beam_size: int | None) -> None:
+    """Refuse a beam size with a way of decoding that has no beam.
+
+    Raises:
+        ConfigError: It was asked for.
+    """
+    way = "sampling" if options.sampling else "return_alternatives"
+    if getattr(options, way) and beam_size not in (None, 1):
+        shown = "--sample" if options.sampling else f"decoding.{way}"
+        raise ConfigError(
+            f"--beam-size {beam_size} does not go with {shown}, which has no beam.",
+            fix="Leave one of them out; --n-best sets the number of translations of a line.",
         )
-        tally = _answer_stream(
-            answer,
-            reader,
-            writer,
-            lines_at_once=lines_at_once,
-            name="standard input" if source is None else str(source),
-            progress=bar.update,
-            note=note,
-        )
-    tally.check()
-    return tally.num_lines

@@ -1,8 +1,10 @@
-"""Signs that a translation is none: pure functions of one line and its output.
+"""The guard: finds translations that are wrong by their look, and has them searched again.
 
-A model that has lost its place repeats itself, stops early or goes on for ever; or it says
-something fluent that has nothing to do with the source. Each sign is a number, and its limit comes
-from what is normal in the validation set. A line takes about 0.1 ms.
+A model that has lost its place repeats itself, stops early or goes on for ever; or it writes
+something fluent that has nothing to do with the source. Each sign of that is a number computed from
+one line and its output, in about 0.1 ms; its threshold comes from what is normal in the validation
+set (`nmt.translation.guard_calibration`). A line with an alarm is searched once more, by a search
+that avoids what the alarm is about; the second output is taken if it has fewer alarms.
 
 Source: n-grams repeated beyond the source's as in Raunak et al. (2021), "oscillatory
 hallucinations"; the compression ratio as in Radford et al. (2022), section 4.5, who decode again on
@@ -14,33 +16,42 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from nmt.checkpoint.model_folder import GUARD
-from nmt.errors import CheckpointError
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError, ConfigError
 from nmt.files.json_file import field, read_json
+from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.search.hypothesis import Hypothesis
+from nmt.text.tokenizer import Tokenizers
 
-Alarm: TypeAlias = Literal["loop", "repetition", "short", "long", "compression", "coverage"]
+Alarm: TypeAlias = Literal[
+    "loop", "repetition", "short", "long", "compression", "coverage", "truncated"
+]
+"""A sign that a translation is wrong. ``truncated``, which comes from the length of the line, means
+that its end is not translated."""
 
 _NGRAM = 3
 _LEAST_NGRAMS = 20  # a shorter output counts as one of so many
 _SMOOTH_CHARACTERS, _SMOOTH_SUBWORDS = 10, 5  # added to both lengths: short lines vary more
 _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
-
-_FEWEST_LINES = 100  # fewer say nothing about rare lines
-_TAIL = 0.005
-_LOOP_MARGIN, _MOST_LOOP = 1, 8
-_REPETITION_MARGIN, _MOST_REPETITION = 0.15, 0.5
-_LENGTH_MARGIN = 0.25  # of the distance between both tails
-_MOST_LENGTH_FACTOR = 4.0  # beyond the median
-_COMPRESSION_MARGIN = 0.8
-_COVERAGE_MARGIN = 0.8
-_SLOWEST_COMPRESSION = -0.2  # exponent; short lines alone would promise too little of long ones
+SOURCE_COMPRESSION = 0.8
+"""An output may compress so much better than its source."""
 _LARGEST_SHARE = 0.9  # that may be asked for
 _LARGEST_LIMIT = 1000  # in a file that can be believed
+_RETRY_BEAM_SIZE = 5
+_LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
+_REPEATING = {"loop", "repetition", "compression"}
+_LIKELIEST = 10  # translations of a token that count
+_TOO_COMMON = 50  # most frequent target tokens that do not
+
+Outputs = list[list[Hypothesis]]
+"""The n best of each sentence, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class GuardedLine:
     source_tokens: Sequence[Hashable]
     output_tokens: Sequence[Hashable]
     covered: float = 1.0
-    """Part of the source that the output speaks of; see `nmt.translation.coverage`."""
+    """Share of the source tokens that the output translates; see `SourceCoverage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +87,7 @@ class GuardThresholds:
     compression_exponent: float = -0.2
     """See ``compression_scale``: longer texts compress better."""
     coverage: float = 0.0
-    """Least part of the source that an output speaks of."""
+    """Least share of the source tokens that an output translates."""
 
     @property
     def longest(self) -> tuple[float, int]:
@@ -97,17 +108,14 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     path = folder / GUARD
     try:
         values = read_json(path, finite=True)
-        names = {name.name for name in fields(GuardThresholds)}
-        if set(field(values, kind=dict)) not in (
-            names,
-            names - {"coverage"},
-        ):  # which is younger than the others
+        names = {each.name for each in fields(GuardThresholds)}
+        found = set(field(values, kind=dict))
+        if found not in (names, names - {"coverage"}):  # which is younger than the others
             raise ValueError("its keys are others")
         numbers = {name: field(values, name, kind=float) for name in values}
         exponent = numbers.pop("compression_exponent")
-        if not (
-            -1 <= exponent <= 0 and all(0 <= value <= _LARGEST_LIMIT for value in numbers.values())
-        ):
+        are_sane = all(0 <= value <= _LARGEST_LIMIT for value in numbers.values())
+        if not (-1 <= exponent <= 0 and are_sane):
             raise ValueError("a number in it makes no sense")
         return GuardThresholds(**values)
     except FileNotFoundError:
@@ -117,60 +125,6 @@ def read_thresholds(folder: Path) -> GuardThresholds:
             f"{path} cannot be used: {error}.",
             fix="Restore it, or remove it: the guard has limits of its own then.",
         ) from error
-
-
-class Guarded(Protocol):
-    """The translation of a line, as far as counting goes."""
-
-    @property
-    def alarms(self) -> tuple[Alarm, ...]:
-        """Signs that it is none."""
-        ...
-
-    @property
-    def mended(self) -> tuple[Alarm, ...]:
-        """Signs that a stricter search took away."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class GuardCount:
-    """How often the guard was alarmed."""
-
-    lines: int = 0
-    """Lines in all."""
-    alarmed: int = 0
-    """Lines whose first translation had an alarm."""
-    mended: int = 0
-    """Of these, lines whose second one has none."""
-
-    def plus(self, results: Iterable[Guarded]) -> GuardCount:
-        """Count more lines."""
-        lines, alarmed, mended = self.lines, self.alarmed, self.mended
-        for result in results:
-            lines += 1
-            alarmed += bool(result.alarms or result.mended)
-            mended += bool(result.mended and not result.alarms)
-        return GuardCount(lines, alarmed, mended)
-
-    def joined(self, other: GuardCount) -> GuardCount:
-        """Count the lines of ``other``, too."""
-        return GuardCount(
-            self.lines + other.lines, self.alarmed + other.alarmed, self.mended + other.mended
-        )
-
-    def note(self) -> str | None:
-        """Return what the user is told; None if all was quiet.
-
-        >>> GuardCount(1000, 3, 2).note()
-        'guard: 3 of 1,000 lines alarmed, 2 mended by a stricter search; --no-guard turns this off'
-        """
-        if not self.alarmed:
-            return None
-        return (
-            f"guard: {self.alarmed:,} of {self.lines:,} lines alarmed, {self.mended:,} mended by a "
-            "stricter search; --no-guard turns this off"
-        )
 
 
 def longest_loop(tokens: Sequence[Hashable]) -> int:
@@ -211,20 +165,24 @@ def compressed_share(text: str) -> float:
     return (len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES) / len(content) if content else 1.0
 
 
-def _repetition(line: GuardedLine) -> float:
+def repetition_sign(line: GuardedLine) -> float:
+    """Return the share of n-grams that were there before, beyond the source's."""
     excess = repeated_ngrams(line.output_tokens) - repeated_ngrams(line.source_tokens)
     return excess / max(len(line.output_tokens) - _NGRAM + 1, _LEAST_NGRAMS)
 
 
-def _loop(line: GuardedLine) -> int:
+def loop_sign(line: GuardedLine) -> int:
+    """Return how many tokens repeat at once what stands before them, beyond the source's."""
     return longest_loop(line.output_tokens) - longest_loop(line.source_tokens)
 
 
-def _characters(line: GuardedLine) -> float:
+def characters_sign(line: GuardedLine) -> float:
+    """Return the ratio of output to source characters, smoothed."""
     return _ratio(len(line.source), len(line.output), _SMOOTH_CHARACTERS)
 
 
-def _subwords(line: GuardedLine) -> float:
+def subwords_sign(line: GuardedLine) -> float:
+    """Return the ratio of output to source subwords, smoothed."""
     return _ratio(len(line.source_tokens), len(line.output_tokens), _SMOOTH_SUBWORDS)
 
 
@@ -233,14 +191,11 @@ def _ratio(source: int, output: int, smooth: int) -> float:
 
 
 def alarms(line: GuardedLine, limits: GuardThresholds) -> tuple[Alarm, ...]:
-    """Return the signs by which ``line`` is not normal; none for most lines.
-
-    The signs of a line depend on nothing but the line.
-    """
-    characters, subwords = _characters(line), _subwords(line)
+    """Return the alarms of ``line``, which depend on nothing but the line; none for most lines."""
+    characters, subwords = characters_sign(line), subwords_sign(line)
     found: dict[Alarm, bool] = {
-        "loop": _loop(line) > limits.loop,
-        "repetition": _repetition(line) > limits.repetition,
+        "loop": loop_sign(line) > limits.loop,
+        "repetition": repetition_sign(line) > limits.repetition,
         "short": characters < limits.characters_low or subwords < limits.subwords_low,
         "long": characters > limits.characters_high or subwords > limits.subwords_high,
         "compression": compressed_share(line.output) < _least_share(line, limits),
@@ -250,66 +205,205 @@ def alarms(line: GuardedLine, limits: GuardThresholds) -> tuple[Alarm, ...]:
 
 
 def _least_share(line: GuardedLine, limits: GuardThresholds) -> float:
-    """What zlib leaves at least of a text so long; less if the source repeats itself."""
+    """Return what zlib normally leaves of so long a text; less if the source repeats itself."""
     size = max(1, len(line.output.encode("utf-8", "replace")))
     normal = limits.compression_scale * size**limits.compression_exponent
-    return min(normal, _LARGEST_SHARE, _COMPRESSION_MARGIN * compressed_share(line.source))
+    return min(normal, _LARGEST_SHARE, SOURCE_COMPRESSION * compressed_share(line.source))
 
 
-def calibrate(lines: Iterable[GuardedLine]) -> GuardThresholds:
-    """Find the limits of a language pair from lines and their references.
+class SourceCoverage:
+    """How much of a source its translation covers, by the short lists of the training data.
 
-    Each limit is where a tail of 1 in 200 begins, and a margin beyond; a few bad references do not
-    matter, and none can move a limit further than is sensible. Fewer than 100 lines give the
-    defaults. The model's own output is not asked: what a bad model often does would be normal then.
+    A source token is covered if one of the target tokens that most often translate it is in the
+    output. Tokens that are in nearly every output, such as articles and full stops, cover nothing.
+
+    Args:
+        common: Target ids, the most frequent first.
+        candidates: Target ids for each source token, the likeliest first; -1 where there are fewer.
     """
-    chosen = [line for line in lines if line.source.strip() and line.output.strip()]
-    if len(chosen) < _FEWEST_LINES:
-        return GuardThresholds()
-    loop = math.floor(_quantile([_loop(line) for line in chosen], 1 - _TAIL)) + _LOOP_MARGIN
-    repetition = _quantile([_repetition(line) for line in chosen], 1 - _TAIL) + _REPETITION_MARGIN
-    characters = _length_limits([_characters(line) for line in chosen])
-    subwords = _length_limits([_subwords(line) for line in chosen])
-    scale, exponent = _compression_curve([line.output for line in chosen])
-    return GuardThresholds(
-        loop=min(max(loop, _LOOP_MARGIN), _MOST_LOOP),
-        repetition=_rounded(min(max(repetition, _REPETITION_MARGIN), _MOST_REPETITION)),
-        characters_low=_rounded(characters[0]),
-        characters_high=_rounded(characters[1]),
-        subwords_low=_rounded(subwords[0]),
-        subwords_high=_rounded(subwords[1]),
-        compression_scale=_rounded(scale),
-        compression_exponent=_rounded(exponent),
-        coverage=_rounded(_COVERAGE_MARGIN * _quantile([line.covered for line in chosen], _TAIL)),
-    )
+
+    def __init__(self, common: Sequence[int], candidates: Sequence[Sequence[int]]) -> None:
+        self._common = {-1, *common[:_TOO_COMMON]}
+        self._candidates = candidates
+        self._known: dict[int, frozenset[int]] = {}  # of the tokens that came so far
+
+    @classmethod
+    def load(cls, file: ShortlistFile) -> Self | None:
+        """Return one by the short lists of a file; None if there is none.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        parts: Any = file.parts  # its rows are as good as sequences
+        return parts and cls(parts.common.tolist(), parts.candidates)
+
+    def share(self, source: Sequence[int], output: Sequence[int]) -> float:
+        """Return the share of the source tokens that the output covers, smoothed; 1 at most.
+
+        Tokens without translations do not count.
+
+        >>> of = SourceCoverage([], [[], [4], [5, 6], [7]])
+        >>> of.share([1, 2, 3, 0], [4, 6]), of.share([0, 0], [9])
+        (0.75, 1.0)
+        """
+        known = [tokens for token in source if (tokens := self._translations(token))]
+        written = set(output)
+        covered = sum(not written.isdisjoint(tokens) for tokens in known)
+        return (covered + 1) / (len(known) + 1)
+
+    def _translations(self, token: int) -> frozenset[int]:
+        found = self._known.get(token)
+        if found is None:
+            likeliest = {int(target) for target in self._candidates[token][:_LIKELIEST]}
+            found = self._known[token] = frozenset(likeliest - self._common)
+        return found
 
 
-def _quantile(values: Iterable[float], share: float) -> float:
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, math.floor(share * len(ranked)))]
+class Guarded(Protocol):
+    """The translation of a line, as far as counting goes."""
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Alarms of the translation."""
+        ...
+
+    @property
+    def retried(self) -> tuple[Alarm, ...]:
+        """Alarms that the first translation had, and this one has not."""
+        ...
 
 
-def _rounded(value: float) -> float:
-    return round(value, 4)
+@dataclass(frozen=True, slots=True)
+class GuardCount:
+    """How many lines had alarms. Counts add up."""
+
+    num_lines: int = 0
+    """Lines in all."""
+    num_alarmed: int = 0
+    """Lines whose first translation had an alarm."""
+    num_retried: int = 0
+    """Of these, lines whose second translation has none."""
+
+    @classmethod
+    def of(cls, results: Iterable[Guarded]) -> Self:
+        """Count results."""
+        found = [(bool(result.alarms), bool(result.retried)) for result in results]
+        alarmed = sum(has_alarms or was_retried for has_alarms, was_retried in found)
+        retried = sum(was_retried and not has_alarms for has_alarms, was_retried in found)
+        return cls(len(found), alarmed, retried)
+
+    def __add__(self, other: GuardCount) -> GuardCount:
+        return GuardCount(
+            self.num_lines + other.num_lines,
+            self.num_alarmed + other.num_alarmed,
+            self.num_retried + other.num_retried,
+        )
+
+    def message(self) -> str | None:
+        """Return what the user should know; None without alarms.
+
+        >>> GuardCount(1000, 3, 2).message()
+        'guard: 3 of 1,000 lines raised an alarm; a retry cleared 2 (--no-guard turns this off)'
+        """
+        if not self.num_alarmed:
+            return None
+        return (
+            f"guard: {self.num_alarmed:,} of {self.num_lines:,} lines raised an alarm; a retry "
+            f"cleared {self.num_retried:,} (--no-guard turns this off)"
+        )
 
 
-def _length_limits(ratios: Sequence[float]) -> tuple[float, float]:
-    logs = [math.log(ratio) for ratio in ratios]
-    low, middle, high = (_quantile(logs, share) for share in (_TAIL, 0.5, 1 - _TAIL))
-    margin, most = max(_LENGTH_MARGIN * (high - low), math.log(1.2)), math.log(_MOST_LENGTH_FACTOR)
-    return math.exp(max(low - margin, middle - most)), math.exp(min(high + margin, middle + most))
+@dataclass(frozen=True, slots=True)
+class GuardOutcome:
+    """What the guard found in the output of one sentence."""
+
+    alarms: tuple[Alarm, ...] = ()
+    """Alarms of the output."""
+    retried: tuple[Alarm, ...] = ()
+    """Alarms of the first output that this one, of a stricter search, does not raise."""
 
 
-def _compression_curve(texts: Sequence[str]) -> tuple[float, float]:
-    """Fit log share = a + b log bytes by least squares, and lower it below the tail."""
-    sizes = [math.log(len(text.encode("utf-8", "replace"))) for text in texts]
-    shares = [math.log(compressed_share(text)) for text in texts]
-    mean_size, mean_share = (math.fsum(values) / len(values) for values in (sizes, shares))
-    spread = math.fsum((size - mean_size) ** 2 for size in sizes)
-    slope = _SLOWEST_COMPRESSION
-    if spread > 0:
-        products = zip(sizes, shares, strict=True)
-        slope = math.fsum((s - mean_size) * (y - mean_share) for s, y in products) / spread
-    slope = max(-1.0, min(slope, _SLOWEST_COMPRESSION))
-    rests = [share - slope * size for size, share in zip(sizes, shares, strict=True)]
-    return math.exp(_quantile(rests, _TAIL)) * _COMPRESSION_MARGIN, slope
+class Guard:
+    """Checks the best output of each sentence, and searches again where there is an alarm.
+
+    Args:
+        limits: What is normal.
+        tokenizers: Of both languages.
+        load_coverage: Called when it is first needed; may return None, which turns that sign off.
+    """
+
+    def __init__(
+        self,
+        limits: GuardThresholds,
+        tokenizers: Tokenizers,
+        load_coverage: Callable[[], SourceCoverage | None] = lambda: None,
+    ) -> None:
+        self.limits, self._tokenizers = limits, tokenizers
+        self._load_coverage = load_coverage
+
+    @cached_property
+    def _coverage(self) -> SourceCoverage | None:
+        return self._load_coverage() if self.limits.coverage > 0 else None
+
+    def check(self, source: Sequence[int], outputs: Sequence[Hypothesis]) -> tuple[Alarm, ...]:
+        """Return the alarms of the best output of a sentence."""
+        ids = outputs[0].ids
+        texts = self._tokenizers.source.decode(source), self._tokenizers.target.decode(ids)
+        covered = 1.0 if self._coverage is None else self._coverage.share(source, ids)
+        return alarms(GuardedLine(*texts, source, ids, covered), self.limits)
+
+    def fallback_search(self, found: Iterable[Alarm], options: DecodingConfig) -> dict[str, Any]:
+        """Return the changes of ``options`` that avoid what these alarms are about.
+
+        None loosens a limit. They use only options that all engines define alike.
+        """
+        names = set(found)
+        changes: dict[str, Any] = {}
+        if names & _REPEATING:
+            size = _LOOP_NGRAM_SIZE if "loop" in names else _NGRAM
+            changes["no_repeat_ngram_size"] = min(options.no_repeat_ngram_size or size, size)
+        if "short" in names:
+            least = max(options.min_length_factor, self.limits.subwords_low)
+            changes["min_length_factor"] = least
+        if "long" in names:
+            factor, offset = self.limits.longest
+            changes["max_length_factor"] = min(options.max_length_factor, factor)
+            changes["max_length_offset"] = min(options.max_length_offset, offset)
+        is_plain = not (options.sampling or options.return_alternatives)
+        if is_plain and options.diverse_beam_groups == 1:
+            changes["beam_size"] = max(options.beam_size, _RETRY_BEAM_SIZE)
+        return {name: value for name, value in changes.items() if value != getattr(options, name)}
+
+    def retry(
+        self,
+        sources: Sequence[Sequence[int]],
+        found: Outputs,
+        options: DecodingConfig,
+        search_again: Callable[[Sequence[int], dict[str, Any]], Outputs],
+    ) -> list[GuardOutcome]:
+        """Check all outputs, and put better ones into ``found`` where a second search finds them.
+
+        Args:
+            sources: Source ids of each sentence.
+            found: Outputs of each sentence, none empty. Changed.
+            options: Of the search that found them.
+            search_again: Searches the sentences with these numbers with these options changed.
+        """
+        checked = map(self.check, sources, found)
+        outcomes = [GuardOutcome(names) for names in checked]
+        groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+        for row, outcome in enumerate(outcomes):
+            if changes := outcome.alarms and self.fallback_search(outcome.alarms, options):
+                groups.setdefault(tuple(changes.items()), []).append(row)
+        for key, rows in groups.items():
+            try:
+                again = search_again(rows, dict(key))
+            except ConfigError:  # the engine cannot search so: the alarms stay
+                continue
+            for row, outputs in zip(rows, again, strict=True):
+                first = outcomes[row].alarms
+                names = self.check(sources[row], outputs) if outputs else first
+                if len(names) < len(first):
+                    cleared = tuple(name for name in first if name not in names)
+                    found[row], outcomes[row] = outputs, GuardOutcome(names, cleared)
+        return outcomes

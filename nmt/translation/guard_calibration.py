@@ -1,7 +1,9 @@
-"""The validation set -> the limits by which the guard knows what is no translation."""
+"""The validation set -> the thresholds of the guard: what is normal for a language pair."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -9,10 +11,27 @@ from nmt.checkpoint.model_folder import GUARD, write_extra
 from nmt.data.prepared import PreparedData
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.text.tokenizer import load_tokenizers
-from nmt.translation.coverage import SourceCoverage
-from nmt.translation.guard import GuardedLine, calibrate
+from nmt.translation.guard import (
+    SOURCE_COMPRESSION,
+    GuardedLine,
+    GuardThresholds,
+    SourceCoverage,
+    characters_sign,
+    compressed_share,
+    loop_sign,
+    repetition_sign,
+    subwords_sign,
+)
 
 _MOST_LINES = 5000  # half a second
+_FEWEST_LINES = 100  # fewer say nothing about rare lines
+_TAIL = 0.005
+_LOOP_MARGIN, _MOST_LOOP = 1, 8
+_REPETITION_MARGIN, _MOST_REPETITION = 0.15, 0.5
+_LENGTH_MARGIN = 0.25  # of the distance between both tails
+_MOST_LENGTH_FACTOR = 4.0  # beyond the median
+_COVERAGE_MARGIN = 0.8
+_SLOWEST_COMPRESSION = -0.2  # exponent; short lines alone would promise too little of long ones
 
 
 def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
@@ -35,3 +54,64 @@ def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
     covered = [coverage.share(*pair) if coverage else 0.0 for pair in zip(*ids, strict=True)]
     limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
     write_extra(run_dir / GUARD, limits.text().encode())
+
+
+def calibrate(lines: Iterable[GuardedLine]) -> GuardThresholds:
+    """Find the limits of a language pair from lines and their references.
+
+    Each limit is where a tail of 1 in 200 begins, and a margin beyond; a few bad references do not
+    matter, and none can move a limit further than is sensible. Fewer than 100 lines give the
+    defaults. The model's own output is not asked: what a bad model often does would be normal then.
+    """
+    chosen = [line for line in lines if line.source.strip() and line.output.strip()]
+    if len(chosen) < _FEWEST_LINES:
+        return GuardThresholds()
+    loop = math.floor(_quantile([loop_sign(line) for line in chosen], 1 - _TAIL)) + _LOOP_MARGIN
+    repetition = (
+        _quantile([repetition_sign(line) for line in chosen], 1 - _TAIL) + _REPETITION_MARGIN
+    )
+    characters = _length_limits([characters_sign(line) for line in chosen])
+    subwords = _length_limits([subwords_sign(line) for line in chosen])
+    scale, exponent = _compression_curve([line.output for line in chosen])
+    return GuardThresholds(
+        loop=min(max(loop, _LOOP_MARGIN), _MOST_LOOP),
+        repetition=_rounded(min(max(repetition, _REPETITION_MARGIN), _MOST_REPETITION)),
+        characters_low=_rounded(characters[0]),
+        characters_high=_rounded(characters[1]),
+        subwords_low=_rounded(subwords[0]),
+        subwords_high=_rounded(subwords[1]),
+        compression_scale=_rounded(scale),
+        compression_exponent=_rounded(exponent),
+        coverage=_rounded(_COVERAGE_MARGIN * _quantile([line.covered for line in chosen], _TAIL)),
+    )
+
+
+def _quantile(values: Iterable[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, math.floor(share * len(ranked)))]
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4)
+
+
+def _length_limits(ratios: Sequence[float]) -> tuple[float, float]:
+    logs = [math.log(ratio) for ratio in ratios]
+    low, middle, high = (_quantile(logs, share) for share in (_TAIL, 0.5, 1 - _TAIL))
+    margin, most = max(_LENGTH_MARGIN * (high - low), math.log(1.2)), math.log(_MOST_LENGTH_FACTOR)
+    return math.exp(max(low - margin, middle - most)), math.exp(min(high + margin, middle + most))
+
+
+def _compression_curve(texts: Sequence[str]) -> tuple[float, float]:
+    """Fit log share = a + b log bytes by least squares, and lower it below the tail."""
+    sizes = [math.log(len(text.encode("utf-8", "replace"))) for text in texts]
+    shares = [math.log(compressed_share(text)) for text in texts]
+    mean_size, mean_share = (math.fsum(values) / len(values) for values in (sizes, shares))
+    spread = math.fsum((size - mean_size) ** 2 for size in sizes)
+    slope = _SLOWEST_COMPRESSION
+    if spread > 0:
+        products = zip(sizes, shares, strict=True)
+        slope = math.fsum((s - mean_size) * (y - mean_share) for s, y in products) / spread
+    slope = max(-1.0, min(slope, _SLOWEST_COMPRESSION))
+    rests = [share - slope * size for size, share in zip(sizes, shares, strict=True)]
+    return math.exp(_quantile(rests, _TAIL)) * SOURCE_COMPRESSION, slope

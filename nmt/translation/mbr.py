@@ -1,6 +1,6 @@
-"""Of many translations, the one that is most like all the others.
+"""Minimum Bayes risk decoding: of many candidates, the one most like all the others.
 
-Minimum Bayes risk decoding: the expected utility of a translation is its mean similarity to what
+The expected utility of a translation is its mean similarity to what
 the model might say instead (Kumar and Byrne 2004, over an n-best list; Eikema and Aziz 2020, over
 samples). The candidates stand for the references, too.
 
@@ -20,7 +20,7 @@ from nmt.metrics.pairwise import pairwise_bleu, pairwise_chrf
 from nmt.metrics.sacrebleu import bleu_words
 from nmt.metrics.significance import Floats
 from nmt.search.hypothesis import Hypothesis
-from nmt.translation.options import change_options
+from nmt.translation.translator import change_options
 
 UtilityName = Literal["chrf", "bleu"]
 CandidateKind = Literal["samples", "beam"]
@@ -107,7 +107,7 @@ class Mbr:
     num_candidates: int = 32
     """Found for each sentence; equal ones count as often as they are found."""
     kind: CandidateKind = "samples"
-    """Drawn by chance, or the n best of a beam as wide."""
+    """Sampled, or the n best of a beam as wide."""
 
     def search_options(self, options: DecodingConfig) -> DecodingConfig:
         """Return the options that find the candidates, with everything else as in ``options``."""

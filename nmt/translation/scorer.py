@@ -7,6 +7,7 @@ are made of, for example dual conditional cross-entropy (Junczys-Dowmunt 2018).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,9 +25,12 @@ from nmt.runtime.teacher_forcing import IdPair, forced_log_probs
 from nmt.runtime.torch_loading import LoadedModels, load_models
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer, Tokenizers
-from nmt.translation.options import change_options
+from nmt.translation.details import subwords
+from nmt.translation.result import TokenScore, score_tokens
 from nmt.translation.segment import is_far_too_long
-from nmt.translation.token_score import TokenScore, spell, subwords
+from nmt.translation.translator import change_options
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,6 @@ class Scorer:
     Args:
         loaded: The models, and what belongs to them.
         options: The length normalisation and the size of batches; the model's own when None.
-        note: Told about pairs that are too long.
         check: Called between batches; may raise to interrupt.
     """
 
@@ -82,11 +85,10 @@ class Scorer:
         loaded: LoadedModels,
         options: DecodingConfig | None = None,
         *,
-        note: Callable[[str], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.options = options or loaded.config.decoding
-        self._loaded, self._note, self._check = loaded, note, check
+        self._loaded, self._check = loaded, check
         self._longest_source = loaded.config.filters.max_length
         self._longest_target = _longest_target(
             self._longest_source, loaded.config.decoding, loaded.models
@@ -101,7 +103,6 @@ class Scorer:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         checkpoint: str = "best",
         threads: int | None = None,
-        note: Callable[[str], None] = lambda _: None,
         ensemble: Ensemble | None = None,
     ) -> Scorer:
         """Load a run or model folder. See `nmt.translation.translator.Translator.load`."""
@@ -110,10 +111,10 @@ class Scorer:
             device=device,
             checkpoint=checkpoint,
             threads=threads,
-            note=note,
+            note=logger.warning,
             ensemble=ensemble,
         )
-        return cls(loaded, note=note)
+        return cls(loaded)
 
     def with_options(self, **changes: Any) -> Scorer:
         """Return a scorer of the same model with other decoding options.
@@ -122,7 +123,7 @@ class Scorer:
             ConfigError: An option is unknown or out of bounds. Lists every problem.
         """
         options = change_options(self.options, changes)
-        return Scorer(self._loaded, options, note=self._note, check=self._check)
+        return Scorer(self._loaded, options, check=self._check)
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> list[PairScore]:
         """Score pairs of source and target lines; results come in the same order.
@@ -147,7 +148,7 @@ class Scorer:
                 continue
             is_blank = sources[row] == [] and targets[row] == []
             if sources[row] is None or targets[row] is None:
-                self._tell(source, target, is_source=sources[row] is None)
+                self._warn(source, target, is_source=sources[row] is None)
             value = 0.0 if is_blank else -math.inf
             results.append(PairScore(source, target, value, value))
         return results
@@ -188,17 +189,20 @@ class Scorer:
     ) -> PairScore:
         total = math.fsum(log_probs)
         score = total / length_penalty(self.options)(len(log_probs))
-        return PairScore(source, target, total, score, spell(self._pieces, ids, log_probs))
+        return PairScore(source, target, total, score, score_tokens(self._pieces, ids, log_probs))
 
-    def _tell(self, source: str, target: str, *, is_source: bool) -> None:
+    def _warn(self, source: str, target: str, *, is_source: bool) -> None:
         side, text, most = (
             ("source", source, self._longest_source)
             if is_source
             else ("target", target, self._longest_target)
         )
-        self._note(
-            f"{side} line of {len(text):,} characters has no score: the model reads {most} "
-            f"{side} subwords at once"
+        logger.warning(
+            "%s line of %s characters has no score: the model reads %d %s subwords at once",
+            side,
+            f"{len(text):,}",
+            most,
+            side,
         )
 
 

@@ -1,23 +1,32 @@
-"""Lines -> segments that a model can read, and what belongs to segments -> what belongs to lines.
+"""Lines -> segments that a model can read -> batches.
 
-A segment is a line, or a part of one that is too long; see `nmt.translation.splitting`.
+A segment is a line, or a part of one that has more subwords than the model was trained for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TypeVar
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from nmt.errors import CheckpointError, DataError, NmtError
 from nmt.runtime.engine import Task
 from nmt.search.constraints import NONE, Constraints
-from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizer
-from nmt.translation.splitting import split_text
 
+logger = logging.getLogger(__name__)
+
+LONGEST_LINE = 100_000
+"""Characters of a line that are translated. The rest is left out, with a warning and an alarm, so
+that the time for one line is bounded."""
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
+_MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
+_BORDERS = (
+    re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*"),  # sentences
+    re.compile(r"(?<=[,;:])\s+|(?<=[\uff0c\u3001\uff1b\uff1a\u060c\u061b])\s*"),  # clauses
+    re.compile(r"\s+"),  # words
+)
 
 _Value = TypeVar("_Value")
 
@@ -27,7 +36,7 @@ class Segment:
     """What is translated by itself."""
 
     line: int
-    """The line it is of, from 0."""
+    """The line it is part of, from 0."""
     ids: list[int]
     """Its source ids, without EOS; never empty."""
     constraints: Constraints = NONE
@@ -43,21 +52,45 @@ def is_far_too_long(text: str, max_length: int) -> bool:
     return len(text) > _CHARACTERS_OF_SUBWORD * max_length
 
 
-def cut_lines(
+def truncate(
+    texts: Sequence[str], warn: Callable[..., object] = logger.warning, first_line: int = 1
+) -> tuple[list[str], set[int]]:
+    """Return the beginnings of lines that fit `LONGEST_LINE`, and which lines were longer.
+
+    Args:
+        texts: The lines.
+        warn: Logs a warning about each longer line.
+        first_line: The number of the first line in warnings.
+    """
+    longer = {row for row, text in enumerate(texts) if len(text) > LONGEST_LINE}
+    for row in sorted(longer):
+        warn(
+            "line %s has %s characters; only the first %s are translated",
+            f"{row + first_line:,}",
+            f"{len(texts[row]):,}",
+            f"{LONGEST_LINE:,}",
+        )
+    shortened = [
+        text.lstrip()[:LONGEST_LINE] if row in longer else text for row, text in enumerate(texts)
+    ]
+    return shortened, longer
+
+
+def segment_lines(
     texts: Sequence[str],
     tokenizer: Tokenizer,
     max_length: int,
-    note: Callable[[str], None] = lambda _: None,
-    first_line: int | None = None,
+    warn: Callable[..., object] = logger.warning,
+    first_line: int = 1,
 ) -> list[Segment]:
-    """Encode lines: blank ones as no segment, over-long ones as several.
+    """Encode lines: a blank one gives no segment, an over-long one several.
 
     Args:
         texts: The lines.
         tokenizer: Of the source language.
         max_length: Most subwords of a segment.
-        note: Told about lines that had to be cut.
-        first_line: What notes count the lines from; None if the caller does not know.
+        warn: Logs a warning about each line that has to be cut.
+        first_line: The number of the first line in warnings.
 
     Returns:
         The segments of all lines, in order.
@@ -72,95 +105,21 @@ def cut_lines(
             # A text of characters that normalisation drops is blank, too.
             parts = [ids] if ids else []
         else:
-            parts = _cut(texts[i], tokenizer, max_length)
+            parts = _encode_parts(texts[i], tokenizer, max_length)
         if len(parts) > 1:
-            name = "" if first_line is None else f"line {i + first_line:,}: a "
-            note(
-                f"{name}line of {len(texts[i]):,} characters cut into {len(parts):,} parts: the "
-                f"model reads {max_length} subwords at once"
+            warn(
+                "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
+                f"{i + first_line:,}",
+                f"{len(texts[i]):,}",
+                f"{len(parts):,}",
+                max_length,
             )
         segments += [Segment(i, part) for part in parts]
     return segments
 
 
-def constrain(
-    segments: Iterable[Segment],
-    wishes: Iterable[Constraints],
-    *,
-    no_repeat_ngram_size: int,
-    most_tokens: int,
-    first_line: int = 1,
-) -> list[Segment]:
-    """Give the segments what is wished for their lines; prefix and required phrases to the first.
-
-    Args:
-        segments: Of all lines, in order.
-        wishes: Of each line.
-        no_repeat_ngram_size: A rule of the search, which wishes may contradict.
-        most_tokens: The longest output that there is without wishes.
-        first_line: What messages count the lines from.
-
-    Raises:
-        DataError: The wishes of a line contradict each other, or that rule, or are too long.
-    """
-    by_line = list(wishes)
-    constrained: list[Segment] = []
-    for line, of_line in groupby(segments, key=lambda segment: segment.line):
-        own = by_line[line]
-        if problem := own.contradiction(no_repeat_ngram_size):
-            raise DataError(
-                f"Line {line + first_line:,}: {problem}.", fix="Take one of the wishes back."
-            )
-        if own.num_tokens > most_tokens:
-            raise DataError(
-                f"Line {line + first_line:,}: its prefix and required phrases have "
-                f"{own.num_tokens:,} subwords, and a translation has at most {most_tokens:,}.",
-                fix="Wish for less, or cut the line into sentences.",
-            )
-        first, *others = of_line
-        later = Constraints(forbidden=own.forbidden)
-        constrained.append(replace(first, constraints=own))
-        constrained += [replace(other, constraints=later) for other in others]
-    return constrained
-
-
-def make_task(segments: Sequence[Segment]) -> Task:
-    """Return a batch of segments as an engine takes it."""
-    constraints = [segment.constraints for segment in segments]
-    is_free = all(own == NONE for own in constraints)
-    return Task([segment.ids for segment in segments], None if is_free else constraints)
-
-
-def check_outputs(
-    segments: Iterable[Segment], outputs: Iterable[Sequence[Hypothesis]], first_line: int = 1
-) -> None:
-    """Check that there is an output for every segment.
-
-    Raises:
-        DataError: There is none that a line's wishes allow.
-        CheckpointError: There is none, for no wish of the user's.
-    """
-    for segment, own in zip(segments, outputs, strict=True):
-        if not own:
-            raise _without_output(segment, first_line)
-
-
-def group_by_line(
-    segments: Iterable[Segment], values: Iterable[_Value], num_lines: int
-) -> list[list[_Value]]:
-    """Return the values of the segments of each line; none for a blank line.
-
-    >>> group_by_line([Segment(0, [5]), Segment(2, [6]), Segment(2, [7])], "abc", num_lines=3)
-    [['a'], [], ['b', 'c']]
-    """
-    grouped: list[list[_Value]] = [[] for _ in range(num_lines)]
-    for segment, value in zip(segments, values, strict=True):
-        grouped[segment.line].append(value)
-    return grouped
-
-
-def _cut(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
-    """Token ids of the parts of a text that does not fit. Nothing comes of no ids."""
+def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
+    """Token ids of the parts of a text that does not fit. No part is empty."""
 
     def size(part: str) -> int:
         """Subwords of a part; more than fit if it is far too long."""
@@ -175,15 +134,112 @@ def _cut(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
     ]
 
 
-def _without_output(segment: Segment, first_line: int) -> NmtError:
-    """Say why a search found nothing."""
-    if segment.constraints != NONE:
-        return DataError(
-            f"Line {segment.line + first_line:,}: no output has its prefix and its required "
-            "phrases and none of the forbidden ones.",
-            fix="Take some of the wishes back, or the rule of repeated n-grams.",
-        )
-    return CheckpointError(
-        "The model's probabilities are not numbers: its weights are broken.",
-        fix="Use another checkpoint, or train again.",
-    )
+class _Span(NamedTuple):
+    """A part of the text."""
+
+    start: int
+    end: int
+    size: int
+
+
+def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:
+    """Return pieces of ``text`` of at most ``limit``, in order, as long as they can be.
+
+    Borders are tried in the order sentences, clauses, words; a word that does not fit is cut in
+    halves. Neighbours are joined by the sum of their sizes, so the time is linear in the text.
+
+    Args:
+        text: What to cut.
+        size_of: Size of a text, for example its subwords. Any number above ``limit`` will do for
+            a text that is too long.
+        limit: Largest size of a piece. A single character is larger if it must.
+
+    >>> split_text("One two. Three four, five. Six.", len, 12)
+    ['One two.', 'Three four,', 'five. Six.']
+    """
+    merged: list[_Span] = []
+    for span in _spans(text, 0, len(text), size_of, limit, 0):
+        if merged and merged[-1].size + span.size <= limit:
+            merged[-1] = _Span(merged[-1].start, span.end, merged[-1].size + span.size)
+        else:
+            merged.append(span)
+    return [text[span.start : span.end] for span in merged]
+
+
+def _spans(
+    text: str, start: int, end: int, size_of: Callable[[str], int], limit: int, level: int
+) -> Iterator[_Span]:
+    """Yield parts that fit, without the white space at the borders between them."""
+    piece = text[start:end].strip()
+    if not piece:
+        return
+    start = text.index(piece[0], start)
+    end = start + len(piece)
+    size = size_of(piece)
+    if size <= limit or len(piece) == 1:
+        yield _Span(start, end, size)
+        return
+    cuts = [(len(piece) // 2, len(piece) // 2)]
+    if level < len(_BORDERS):
+        cuts = [border.span() for border in _BORDERS[level].finditer(piece)]
+        level += 1
+    begin = 0
+    for cut_start, cut_end in (*cuts, (len(piece), len(piece))):
+        yield from _spans(text, start + begin, start + cut_start, size_of, limit, level)
+        begin = cut_end
+
+
+def max_batch_rows(num_hypotheses: int, vocab_size: int, num_workers: int = 1) -> int:
+    """Return how many sentences a batch may have, by the memory of their probabilities.
+
+    Args:
+        num_hypotheses: Of each sentence.
+        vocab_size: Probabilities of each hypothesis.
+        num_workers: Batches searched at the same time.
+    """
+    return max(1, _MOST_PROBABILITIES // num_workers // (num_hypotheses * vocab_size))
+
+
+def batch_by_length(
+    lengths: Sequence[int], *, max_tokens: int, max_rows: int
+) -> Iterator[list[int]]:
+    """Yield rows of similar length, the shortest first.
+
+    Args:
+        lengths: Source tokens of each row, without EOS.
+        max_tokens: Most tokens of a batch, with EOS and padding; a longer row is one by itself.
+        max_rows: Most rows of a batch; the limit for short lines and wide beams.
+
+    >>> list(batch_by_length([7, 2, 3, 2], max_tokens=8, max_rows=2))
+    [[1, 3], [2], [0]]
+    """
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        tokens = (len(batch) + 1) * (lengths[row] + 1)  # and EOS
+        if batch and (tokens > max_tokens or len(batch) == max_rows):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def make_task(segments: Sequence[Segment]) -> Task:
+    """Return a batch of segments as an engine takes it."""
+    constraints = [segment.constraints for segment in segments]
+    is_free = all(own == NONE for own in constraints)
+    return Task([segment.ids for segment in segments], None if is_free else constraints)
+
+
+def group_by_line(
+    segments: Iterable[Segment], values: Iterable[_Value], num_lines: int
+) -> list[list[_Value]]:
+    """Return the values of the segments of each line; none for a blank line.
+
+    >>> group_by_line([Segment(0, [5]), Segment(2, [6]), Segment(2, [7])], "abc", num_lines=3)
+    [['a'], [], ['b', 'c']]
+    """
+    grouped: list[list[_Value]] = [[] for _ in range(num_lines)]
+    for segment, value in zip(segments, values, strict=True):
+        grouped[segment.line].append(value)
+    return grouped

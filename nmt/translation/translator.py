@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from nmt.config.decoding import DecodingConfig
-from nmt.errors import CheckpointError
+from nmt.config.loader import find_problems
+from nmt.errors import CheckpointError, ConfigError
 from nmt.runtime.engine import Dtype, Engine
 from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.loading import load_engine
@@ -18,25 +22,24 @@ from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.batching import batch_by_length, most_rows
-from nmt.translation.coverage import SourceCoverage
-from nmt.translation.details import Details, Outputs, add_details
-from nmt.translation.guard import read_thresholds
-from nmt.translation.mending import Guard, Verdict
-from nmt.translation.options import change_options
+from nmt.translation.constraints import Phrases, check_outputs, constrain, encode_constraints
+from nmt.translation.details import BestOutputs, Details, add_details
+from nmt.translation.guard import Guard, GuardOutcome, SourceCoverage, read_thresholds
 from nmt.translation.result import Alternative, TranslationResult, join_segments, joiner_for
 from nmt.translation.segment import (
     Segment,
-    check_outputs,
-    constrain,
-    cut_lines,
+    batch_by_length,
     group_by_line,
     make_task,
+    max_batch_rows,
+    segment_lines,
+    truncate,
 )
-from nmt.translation.wishes import Phrases, encode_wishes
 
 if TYPE_CHECKING:  # its metrics take time to load
     from nmt.translation.mbr import Mbr
+
+logger = logging.getLogger(__name__)
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _LINES_AT_ONCE = 2000
@@ -51,9 +54,8 @@ class Translator:
         options: How to search.
         max_length: Most source subwords at once; longer lines are cut, translated and joined.
         joiner: What joins the parts.
-        note: Told about lines that had to be cut.
         check: Called between batches; may raise to interrupt.
-        guard: Has outputs that look broken searched anew. All are taken as they are when None.
+        guard: Retries outputs that look wrong. All are taken as they are when None.
     """
 
     def __init__(
@@ -64,19 +66,18 @@ class Translator:
         *,
         max_length: int = 256,
         joiner: str = " ",
-        note: Callable[[str], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
     ) -> None:
         self.options = options
         self._engine, self._tokenizers = engine, tokenizers
-        self._max_length, self._joiner, self._note = max_length, joiner, note
-        self._check = check
-        self._guard = guard
+        self._max_length, self._joiner = max_length, joiner
+        self._check, self._guard = check, guard
+        self._warn: Callable[..., object] = logger.warning
         self._mbr: Mbr | None = None
 
     @classmethod
-    def load(  # noqa: PLR0913 - the choices that a user has
+    def load(
         cls,
         folder: Path | str,
         *,
@@ -84,7 +85,6 @@ class Translator:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         checkpoint: str = "best",
         threads: int | None = None,
-        note: Callable[[str], None] = lambda _: None,
         ensemble: Ensemble | None = None,
         guard: bool = True,
         dtype: Dtype = "float32",
@@ -97,12 +97,10 @@ class Translator:
             device: Where to compute.
             checkpoint: ``best``, ``last``, ``step-N`` or ``average``.
             threads: CPU threads; torch's choice when None.
-            note: Told about lines that had to be cut, and about damaged checkpoints and short lists
-                that are passed over.
             ensemble: Models that translate together with the one in ``folder``.
-            guard: Search anew what does not look like a translation.
-            dtype: What weights are kept and multiplied in. ``float16`` is for GPUs, ``bf16`` for
-                hardware that computes in it, ``int8`` for CTranslate2.
+            guard: Retry translations that look wrong.
+            dtype: What the weights are kept in. On a CPU ``float16`` computes in float32 and is
+                faster, ``int8`` faster still; ``bf16`` is for hardware that computes in it.
                 CTranslate2's models have chosen at their export.
 
         Raises:
@@ -116,7 +114,7 @@ class Translator:
             device=device,
             checkpoint=checkpoint,
             threads=threads,
-            note=note,
+            note=logger.warning,
             ensemble=ensemble,
             dtype=dtype,
         )
@@ -125,7 +123,7 @@ class Translator:
             guardian = Guard(
                 read_thresholds(folder),
                 loaded.tokenizers,
-                lambda: _coverage(loaded.shortlist, note),
+                lambda: _coverage(loaded.shortlist),
             )
         return cls(
             loaded.engine,
@@ -133,7 +131,6 @@ class Translator:
             config.decoding,
             max_length=config.filters.max_length,
             joiner=joiner_for(config.target_language),
-            note=note,
             guard=guardian,
         )
 
@@ -148,7 +145,7 @@ class Translator:
         return changed
 
     def with_mbr(self, mbr: Mbr) -> Translator:
-        """Return a translator that takes, of many candidates, the one most like all the others.
+        """Return a translator by minimum Bayes risk: the candidate most like all others.
 
         Of several translations of a line the best comes first: by the candidates, not by score.
         """
@@ -156,10 +153,10 @@ class Translator:
         changed._mbr = mbr
         return changed
 
-    def without_notes(self) -> Translator:
-        """Return a translator that says nothing of the lines it is given."""
+    def silenced(self) -> Translator:
+        """Return a translator that logs no warnings about lines."""
         changed = copy(self)
-        changed._note = lambda _: None
+        changed._warn = lambda *_: None
         return changed
 
     def translate_stream(
@@ -197,24 +194,25 @@ class Translator:
     ) -> list[TranslationResult]:
         """Translate ``lines``; results come in the same order.
 
-        Of a line that is cut, the first part gets prefix and required phrases. Phrases are compared
-        as subwords: the same text in other subwords is another phrase.
+        A line of more than `LONGEST_LINE` characters is translated up to there, and has the alarm
+        ``truncated``. Of a line with more subwords than the model reads at once, the first segment
+        gets prefix and required phrases. Phrases are compared as subwords: the same text in other
+        subwords is another phrase.
 
         Args:
             lines: One sentence each.
-            prefixes: What each translation begins with, or with ``prefix_bias_beta`` is drawn to.
+            prefixes: What each translation begins with; with ``prefix_bias_beta``, is biased to.
             required: Phrases that each translation contains.
             forbidden: Phrases that it does not contain.
-            alignments: Whether to say which words belong together.
-            attention: Whether to say how much of each source word each word goes back to.
-            token_scores: Whether to say how probable each token is, whatever the rules of the
-                search.
-            first_line: What messages count the lines from.
+            alignments: Add word alignments.
+            attention: Add the attention of each target word to each source word.
+            token_scores: Add the model's probability of each token, before any rule of the search.
+            first_line: The number of the first line in messages.
             changes: Decoding options that differ from the translator's, for example beam_size=1.
 
         Raises:
-            ConfigError: An option is unknown or out of bounds, or the engine cannot follow it.
-            DataError: A line's wishes cannot be met.
+            ConfigError: An option is unknown or out of bounds, or the engine lacks it.
+            DataError: A line's constraints cannot be met.
             CheckpointError: The model's weights are broken.
             TypeError: The lines are a single text, or no texts.
         """
@@ -222,38 +220,44 @@ class Translator:
         if isinstance(lines, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("lines are a list of str, one sentence each")
         translator = self.with_options(**changes) if changes else self
-        target, wishes = self._tokenizers.target, None
+        constraints = None
         if any((prefixes, required, forbidden)):
-            wishes = encode_wishes(target, len(texts), prefixes, required, forbidden)
+            constraints = encode_constraints(
+                self._tokenizers.target, len(texts), prefixes, required, forbidden
+            )
         wanted = Details(alignments=alignments, attention=attention, token_scores=token_scores)
-        return translator._translate(texts, wishes, wanted, first_line)
+        return translator._translate(texts, constraints, wanted, first_line)
 
     def _translate(
         self,
         texts: Sequence[str],
-        wishes: Iterable[Constraints] | None,
+        constraints: Iterable[Constraints] | None,
         wanted: Details,
         first_line: int,
     ) -> list[TranslationResult]:
-        segments = cut_lines(
-            texts, self._tokenizers.source, self._max_length, self._note, first_line
+        shortened, longer = truncate(texts, self._warn, first_line)
+        segments = segment_lines(
+            shortened, self._tokenizers.source, self._max_length, self._warn, first_line
         )
-        if wishes is not None:
+        if constraints is not None:
             segments = constrain(
                 segments,
-                wishes,
-                no_repeat_ngram_size=self.options.no_repeat_ngram_size,
-                most_tokens=self._longest_output,
+                constraints,
+                self.options,
+                longest_output=self._longest_output,
                 first_line=first_line,
             )
         found = self._search(segments)
         check_outputs(segments, found, first_line)
-        verdicts = self._mend(segments, found)
-        by_line = group_by_line(segments, zip(found, verdicts, strict=True), len(texts))
-        results = [self._result(*line) for line in zip(texts, by_line, strict=True)]
+        outcomes = self._retry(segments, found)
+        by_line = group_by_line(segments, zip(found, outcomes, strict=True), len(texts))
+        results = [
+            self._result(text, outputs, is_truncated=line in longer)
+            for line, (text, outputs) in enumerate(zip(texts, by_line, strict=True))
+        ]
         if wanted == Details():
             return results
-        best = Outputs(
+        best = BestOutputs(
             segments, [outputs[0].ids for outputs in found], list(self._batches(segments))
         )
         return add_details(results, wanted, best, self._engine, self._tokenizers)
@@ -275,7 +279,7 @@ class Translator:
 
     @property
     def _longest_output(self) -> int:
-        """The most tokens that any output may have without a wish."""
+        """Most tokens of any output without constraints."""
         options = self.options
         return int(options.max_length_factor * self._max_length + options.max_length_offset)
 
@@ -289,34 +293,41 @@ class Translator:
         return batch_by_length(
             [len(segment.ids) for segment in segments],
             max_tokens=self.options.batch_tokens,
-            max_rows=most_rows(
+            max_rows=max_batch_rows(
                 self._search_options.num_hypotheses,
                 self._tokenizers.target.vocab_size,
                 self._engine.num_workers,
             ),
         )
 
-    def _mend(self, segments: Sequence[Segment], found: list[list[Hypothesis]]) -> list[Verdict]:
+    def _retry(
+        self, segments: Sequence[Segment], found: list[list[Hypothesis]]
+    ) -> list[GuardOutcome]:
         """Replace outputs that raise alarms where a stricter search finds better ones."""
-        guard = self._guard
-        if guard is None:
-            return [Verdict()] * len(segments)
-        strict = self.with_options(**guard.stricter(self.options))
+        if self._guard is None:
+            return [GuardOutcome()] * len(segments)
+
+        def search_again(rows: Sequence[int], changes: Mapping[str, Any]) -> list[list[Hypothesis]]:
+            return self.with_options(**changes)._search([segments[row] for row in rows])
+
         sources = [segment.ids for segment in segments]
-        return guard.mend(
-            sources, found, lambda rows: strict._search([segments[row] for row in rows])
-        )
+        return self._guard.retry(sources, found, self.options, search_again)
 
     def _result(
-        self, source: str, outputs: Sequence[tuple[Sequence[Hypothesis], Verdict]]
+        self,
+        source: str,
+        outputs: Sequence[tuple[Sequence[Hypothesis], GuardOutcome]],
+        *,
+        is_truncated: bool,
     ) -> TranslationResult:
         """Put together what was found for the segments of a line."""
         return join_segments(
             source,
             [[Alternative(self._text(h.ids), h.score) for h in found] for found, _ in outputs],
-            [verdict for _, verdict in outputs],
+            [outcome for _, outcome in outputs],
             joiner=self._joiner,
             with_alternatives=self.options.n_best > 1,
+            is_truncated=is_truncated,
         )
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -324,10 +335,26 @@ class Translator:
         return _LINE_BREAKS.sub(" ", self._tokenizers.target.decode(ids)).strip()
 
 
-def _coverage(file: ShortlistFile, note: Callable[[str], None]) -> SourceCoverage | None:
+def _coverage(file: ShortlistFile) -> SourceCoverage | None:
     """Load what the guard compares with; it works without, too."""
     try:
         return SourceCoverage.load(file)
     except CheckpointError as error:
-        note(f"the guard leaves coverage out: {error.problem} {error.fix}")
+        logger.warning("the guard leaves coverage out: %s %s", error.problem, error.fix)
         return None
+
+
+def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
+    """Return ``options`` with ``changes``.
+
+    Raises:
+        ConfigError: An option is unknown or out of bounds. Lists every problem.
+    """
+    try:
+        return DecodingConfig.model_validate({**options.model_dump(), **changes})
+    except ValidationError as error:
+        problems = "\n  ".join(problem.text for problem in find_problems(error))
+        raise ConfigError(
+            f"Decoding options: {problems}.",
+            fix="Correct them; section decoding of `nmt config schema` describes each.",
+        ) from error

@@ -413,7 +413,7 @@ def test_text_that_is_not_utf8_is_named_to_the_byte(files: tuple[Path, Path]) ->
 class Translation:
     text: str
     alarms: tuple[str, ...] = ()
-    mended: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
 
 
 class UpperCaser:
@@ -474,11 +474,11 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
 def test_the_guard_reports_and_can_be_turned_off(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Translation("A", alarms=("loop",)), Translation("B", mended=("long",))]
+    results = [Translation("A", alarms=("loop",)), Translation("B", retried=("long",))]
     results += [Translation("C")] * (len(SENTENCES) - 2)
     monkeypatch.setattr(UpperCaser, "translate", lambda *_, **__: results)
     result = invoke(model, "-t", "one")
-    assert f"guard: 2 of {len(SENTENCES)} lines alarmed, 1 mended" in result.stderr
+    assert f"guard: 2 of {len(SENTENCES)} lines raised an alarm; a retry cleared 1" in result.stderr
     assert UpperCaser.calls["guard"] is True
 
     invoke(model, "-t", "one", "--no-guard")

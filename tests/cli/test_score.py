@@ -67,15 +67,6 @@ def refused(result: Result, code: int, *words: str) -> None:
     assert all(word in result.stderr for word in words), result.stderr
 
 
-def test_quiet_keeps_notes_back(runs: tuple[Path, Path]) -> None:
-    text = b"Hund\tdog \xff\n" + b"der Hund " * 2000 + b"\tdog\n"
-    said, quiet = (score(runs[0], *flags, text=text) for flags in ((), ("--quiet",)))
-
-    assert "is not UTF-8" in said.stderr
-    assert "has no score" in said.stderr
-    assert (quiet.stdout, quiet.stderr) == (said.stdout, "")
-
-
 def test_as_many_lines_come_out_as_pairs_go_in(runs: tuple[Path, Path]) -> None:
     run = runs[0]
     found = scored(run)
@@ -167,7 +158,7 @@ def test_options_change_the_score_as_they_change_the_search(runs: tuple[Path, Pa
     assert scored(run, "--length-penalty", 0) == plain
     assert scored(run, "--set", "decoding.length_penalty=0") == plain
     refused(score(run, "--set", "batch.max_tokens=99"), 2, "max_tokens=99 would change nothing")
-    refused(score(run, "--ensemble-mean", "geometric"), 2, "nothing without --with")
+    refused(score(run, "--ensemble-mean", "geometric"), 2, "needs --with")
     assert scored(run, "--length-penalty", 0.5) != plain
     small = [float(line) for line in scored(run, "--batch-tokens", 1)]
     assert small == pytest.approx([float(line) for line in scored(run)], abs=1e-5)
@@ -230,13 +221,13 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(
     result = score(runs[0], text=b"Hund\tdog\nKat\xffze\tcat\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 2
-    assert "nmt: line 2, byte 4: 0xff is not UTF-8" in result.stderr
+    assert "nmt: warning: line 2, byte 4: 0xff is not UTF-8" in result.stderr
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_bytes(b"Hund\nKatze\n")
     target.write_bytes(b"dog\nc\xffat\n")
     result = score(runs[0], "--source", source, "--target", target)
     assert result.stdout.count("\n") == 2
-    assert f"nmt: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
+    assert f"nmt: warning: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
 
 
 def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]) -> None:
@@ -245,7 +236,7 @@ def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]
     lines = found.stdout.splitlines()
     assert lines[0] == "-inf"
     assert -100 < float(lines[1]) < 0
-    assert "nmt: source line of 800 characters has no score" in found.stderr
+    assert "nmt: warning: source line of 800 characters has no score" in found.stderr
 
 
 def test_bad_flags_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:

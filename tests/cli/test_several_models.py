@@ -118,13 +118,13 @@ def test_a_metric_that_chose_is_called_optimistic(
 ) -> None:
     few = ("--mbr-candidates", 4)
     _, said = evaluated(runs["a"], *files, "--mbr", "chrf", *few)
-    assert "nmt: MBR with chrF was asked for, so chrF is optimistic" in said
+    assert "nmt: warning: MBR with chrF was asked for, so chrF is optimistic" in said
     _, said = evaluated(runs["a"], *files, "--mbr", "bleu", "--metric", "chrf", *few)
     assert "optimistic" not in said
     _, said = evaluated(
         runs["a"], *files, "--mbr", "bleu", "--metric", "chrf", "--fail-under", "bleu=0", *few
     )
-    assert "nmt: MBR with BLEU was asked for, so BLEU is optimistic" in said
+    assert "nmt: warning: MBR with BLEU was asked for, so BLEU is optimistic" in said
 
 
 def test_files_have_no_models_to_join(files: tuple[str, ...], tmp_path: Path) -> None:

@@ -53,18 +53,11 @@ def test_the_flags_reach_the_command(command: Recorded) -> None:
     result = CliRunner().invoke(app, ["train", DEMO, *arguments])
 
     assert result.exit_code == 0
-    assert result.stdout == ""
+    assert result.stdout == "runs/no 1: x: 1,200 steps; best: step-00001000 (31.25)\n"  # with -q
     assert command.config is not None
     assert command.config.training.seed == 9
     assert command.config.run_dir == Path("runs/no 1: x")
     assert command.options == {"quiet": True, "strict_resume": False, "exact": True}
-
-
-@pytest.mark.usefixtures("command")
-def test_the_result_names_the_folder_and_the_best_checkpoint() -> None:
-    result = CliRunner().invoke(app, ["train", DEMO])
-
-    assert result.stdout == "runs/demo: 1,200 steps; best: step-00001000 (31.25)\n"
 
 
 @pytest.mark.usefixtures("command")
@@ -85,3 +78,19 @@ def test_a_run_stopped_by_a_signal_keeps_its_exit_code(command: Recorded) -> Non
     command.leave = SystemExit(143)
 
     assert CliRunner().invoke(app, ["train", DEMO]).exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--dry-run", "--strict-resume"], "--strict-resume does not go with --dry-run"),
+        (["--prove-resume", "--exact", "--devices=2"], "--exact, --devices do not go with --prove"),
+        (["--prove-resume", "--dry-run"], "--prove-resume does not go with --dry-run"),
+    ],
+)
+@pytest.mark.usefixtures("command")
+def test_flags_without_effect_are_refused(flags: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["train", DEMO, *flags])
+
+    assert result.exit_code == 2
+    assert words in result.stderr

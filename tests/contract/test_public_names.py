@@ -22,10 +22,14 @@ def test_the_public_names_are_these() -> None:
         "TranslationResult",
         "Translator",
         "__version__",
+        "average",
         "evaluate",
+        "export",
         "load_config",
         "prepare",
+        "score",
         "train",
+        "translate",
     ]
 
 

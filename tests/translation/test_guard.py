@@ -5,37 +5,47 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import GUARD as NAME
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
+from nmt.data.lexicon import likely_translations
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import CheckpointError, ConfigError
+from nmt.files.lines import read_lines
 from nmt.model.transformer import Transformer
+from nmt.runtime.ctranslate2_engine import not_followed
 from nmt.runtime.engine import Engine
+from nmt.runtime.shortlist import shortlist_bytes
+from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.coverage import SourceCoverage
 from nmt.translation.guard import (
+    Alarm,
+    Guard,
     GuardCount,
     GuardedLine,
     GuardThresholds,
+    SourceCoverage,
     alarms,
-    calibrate,
     compressed_share,
     longest_loop,
     read_thresholds,
     repeated_ngrams,
 )
-from nmt.translation.mending import Guard
+from nmt.translation.guard_calibration import calibrate
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
@@ -131,6 +141,38 @@ def test_alarms_are_named_after_their_signs(output: str, expected: tuple[str, ..
     assert alarms(line("Der Bäcker verkauft Brot und Kuchen.", output), STRICT) == expected
 
 
+def test_each_limit_is_the_last_value_without_an_alarm() -> None:
+    """At the limit all is normal; one more, or less, is not. Sources have no repeats."""
+    source = list("abcdefghijklmnopqrst")
+
+    def found(output: Sequence[Hashable], **limits: float) -> set[str]:
+        wide = GuardThresholds(loop=99, repetition=9.0, subwords_low=0.0, subwords_high=99.0)
+        changed = replace(wide, **limits)  # type: ignore[arg-type]
+        return set(alarms(GuardedLine("source", "output", source, output, 0.5), changed))
+
+    stutter = ["x", "y", "y", "y", "y", "z"]  # 3 tokens repeat the one before them
+    assert found(stutter, loop=3) == set()
+    assert found(stutter, loop=2) == {"loop"}
+    again = [*source[:20], *source[:4]]  # 22 trigrams, of which 2 were there before
+    assert found(again, repetition=2 / 22) == set()
+    assert found(again, repetition=2 / 22 - 1e-9) == {"repetition"}
+    # Both lengths count 5 subwords more: 10 of 20 are (10 + 5) / (20 + 5) = 0.6.
+    assert found(source[:10], subwords_low=0.6, subwords_high=0.6) == set()
+    assert found(source[:10], subwords_low=0.6 + 1e-9) == {"short"}
+    assert found(source[:10], subwords_high=0.6 - 1e-9) == {"long"}
+    # And 10 characters more: (6 + 10) / (6 + 10) = 1.
+    assert found(source, characters_low=1.0, characters_high=1.0) == set()
+    assert found(source, characters_low=1 + 1e-9) == {"short"}
+    assert found(source, characters_high=1 - 1e-9) == {"long"}
+    assert found(source, coverage=0.5) == set()
+    assert found(source, coverage=0.5 + 1e-9) == {"coverage"}
+    left = compressed_share("ab" * 40)  # far less than 0.8 of the source's, which is 1
+    for scale, expected in ((left, set()), (left + 1e-9, {"compression"})):
+        limits = replace(GuardThresholds(), compression_scale=scale, compression_exponent=0.0)
+        repeating = GuardedLine("source", "ab" * 40, source, source)
+        assert {"compression"} & set(alarms(repeating, limits)) == expected
+
+
 @pytest.mark.parametrize(
     ("limits", "precision", "recall"), [(STRICT, 29 / 30, 29 / 30), (GuardThresholds(), 1, 0.6)]
 )
@@ -192,6 +234,28 @@ def test_how_much_of_a_source_is_covered_has_a_limit_of_its_own() -> None:
     assert alarms(replace(fluent, covered=0.0), GuardThresholds()) == ()
 
 
+def test_limits_stand_a_margin_beyond_the_tail() -> None:
+    """By hand: of 400 lines of 15 subwords the 2nd lowest and 3rd highest count (1 in 200)."""
+    sizes = [*[15] * 394, 7, 7, 5, 25, 25, 25]  # with 5 more: of 20 they are 0.6, 0.5 and 1.5
+    lines = [
+        GuardedLine(
+            "a" * 30, "b" * 30, [f"s{i}" for i in range(15)], [f"t{i}" for i in range(size)]
+        )
+        for size in sizes
+    ]
+    limits = calibrate(lines)
+
+    spread = 1.5 / 0.6  # a quarter of it, by logarithms, is the margin
+    assert limits.subwords_low == pytest.approx(0.6 / spread**0.25, abs=1e-4)
+    assert limits.subwords_high == pytest.approx(1.5 * spread**0.25, abs=1e-4)
+    # All are alike in characters: a fifth is the least margin.
+    assert limits.characters_low == pytest.approx(1 / 1.2, abs=1e-4)
+    assert limits.characters_high == pytest.approx(1.2, abs=1e-4)
+    assert (limits.loop, limits.repetition) == (1, 0.15)
+    stutter = [replace(each, output_tokens=["x"] * 4) for each in lines[:3]]
+    assert calibrate([*lines[3:], *stutter]).loop == 4  # 3 tokens repeat another, and 1 more
+
+
 def test_few_lines_say_nothing() -> None:
     assert calibrate(clean_lines(1, 99)) == GuardThresholds()
     assert calibrate([line(" ", "a"), line("a", "")] * 500) == GuardThresholds()
@@ -244,7 +308,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 class Parrot(Engine):
-    """Says of each source what `say` makes of it; its stricter searches score lower."""
+    """Translates each source to what `say` returns; its stricter searches score lower."""
 
     def __init__(self, *, can_be_strict: bool = True) -> None:
         self.can_be_strict = can_be_strict
@@ -261,7 +325,7 @@ class Parrot(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        is_strict = options.no_repeat_ngram_size > 0
+        is_strict = options.beam_size > OPTIONS.beam_size
         if is_strict and not self.can_be_strict:
             raise ConfigError("No such option.", fix="None.")
         batch = [tuple(ids) for ids in sources]
@@ -304,22 +368,20 @@ def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
     stuttering = [
         tuple(ids) for ids in tokenizers.source.encode_batch(lines) if ids and len(ids) % 2 == 0
     ]
-    again = [
-        ids for batch, options in engine.calls if options.no_repeat_ngram_size for ids in batch
-    ]
+    again = [ids for batch, options in engine.calls if options.beam_size > 3 for ids in batch]
     assert sorted(again) == sorted(stuttering)
     for before, after in zip(plain, found, strict=True):
-        if after.mended:
+        if after.retried:
             assert (after.text, after.alarms, after.score) == (after.source, (), -2.0)
             assert before.text != after.text
         else:
             assert after == before
-    assert sum(bool(result.mended) for result in found) == len(stuttering) > 10
-    assert GuardCount().plus(found) == GuardCount(42, len(stuttering), len(stuttering))
+    assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
+    assert GuardCount.of(found) == GuardCount(42, len(stuttering), len(stuttering))
 
 
 @pytest.mark.parametrize("engine", [Stutterer(is_curable=False), Stutterer(can_be_strict=False)])
-def test_what_cannot_be_mended_stays_and_keeps_its_alarms(
+def test_what_a_retry_does_not_improve_stays_and_keeps_its_alarms(
     tokenizers: Tokenizers, engine: Stutterer
 ) -> None:
     lines = distinct(20)
@@ -330,39 +392,68 @@ def test_what_cannot_be_mended_stays_and_keeps_its_alarms(
     alarmed = [result for result in found if result.alarms]
     assert all("loop" in result.alarms for result in alarmed)
     assert json.loads(json.dumps(alarmed[0].as_dict()))["alarms"] == list(alarmed[0].alarms)
-    assert GuardCount().plus(found) == GuardCount(20, len(alarmed), 0)
+    assert GuardCount.of(found) == GuardCount(20, len(alarmed), 0)
     assert len(alarmed) > 5
 
 
-def test_a_part_of_a_long_line_is_mended_alone(tokenizers: Tokenizers) -> None:
+def test_a_segment_of_a_long_line_is_retried_alone(tokenizers: Tokenizers) -> None:
     long = ", ".join(distinct(30))
     engine = Stutterer()
     (found,) = stutterer(tokenizers, engine).translate([long])
-    parts = sum(len(batch) for batch, options in engine.calls if not options.no_repeat_ngram_size)
-    again = sum(len(batch) for batch, options in engine.calls if options.no_repeat_ngram_size)
+    parts = sum(len(batch) for batch, options in engine.calls if options.beam_size == 3)
+    again = sum(len(batch) for batch, options in engine.calls if options.beam_size > 3)
 
     assert 0 < again < parts
     assert found.text.split() == long.split()
-    assert (found.alarms, "loop" in found.mended) == ((), True)
+    assert (found.alarms, "loop" in found.retried) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "expected"),
+    [
+        ("loop", {"no_repeat_ngram_size": 2}),
+        ("repetition", {"no_repeat_ngram_size": 3}),
+        ("compression", {"no_repeat_ngram_size": 3}),
+        ("short", {"min_length_factor": 0.55}),
+        ("long", {"max_length_factor": 1.65, "max_length_offset": 3}),
+        ("coverage", {}),
+    ],
+)
+def test_each_alarm_has_a_fallback_search_of_its_own(
+    tokenizers: Tokenizers, alarm: Alarm, expected: dict[str, float]
+) -> None:
+    guard, options = Guard(STRICT, tokenizers), DecodingConfig(beam_size=1)
+
+    assert guard.fallback_search([alarm], options) == expected | {"beam_size": 5}
+    # Only what CTranslate2 defines as our own search does.
+    assert not not_followed(options.model_copy(update=expected))
+    sampled = DecodingConfig(beam_size=1, sampling=True)
+    assert guard.fallback_search([alarm], sampled) == expected
+
+
+def test_a_fallback_search_of_several_alarms_avoids_all_of_them(tokenizers: Tokenizers) -> None:
+    guard = Guard(STRICT, tokenizers)
+    found = guard.fallback_search(["long", "repetition", "loop"], DecodingConfig())
+
+    assert found == {
+        "no_repeat_ngram_size": 2, "max_length_factor": 1.65, "max_length_offset": 3,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"beam_size": 1},
         {"beam_size": 12, "no_repeat_ngram_size": 1, "max_length_factor": 0.5},
         {"beam_size": 4, "diverse_beam_groups": 2},
-        {"beam_size": 1, "sampling": True, "n_best": 3},
         {"min_length_factor": 0.9, "n_best": 5},
     ],
 )
-def test_the_second_search_loosens_nothing(
+def test_a_fallback_search_loosens_nothing(
     tokenizers: Tokenizers, changes: dict[str, float]
 ) -> None:
     options = DecodingConfig.model_validate(changes)
-    guard = Guard(STRICT, tokenizers)
-    strict = DecodingConfig.model_validate(options.model_dump() | guard.stricter(options))
+    found = Guard(STRICT, tokenizers).fallback_search(["loop", "short", "long"], options)
+    strict = DecodingConfig.model_validate(options.model_dump() | found)
 
     assert 1 <= strict.no_repeat_ngram_size <= (options.no_repeat_ngram_size or 2)
     assert strict.beam_size >= options.beam_size
@@ -393,7 +484,7 @@ def test_guarded_text_does_not_depend_on_batches_or_order(
         assert [_without_score(result) for result in found] == [
             _without_score(expected[row]) for row in order
         ]
-    assert any(result.alarms or result.mended for result in expected)
+    assert any(result.alarms or result.retried for result in expected)
 
 
 def _without_score(result: TranslationResult) -> TranslationResult:
@@ -416,4 +507,71 @@ def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -
     found = translator.translate(["Hund Katze Haus", "Garten Fluss"])
 
     assert [each.text for each in found] == ["Hund Katze Haus", "Garten Fluss"]
-    assert [each.mended for each in found] == [("coverage",), ()]
+    assert [each.retried for each in found] == [("coverage",), ()]
+
+
+# --- Coverage ----------------------------------------------------------------------------------
+
+
+def test_what_stands_in_nearly_every_output_covers_nothing() -> None:
+    common = list(range(100, 160))
+    coverage = SourceCoverage(common, [[100, 4], [149], [150], [-1, -1]])
+
+    assert coverage.share([0], [100]) == 1 / 2
+    assert coverage.share([0], [4]) == 1
+    assert coverage.share([1, 3, 3], [149]) == 1  # nothing is known of them
+    assert coverage.share([2], [150]) == 1  # the 51st is not too common
+
+
+def test_only_the_likeliest_translations_count() -> None:
+    coverage = SourceCoverage([], [list(range(4, 30))])
+
+    assert coverage.share([0], [13]) == 1
+    assert coverage.share([0], [14]) == 1 / 2
+    assert coverage.share([], []) == coverage.share([], [7]) == 1
+
+
+def test_the_lists_come_from_the_file_of_a_model(tmp_path: Path) -> None:
+    assert SourceCoverage.load(ShortlistFile(tmp_path, (2, 10))) is None
+    candidates = torch.tensor([[-1, -1], [7, 9]], dtype=torch.int32)
+    (tmp_path / SHORTLIST).write_bytes(shortlist_bytes(torch.tensor([9]), candidates))
+    coverage = SourceCoverage.load(ShortlistFile(tmp_path, (2, 10)))
+
+    assert coverage is not None
+    assert [coverage.share([1], [token]) for token in (7, 9)] == [1, 1 / 2]
+
+
+def test_sentences_about_something_else_are_found_in_real_text(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    """Captions are much alike; their words are the tokens here. Learned from 8,000 pairs."""
+    folder = shared_data / "multi30k" / "lc_norm_tok"
+    sides = [
+        [line.split() for line in read_lines(folder / f"train.lc.norm.tok.{language}.gz")[:9000]]
+        for language in ("de", "en")
+    ]
+    ids: list[list[list[int]]] = []
+    for side in sides:
+        numbers: dict[str, int] = {}
+        ids.append([[numbers.setdefault(word, len(numbers)) for word in line] for line in side])
+    sizes = [1 + max(max(line) for line in side if line) for side in ids]
+    with StoreWriter(tmp_path / "store", max(sizes)) as writer:
+        writer.append(ids[0][:8000], ids[1][:8000], 0, range(8000))
+    store = ParallelStore.open(tmp_path / "store")
+    common = np.argsort(-store.token_counts("target", sizes[1]), kind="stable")[:200]
+    table = likely_translations(store, (sizes[0], sizes[1]), 20)
+    coverage = SourceCoverage(common.tolist(), table.tolist())
+
+    def lines(outputs: list[list[int]]) -> list[GuardedLine]:
+        return [
+            GuardedLine("a", "a", source, output, coverage.share(source, output))
+            for source, output in zip(ids[0][8000:], outputs, strict=True)
+        ]
+
+    right = lines(ids[1][8000:])
+    limits = calibrate(right[:500])
+    wrong = lines(random.Random(1).sample(ids[1][8000:], 1000))
+    caught = sum("coverage" in alarms(line, limits) for line in wrong)
+    disturbed = sum("coverage" in alarms(line, limits) for line in right[500:])
+    assert caught > 400
+    assert disturbed <= 5

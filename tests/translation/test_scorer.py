@@ -137,12 +137,11 @@ def test_blank_lines_have_a_rule(scorer: Scorer, translator: Translator) -> None
     assert scorer.score([]) == []
 
 
-def test_pairs_that_are_too_long_are_told_and_get_minus_infinity(
-    model: Transformer, tokenizers: Tokenizers
+def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
+    model: Transformer, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notes: list[str] = []
     config = run_config(max_length=8, max_length_factor=1.0, max_length_offset=4)
-    scorer = Scorer(loaded(model, tokenizers=tokenizers, config=config), note=notes.append)
+    scorer = Scorer(loaded(model, tokenizers=tokenizers, config=config))
     eight, twelve = "und " * 8, "und " * 12
     lengths = [len(tokenizers.source.encode(text)) for text in (eight, twelve)]
     assert lengths == [8, 12]
@@ -152,6 +151,7 @@ def test_pairs_that_are_too_long_are_told_and_get_minus_infinity(
     ]  # fmt: skip
     found = scorer.score(pairs)
     assert [math.isinf(result.score) for result in found] == [False, True, True, False, True]
+    notes = caplog.messages
     assert [note.split(" of ")[0] for note in notes] == [
         "source line",
         "target line",

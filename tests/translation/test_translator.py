@@ -18,8 +18,8 @@ from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
 from nmt.training.signals import Interrupted
-from nmt.translation import batching
-from nmt.translation.segment import cut_lines
+from nmt.translation import segment as segment_module
+from nmt.translation.segment import LONGEST_LINE, segment_lines
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
@@ -48,9 +48,9 @@ def test_batches_keep_to_both_of_their_limits(
 ) -> None:
     """Padded source tokens, and rows whose probabilities fit the memory."""
     size = tokenizers.target.vocab_size
-    segments = cut_lines(sentences(60), tokenizers.source, max_length=32)
+    segments = segment_lines(sentences(60), tokenizers.source, max_length=32)
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
-        monkeypatch.setattr(batching, "_MOST_PROBABILITIES", 21 * size)
+        monkeypatch.setattr(segment_module, "_MOST_PROBABILITIES", 21 * size)
         limited = translator.with_options(beam_size=beam_size, batch_tokens=100)
         batches = list(limited._batches(segments))
         assert sorted(row for batch in batches for row in batch) == list(range(len(segments)))
@@ -86,22 +86,22 @@ def test_odd_lines_give_a_line_each(translator: Translator) -> None:
         result.text.encode()
 
 
-def test_a_very_long_line_is_cut_told_and_translated_to_one_line(
-    model: Transformer, tokenizers: Tokenizers
+def test_a_very_long_line_is_cut_and_translated_to_one_line_with_an_alarm(
+    model: Transformer, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fault 45."""
-    notes: list[str] = []
+    """Faults 37 and 45."""
     options = OPTIONS.model_copy(
         update={"beam_size": 1, "max_length_factor": 0.0, "max_length_offset": 1}
     )
-    translator = Translator(
-        TorchEngine(model), tokenizers, options, max_length=250, note=notes.append
-    )
+    translator = Translator(TorchEngine(model), tokenizers, options, max_length=250)
     long = "der Hund läuft und " * 25_000
     results = translator.translate(["klein", long, "groß"])
     assert [result.source for result in results] == ["klein", long, "groß"]
-    assert len(notes) == 1
-    assert "line of 475,000 characters cut into" in notes[0]
+    truncated, cut = caplog.messages
+    assert truncated.startswith("line 2 has 475,000 characters; only the first 100,000")
+    assert cut.startswith("line 2: 100,000 characters cut into")
+    assert [result.alarms for result in results] == [(), ("truncated",), ()]
+    assert translator.translate([long[:LONGEST_LINE]])[0].text == results[1].text
     assert results[0].text == translator.translate(["klein"])[0].text
 
 

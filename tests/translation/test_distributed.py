@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.cli.app import app
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
-from nmt.translation.distributed import join_answers, part_of
+from nmt.translation.distributed import part_of
 from nmt.translation.guard import GuardThresholds
-from nmt.translation.results_of_lines import Answers, Failure, Tally
+from nmt.translation.stream import Failure, TranslationRun
 from tests.translation.conftest import sentences
 from tests.translation.models import run_config, save_run, small_model, train_tokenizer
 
@@ -65,7 +65,7 @@ def together(
     )
 
 
-def said(stderr: str) -> list[str]:
+def messages(stderr: str) -> list[str]:
     """What the command itself has said, in an order of its own: processes speak when they can."""
     return sorted(x for x in stderr.splitlines() if x.startswith(("nmt:", "error:", "  fix:")))
 
@@ -88,10 +88,10 @@ def test_text_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
 
     assert found.returncode == 0, found.stderr
     assert found.stdout == expected.stdout_bytes
-    assert said(found.stderr.decode()) == said(expected.stderr)
-    assert "nmt: damaged checkpoint passed over" in expected.stderr
-    assert "nmt: line 15, byte 4: 0xff" in expected.stderr
-    assert "nmt: guard: 21 of 24 lines alarmed" in expected.stderr
+    assert messages(found.stderr.decode()) == messages(expected.stderr)
+    assert "nmt: warning: damaged checkpoint passed over" in expected.stderr
+    assert "nmt: warning: line 15, byte 4: 0xff" in expected.stderr
+    assert "nmt: guard: 21 of 24 lines raised an alarm" in expected.stderr
 
 
 def test_json_from_a_pipe_tells_of_bad_lines_once(run_dir: Path) -> None:
@@ -106,7 +106,7 @@ def test_json_from_a_pipe_tells_of_bad_lines_once(run_dir: Path) -> None:
 
     assert found.returncode != 0
     assert found.stdout == expected.stdout_bytes
-    assert said(found.stderr.decode()) == said(expected.stderr)
+    assert messages(found.stderr.decode()) == messages(expected.stderr)
     assert "answered with an error: 2. The first: Line 2 has" in expected.stderr
 
 
@@ -122,7 +122,7 @@ def test_text_ends_before_a_line_that_cannot_be_answered(run_dir: Path) -> None:
 
     assert found.returncode != 0
     assert found.stdout == expected.stdout_bytes
-    assert said(found.stderr.decode()) == said(expected.stderr)
+    assert messages(found.stderr.decode()) == messages(expected.stderr)
 
 
 def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_pa
     found = together(run_dir, "-i", source, "-o", output)
 
     assert found.returncode != 0
-    problem, fix = said(found.stderr.decode())[::-1]
+    problem, fix = messages(found.stderr.decode())[::-1]
     assert "cut off" in problem + fix
     assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
 
@@ -151,11 +151,7 @@ def test_the_parts_of_a_chunk_are_the_chunk(lines: list[bytes], size: int) -> No
 
 def test_the_first_line_that_ends_the_output_ends_it() -> None:
     failure = Failure("Line 2 is bad.", "Change it.")
-    parts = [
-        Answers(b"1\n", Tally(1), failure),
-        Answers(b"3\n", Tally(1), Failure("Line 4 is bad.", "Change it.")),
-    ]
-    assert join_answers(parts) == parts[0]
-    assert join_answers([Answers(b"0\n", Tally(1)), *parts]) == Answers(
-        b"0\n1\n", Tally(2), failure
-    )
+    one = TranslationRun(b"1\n", 1, end=failure)
+    other = TranslationRun(b"3\n", 1, end=Failure("Line 4 is bad.", "Change it."))
+    assert one + other == one
+    assert TranslationRun(b"0\n", 1) + one + other == TranslationRun(b"0\n1\n", 2, end=failure)

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.translation.requests import Request, parse_requests
+from nmt.translation.requests import LineFormat, Request, parse_requests
+from nmt.translation.result import RESULT_FIELDS, TokenScore, TranslationResult
 
+RESERVED = {"prefix", "required", "forbidden", "error", *RESULT_FIELDS}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
 OTHERS = st.dictionaries(
-    st.text().filter(lambda name: name not in ("source", "prefix", "required", "forbidden")),
+    st.text().filter(lambda name: name not in RESERVED),
     VALUES,
     max_size=4,
 )
@@ -36,7 +38,7 @@ def test_unknown_fields_pass_through_and_text_stays_as_it_is(
     assert list(parse_requests([line], 1)) == [Request(source, others=others)]
 
 
-def test_wishes_are_read() -> None:
+def test_constraints_are_read() -> None:
     line = '{"source": "Ein Hund.", "prefix": "A", "required": ["dog"], "forbidden": ["cat", "x"]}'
 
     assert list(parse_requests([line], 1)) == [Request("Ein Hund.", "A", ("dog",), ("cat", "x"))]
@@ -60,11 +62,11 @@ def test_other_separators_of_unicode_stay_text() -> None:
     ("line", "problem"),
     [
         ("Ein Hund.", "Line 7 is not JSON (Expecting value, at column 1)"),
-        ("[" * 10**5, "Line 7 is no JSON for this program"),
-        ('{"source": "a", "id": ' + "9" * 5000 + "}", "Line 7 is no JSON for this program"),
+        ("[" * 10**5, "Line 7 cannot be read as JSON"),
+        ('{"source": "a", "id": ' + "9" * 5000 + "}", "Line 7 cannot be read as JSON"),
         ('{"source": "a"', "Line 7 is not JSON"),
-        ('{"source": "a", "x": NaN}', "Line 7 is no JSON for this program (NaN is no number"),
-        ('{"source": "a", "x": 1e400}', "Line 7 is no JSON for this program (1e400 is too large"),
+        ('{"source": "a", "x": NaN}', "Line 7 cannot be read as JSON (NaN is not finite"),
+        ('{"source": "a", "x": 1e400}', "Line 7 cannot be read as JSON (1e400 is not finite"),
         ('["a"]', "Line 7 holds no JSON object"),
         ('{"text": "a"}', "Line 7 has no text in source"),
         ('{"source": 3}', "Line 7 has no text in source"),
@@ -79,3 +81,18 @@ def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) ->
 
     assert caught.value.problem.startswith(problem)
     assert '{"source": ' in caught.value.fix
+
+
+def test_no_field_of_a_request_looks_like_one_of_the_answer() -> None:
+    """Its own ``error`` would look as if the line had failed, its ``translation`` as if not."""
+    every = TranslationResult(
+        "a", "b", 0.0, alignment=(), attention=(), tokens=(TokenScore("b", 0.0),)
+    )
+    assert every.as_dict().keys() == RESULT_FIELDS
+    own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}
+    (request,) = parse_requests([json.dumps(own)], 1)
+    style = LineFormat("json")
+
+    (line,) = style.write(0, request, TranslationResult("a", "b", 0.0))
+    assert json.loads(line) == {**TranslationResult("a", "b", 0.0).as_dict(), "id": "theirs"}
+    assert json.loads(style.write_error(request, "Bad.")) == {"id": "theirs", "error": "Bad."}

@@ -1,4 +1,4 @@
-"""Lines with prefixes and phrases, and samples of lines, to translations."""
+"""Prefixes and phrases of lines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from nmt.errors import ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import NONE, Constraints, contains
+from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.segment import cut_lines
+from nmt.translation.constraints import check_outputs, constrain, encode_constraints
+from nmt.translation.segment import Segment, make_task, segment_lines
 from nmt.translation.translator import Translator
-from nmt.translation.wishes import encode_wishes
 from tests.translation.conftest import OPTIONS, sentences
 
 LINES = sentences(12, seed=8, longest=6)
@@ -44,7 +45,7 @@ def test_the_text_does_not_depend_on_batches_or_order(
             assert len(texts) == 3
 
 
-def test_a_prefix_is_forced_or_drawn_to(translator: Translator) -> None:
+def test_a_prefix_is_forced_or_biased_to(translator: Translator) -> None:
     prefixes = ["die Katze", "", *("der Hund und",) * 10]
     plain = translator.translate(LINES)
     for beam_size in (1, 3):
@@ -71,13 +72,15 @@ def test_forbidden_phrases_stay_away(model: Transformer, tokenizers: Tokenizers)
     engine, sources = TorchEngine(model), [tokenizers.source.encode(line) for line in LINES]
     plain = engine.search(sources, OPTIONS)
     own = [Constraints(forbidden=(best[0].ids[:2],)) for best in plain]
-    for (best, *_), wishes in zip(engine.search(sources, OPTIONS, own), own, strict=True):
-        assert not contains(best.ids, *wishes.forbidden)
+    for (best, *_), mine in zip(engine.search(sources, OPTIONS, own), own, strict=True):
+        assert not contains(best.ids, *mine.forbidden)
 
 
 def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     die, der = (tuple(tokenizers.target.encode(word)) for word in ("die", "der"))
-    found = encode_wishes(tokenizers.target, 3, None, [["die", ""], [], ["der"]], [[], [], ["die"]])
+    found = encode_constraints(
+        tokenizers.target, 3, None, [["die", ""], [], ["der"]], [[], [], ["die"]]
+    )
     assert list(found) == [
         Constraints(required=(die,)), NONE, Constraints(required=(der,), forbidden=(die,)),
     ]  # fmt: skip
@@ -86,7 +89,7 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
 def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers) -> None:
     """A full stop after a space, and after a word; a word only where one begins."""
     target = tokenizers.target
-    (found,) = encode_wishes(target, 1, None, None, [[".", "Hund"]])
+    (found,) = encode_constraints(target, 1, None, None, [[".", "Hund"]])
     hund, after_space = (tuple(target.encode(text)) for text in ("Hund", "."))
     assert found.forbidden[:2] == (after_space, hund)
     assert len(found.forbidden) == 3
@@ -94,17 +97,17 @@ def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers)
     assert found.forbidden[2] != after_space
 
 
-def test_the_first_part_of_a_cut_line_gets_the_wishes(
+def test_the_first_segment_of_a_line_gets_prefix_and_required_phrases(
     translator: Translator, tokenizers: Tokenizers
 ) -> None:
     line = " ".join(sentences(12, seed=2))
     (result,) = translator.translate([line], prefixes=["die Katze"], required=[["groß"]])
-    assert len(cut_lines([line], tokenizers.source, max_length=32)) > 2
+    assert len(segment_lines([line], tokenizers.source, max_length=32)) > 2
     assert result.text.startswith("die Katze")
     assert "groß" in result.text
 
 
-def test_wishes_that_do_not_go_together_are_named(translator: Translator) -> None:
+def test_constraints_that_contradict_are_named(translator: Translator) -> None:
     with pytest.raises(DataError, match=r"required has 1 entries for 2 lines.*\n.*fix: "):
         translator.translate(["Hund", "Katze"], required=[["groß"]])
     with pytest.raises(DataError, match=r"Line 2: a required phrase contains a forbidden one"):
@@ -115,5 +118,38 @@ def test_wishes_that_do_not_go_together_are_named(translator: Translator) -> Non
         translator.translate(
             ["Hund"], prefixes=["die"], required=[["das die"]], no_repeat_ngram_size=1
         )
-    with pytest.raises(ConfigError, match="sampling does not go with required phrases"):
+    with pytest.raises(ConfigError, match="sampling search does not go with required phrases"):
         translator.translate(["Hund"], required=[["groß"]], sampling=True)
+
+
+def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden() -> None:
+    own = Constraints(prefix=(5,), required=((6,),), forbidden=((7,),))
+    segments = [Segment(0, [5]), Segment(1, [5]), Segment(1, [6])]
+    found = constrain(segments, [NONE, own], OPTIONS, longest_output=2)
+    later = Constraints(forbidden=((7,),))
+    assert [segment.constraints for segment in found] == [NONE, own, later]
+    assert make_task(found).constraints == [NONE, own, later]
+    assert make_task(found[:1]).constraints is None
+    with pytest.raises(DataError, match="Line 2: its prefix and required phrases have 2 subwords"):
+        constrain(segments, [NONE, own], OPTIONS, longest_output=1)
+
+
+def test_a_segment_without_an_output_names_its_constraints_or_the_weights() -> None:
+    best = [Hypothesis((5,), -1.0, -1.0)]
+    free, bound = Segment(0, [5]), Segment(3, [5], Constraints(prefix=(5,)))
+    check_outputs([free, bound], [best, best])
+    with pytest.raises(DataError, match="Line 13: no output"):
+        check_outputs([free, bound], [best, []], first_line=10)
+    with pytest.raises(CheckpointError, match="not numbers"):
+        check_outputs([free, bound], [[], best])
+
+
+def test_a_forbidden_phrase_in_a_forced_prefix_refuses_the_line(translator: Translator) -> None:
+    with pytest.raises(DataError, match="Line 2: the prefix contains a forbidden phrase"):
+        translator.translate(
+            LINES[:2], prefixes=["", "der Hund läuft"], forbidden=[["Katze"], ["Hund", "Haus"]]
+        )
+    (result,) = translator.translate(
+        LINES[:1], prefixes=["der Hund"], forbidden=[["Hund"]], prefix_bias_beta=0.5
+    )
+    assert "Hund" not in result.text.split()

@@ -1,0 +1,268 @@
+"""Alignments, attention and token scores of translations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
+from nmt.model.transformer import Transformer
+from nmt.runtime.engine import Engine
+from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.search.hypothesis import Hypothesis
+from nmt.text import EOS_ID
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from nmt.translation.details import (
+    AlignedSegment,
+    join_links,
+    join_weights,
+    links,
+    word_weights,
+)
+from nmt.translation.mbr import Mbr
+from nmt.translation.result import TranslationResult
+from nmt.translation.translator import Translator
+from tests.translation.conftest import OPTIONS, sentences
+from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
+
+Ids = Sequence[Sequence[int]]
+
+
+@given(
+    source=st.lists(st.sampled_from(["\u2581a", "b"]), min_size=1, max_size=8),
+    target=st.lists(st.sampled_from(["\u2581x", "y"]), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_every_target_word_has_a_source_word(
+    source: list[str], target: list[str], data: st.DataObject
+) -> None:
+    share = st.floats(0, 1, allow_nan=False)
+    row = st.lists(share, min_size=len(source), max_size=len(source))
+    weights = data.draw(st.lists(row, min_size=len(target), max_size=len(target)))
+    part = AlignedSegment.of(weights, source, target)
+
+    assert {t for _, t in part.links} == set(range(part.target_words))
+    assert {s for s, _ in part.links} <= set(range(part.source_words))
+    assert join_links([part]) == part.links
+    assert join_weights([part]) == part.weights
+    assert [len(row) for row in part.weights] == [part.source_words] * part.target_words
+    twice = join_links([part, part])
+    assert len(twice) == 2 * len(part.links)
+    assert max(t for _, t in twice) < 2 * part.target_words
+
+
+def test_words_see_what_their_subwords_see() -> None:
+    """By hand: the source words are a and bc, the target words x and yz."""
+    weights = [[0.5, 0.1, 0.2], [0.0, 0.4, 0.2], [0.2, 0.1, 0.1]]
+    found = word_weights(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
+
+    assert found[0] == pytest.approx((0.5, 0.3))
+    assert found[1] == pytest.approx((0.1, 0.4))
+    assert len(found) == 2
+
+
+def test_no_output_has_no_links() -> None:
+    assert links([], ["\u2581a"], []) == ()
+    assert links([], [], []) == ()
+    assert word_weights([], ["\u2581a"], []) == ()
+    assert join_weights([AlignedSegment((), 1, 0), AlignedSegment((), 1, 1, ((0.5,),))]) == (
+        (0.0, 0.5),
+    )
+    assert join_weights([]) == ()
+
+
+class Echo(Engine):
+    """Translates to the source itself."""
+
+    @override
+    def search(
+        self, sources: Ids, options: DecodingConfig, constraints: object = None
+    ) -> list[list[Hypothesis]]:
+        return [[Hypothesis(tuple(ids), -1.0, -1.0)] for ids in sources]
+
+
+class AttentiveEcho(Echo):
+    """With attention to the source token of the same position."""
+
+    @override
+    def attention(self, sources: Ids, targets: Ids) -> list[list[list[float]]]:
+        return [[[float(s == t) for s in range(len(ids))] for t in range(len(ids))]
+                for ids in sources]  # fmt: skip
+
+
+def test_words_are_counted_as_in_the_text(tokenizers: Tokenizers) -> None:
+    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=32)
+    lines = ["Hund", "", "der Hund sieht die Katze"]
+    results = translator.translate(lines, alignments=True)
+
+    assert results[0].alignment == ((0, 0),)
+    assert results[1].alignment == ()
+    assert results[2].alignment == tuple((word, word) for word in range(5))
+    assert results[0].as_dict()["alignment"] == "0-0"
+
+
+def test_the_parts_of_a_line_that_was_cut_count_on(tokenizers: Tokenizers) -> None:
+    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=6)
+    line = "der Hund läuft. die Katze schläft. das Haus"
+    (result,) = translator.translate([line], alignments=True)
+
+    assert result.text == line
+    assert result.alignment == tuple((word, word) for word in range(len(line.split())))
+
+
+def test_attention_is_told_by_words(tokenizers: Tokenizers) -> None:
+    """Of a line that was cut, no part sees anything of another."""
+    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=6)
+    lines = ["der Hund läuft. die Katze schläft. das Haus", ""]
+    (result, blank) = translator.translate(lines, attention=True)
+    size = len(lines[0].split())
+
+    assert result.alignment is None
+    assert result.attention is not None
+    assert [[share > 0 for share in row] for row in result.attention] == [
+        [source == target for source in range(size)] for target in range(size)
+    ]
+    assert blank.attention == ()
+
+
+def test_attention_is_that_of_the_alignment(translator: Translator) -> None:
+    lines = sentences(6)
+    for line, result in zip(
+        lines, translator.translate(lines, attention=True, alignments=True), strict=True
+    ):
+        assert result.attention is not None
+        assert result.alignment is not None
+        rows = result.as_dict()["attention"]
+        assert all(len(row) == len(line.split()) for row in rows)
+        assert all(0 < sum(row) < 1.001 for row in rows)
+        assert {target for _, target in result.alignment} == set(range(len(rows)))
+
+
+def test_alignments_change_no_translation(translator: Translator) -> None:
+    lines = sentences(6)
+    plain, aligned = translator.translate(lines), translator.translate(lines, alignments=True)
+
+    assert [r.text for r in plain] == [r.text for r in aligned]
+    assert all("alignment" not in r.as_dict() for r in plain)
+    for line, result in zip(lines, aligned, strict=True):
+        assert result.alignment is not None
+        assert all(s < len(line.split()) for s, _ in result.alignment)
+
+
+LINES = [*sentences(12, seed=3), ""]
+
+
+def assert_they_make_up_the_score(result: TranslationResult, tolerance: float = 1e-4) -> None:
+    assert result.tokens is not None
+    values = [token.log_prob for token in result.tokens]
+    assert all(value <= 0 for value in values)
+    assert np.mean(values or [0]) == pytest.approx(result.score, abs=tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_token_scores_make_up_the_score(tokenizers: Tokenizers, shape: str) -> None:
+    engine = TorchEngine(small_model(tokenizers, shape), is_final=True)
+    translator = Translator(engine, tokenizers, OPTIONS)
+    for result in translator.translate(LINES, token_scores=True, beam_size=4):
+        assert_they_make_up_the_score(result)
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_token_scores_of_an_ensemble_are_those_of_the_mixture(
+    tokenizers: Tokenizers, mean: str
+) -> None:
+    models = [small_model(tokenizers, shape) for shape in ("plain", "modern")]
+    mixture = Mixture((0.3, 0.7), "geometric" if mean == "geometric" else "arithmetic")
+    engine = TorchEngine(*models, mixture=mixture)
+    for result in Translator(engine, tokenizers, OPTIONS).translate(LINES, token_scores=True):
+        assert_they_make_up_the_score(result)
+
+
+def test_token_scores_in_16_bits_are_those_of_these_weights(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(tmp_path / "tokenizer")
+    model = small_model(load_tokenizers(tokenizer), "modern")
+    folder = save_run(tmp_path / "run", model, tokenizer, run_config(max_length=64))
+    translator = Translator.load(folder, device="cpu", dtype="bf16", guard=False)
+    for result in translator.translate(LINES, token_scores=True):
+        assert_they_make_up_the_score(result, 2e-1)
+
+
+def test_tokens_spell_the_translation(translator: Translator) -> None:
+    *results, blank = translator.translate(LINES, token_scores=True)
+    for result in results:
+        assert result.tokens is not None
+        *pieces, end = [token.piece for token in result.tokens]
+        assert end == "</s>"
+        if not any("<0x" in piece for piece in pieces):
+            assert "".join(pieces).replace("\u2581", " ").strip() == result.text
+    assert blank.tokens == ()
+    assert blank.as_dict()["tokens"] == []
+
+
+def test_every_segment_of_a_line_has_an_end(model: Transformer, tokenizers: Tokenizers) -> None:
+    translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=6)
+    (result,) = translator.translate(["der Hund läuft. die Katze schläft."], token_scores=True)
+
+    assert result.tokens is not None
+    ends = [number for number, token in enumerate(result.tokens) if token.piece == "</s>"]
+    assert len(ends) > 1
+    assert ends[-1] == len(result.tokens) - 1
+
+
+def test_token_scores_are_those_of_the_chosen_candidate(translator: Translator) -> None:
+    chosen = translator.with_mbr(Mbr(lambda texts: np.eye(len(texts))[::-1], 8))
+    for result in chosen.translate(LINES[:4], token_scores=True):
+        assert_they_make_up_the_score(result)
+
+
+def test_rules_of_the_search_do_not_change_token_scores(translator: Translator) -> None:
+    (plain,) = translator.translate(["Hund"], token_scores=True, beam_size=1)
+    (ruled,) = translator.translate(
+        ["Hund"], token_scores=True, beam_size=1, repetition_penalty=1.0001
+    )
+
+    assert ruled.tokens == plain.tokens
+    assert ruled.score != plain.score
+
+
+def test_token_scores_change_nothing_else_and_come_only_when_asked_for(
+    translator: Translator,
+) -> None:
+    plain = translator.translate(LINES)
+    told = translator.translate(LINES, token_scores=True)
+
+    assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in told]
+    assert all("tokens" not in result.as_dict() for result in plain)
+
+
+def test_a_model_in_training_reads_without_dropout(model: Transformer) -> None:
+    engine = TorchEngine(model)
+    expected = engine.token_log_probs([[5, 6]], [[7]])
+    model.train()
+    assert engine.token_log_probs([[5, 6]], [[7]]) == expected
+    assert model.training
+    model.eval()
+
+
+def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
+    ((value,),) = TorchEngine(model).token_log_probs([[5, 6]], [[]])
+    (found,) = TorchEngine(model).search([[5, 6]], OPTIONS.model_copy(update={"beam_size": 64}))
+    assert EOS_ID == 3
+    assert value < 0
+    assert all(value >= h.log_prob for h in found if not h.ids)
+
+
+@pytest.mark.parametrize("detail", ["alignments", "attention", "token_scores"])
+def test_an_engine_without_details_says_so(tokenizers: Tokenizers, detail: str) -> None:
+    wanted: Any = {detail: True}
+    with pytest.raises(ConfigError):
+        Translator(Echo(), tokenizers, OPTIONS).translate(["Hund"], **wanted)
