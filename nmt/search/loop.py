@@ -99,7 +99,7 @@ def search(
         ConfigError: No search has this name, or it cannot meet required phrases.
     """
     own = [NONE] * len(source) if constraints is None else constraints
-    rules = Rules(source_lengths, options, own, stepper.max_positions)
+    rules = Rules(source_lengths, options, constraints or (), stepper.max_positions)
     inputs = SearchInputs(source, source_lengths, options, own, rules.longest, stepper.tokens)
     selector = _make_selector(inputs)
     device, weight = source.device, options.coverage_penalty

@@ -36,7 +36,7 @@ class Rules:
     Args:
         source_lengths: Source tokens of each sentence with EOS. (B,), int64.
         config: The decoding section.
-        constraints: Of each sentence.
+        constraints: Of each sentence; empty if none has any.
         max_positions: Longest output that the model can produce, EOS included; None: any.
     """
 
@@ -51,8 +51,9 @@ class Rules:
         max_positions: int | None = None,
     ) -> None:
         self._shortest, self.longest = length_limits(source_lengths, config, max_positions)
-        needed = torch.tensor([own.num_tokens + 1 for own in constraints], dtype=torch.int64)
-        self.longest = torch.maximum(self.longest, needed)
+        if constraints:
+            needed = torch.tensor([own.num_tokens + 1 for own in constraints])
+            self.longest = torch.maximum(self.longest, needed)
         if max_positions is not None:
             self.longest.clamp_(max=max_positions)
         self._max_positions = max_positions

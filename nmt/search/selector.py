@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -79,14 +80,14 @@ class BeamState(NamedTuple):
         """
         sentences, history = self.sentences, self.history
         tokens, totals, parents, active = chosen
-        kept = None
-        all_stay = active is None or bool(active.all())
-        if not (all_stay and _is_identity(parents, history.shape[1])):
+        kept, num_beams = None, history.shape[1]
+        if active is not None and bool(active.all()):
+            active = None
+        if active is not None or not (parents is None or _is_identity(parents, num_beams)):
             if parents is None:
-                parents = torch.arange(history.shape[1]).expand_as(tokens)
-            rows = torch.arange(len(sentences))
-            if active is not None and not all_stay:
-                rows = active.nonzero().squeeze(1)
+                parents = torch.arange(num_beams).expand_as(tokens)
+            rows = torch.arange(len(sentences)) if active is None else active.nonzero().squeeze(1)
+            if active is not None:
                 sentences, history, tokens, totals, parents = (
                     x[rows] for x in (sentences, history, tokens, totals, parents)
                 )
@@ -96,13 +97,10 @@ class BeamState(NamedTuple):
         return BeamState(sentences, history, tokens, totals), kept
 
 
-def _is_identity(parents: Tensor | None, num_beams: int) -> bool:
+def _is_identity(parents: Tensor, num_beams: int) -> bool:
     """Whether every beam continues itself."""
-    if parents is None:
-        return True
-    if parents.shape[1] != num_beams:
-        return False
-    return torch.equal(parents, torch.arange(num_beams).expand_as(parents))
+    itself = torch.arange(parents.shape[1]).expand_as(parents)
+    return parents.shape[1] == num_beams and torch.equal(parents, itself)
 
 
 class Selector(ABC):
@@ -172,10 +170,7 @@ class FinishedHypotheses:
         self._counts = torch.zeros(count, dtype=torch.int64)
         self._is_any_found = False
         self._to_beat = torch.full((count,), -torch.inf, dtype=torch.float64)
-        penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
-        self._largest_penalty = torch.tensor(penalties, dtype=torch.float64).repeat_interleave(
-            pools_per_sentence
-        )
+        self._max_lengths, self._pools_per_sentence = inputs.max_lengths, pools_per_sentence
 
     def add(
         self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
@@ -234,6 +229,13 @@ class FinishedHypotheses:
         equals the one found first is kept.
         """
         return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
+
+    @cached_property
+    def _largest_penalty(self) -> Tensor:
+        """Of each pool. (pools,), float64."""
+        penalties = [self._penalty(length) for length in self._max_lengths.tolist()]
+        every = torch.tensor(penalties, dtype=torch.float64)
+        return every.repeat_interleave(self._pools_per_sentence)
 
     def ranked(self, pool: int) -> list[Hypothesis]:
         """All hypotheses of a pool, best first."""
