@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.keys import nearest_word
+from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 from nmt.search import beam, constrained, greedy, sampling
 from nmt.search.constraints import NONE, Constraints
@@ -122,18 +122,13 @@ def _make_selector(inputs: SearchInputs) -> Selector:
     """Build what the options ask for."""
     has_phrases = any(own.required for own in inputs.constraints)
     name = _selector_name(inputs.options, has_phrases=has_phrases)
-    if name not in SELECTORS:
-        near = nearest_word(name, list(SELECTORS))
-        raise ConfigError(
-            f"decoding.search: there is no search named {name!r}.",
-            fix=f"Use {near!r}." if near else f"Use one of auto, {', '.join(SELECTORS)}.",
-        )
-    if has_phrases and not SELECTORS[name].meets_required_phrases:
+    selector = chosen(SELECTORS, name, "decoding.search")
+    if has_phrases and not selector.meets_required_phrases:
         raise ConfigError(
             f"decoding: {name} search does not go with required phrases.",
             fix="Search for them with beam search: leave the option out.",
         )
-    return SELECTORS[name](inputs)
+    return selector(inputs)
 
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:

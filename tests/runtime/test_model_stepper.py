@@ -104,11 +104,16 @@ def test_probabilities_sum_to_one() -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 1))
 
 
-def test_an_output_ends_where_the_learned_positions_end() -> None:
+@pytest.mark.parametrize("min_length_factor", [0.0, 4.0])
+def test_an_output_ends_where_the_learned_positions_end(min_length_factor: float) -> None:
+    """Even if it should be longer."""
     torch.manual_seed(7)
     values = {**SHAPE, "positions": "learned", "max_positions": 8}
     model = build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
     for beam_size, find in ((1, greedy_search), (3, beam_search)):
-        config = DecodingConfig(beam_size=beam_size, max_length_offset=30)
+        config = DecodingConfig(
+            beam_size=beam_size, max_length_offset=30, min_length_factor=min_length_factor
+        )
         results = find(ModelStepper(model), *batch([7, 4]), config)
         assert all(len(found[0].ids) <= 7 for found in results)
+        assert not min_length_factor or all(len(found[0].ids) == 7 for found in results)

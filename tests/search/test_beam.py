@@ -1,63 +1,40 @@
-"""Beam search beside greedy search, exhaustive search, and itself without shortcuts."""
+"""Beam search: ties, when it stops, groups, and the coverage penalty."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
-from nmt.config.decoding import DecodingConfig
 from nmt.search.beam import expand
+from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.loop import Stepper
+from nmt.search.loop import coverage_penalty, search
 from nmt.search.selector import FinishedHypotheses
 from nmt.text import EOS_ID
+from tests.search.naive import Naive
 from tests.search.toys import (
     FIRST_WORD,
+    KINDS,
     TableStepper,
-    ToyState,
-    all_hypotheses,
-    beam_search,
-    greedy_search,
     ids_of,
+    options_of,
     random_table,
     sources,
 )
 
+Ids = tuple[int, ...]
 seeds = st.integers(0, 10**6)
-PENALTIES = [("power", 0.0), ("power", 1.0), ("power", 0.6), ("gnmt", 1.0), ("gnmt", 2.0)]
-
-
-def settings(**changes: Any) -> DecodingConfig:
-    """Short outputs, with changes."""
-    values = {"max_length_factor": 1.0, "max_length_offset": 3, **changes}
-    return DecodingConfig.model_validate(values)
-
-
-def test_the_toy_is_a_stepper() -> None:
-    stepper: Stepper[ToyState] = TableStepper(random_table(0, 5))
-    assert isinstance(stepper, TableStepper)
-
-
-@given(
-    seed=seeds,
-    vocab_size=st.integers(5, 12),
-    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
-    grain=st.sampled_from([0.0, 2.0]),
-)
-def test_a_beam_of_one_is_greedy_search(
-    seed: int, vocab_size: int, lengths: list[int], grain: float
-) -> None:
-    """Also where tokens are equally probable: then the lowest id is taken."""
-    table = random_table(seed, vocab_size, grain=grain)
-    inputs = sources(lengths, seed)
-    wide = beam_search(TableStepper(table), *inputs, settings(beam_size=1))
-    greedy = greedy_search(TableStepper(table), *inputs, settings(beam_size=1))
-    assert wide == greedy
+BEAMS = [kind for kind in KINDS if "beam_size" in kind and "coverage_penalty" not in kind]
 
 
 def test_of_equal_continuations_the_better_beam_and_the_lower_id_come_first() -> None:
@@ -73,115 +50,61 @@ def test_of_equal_continuations_the_better_beam_and_the_lower_id_come_first() ->
     assert found.tokens.tolist() == [[0, 1, 2, 0]]
 
 
-@pytest.mark.parametrize(("form", "exponent"), PENALTIES)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_beam_wide_enough_finds_the_best_of_all_outputs(
-    seed: int, form: str, exponent: float
-) -> None:
-    """3 words and outputs up to length 5: 1 + 3 + 9 + 27 + 81 of them."""
-    table, (source, lengths) = random_table(seed, FIRST_WORD + 3), sources([2, 2], seed)
-    config = settings(beam_size=128, n_best=3, length_penalty=exponent, length_penalty_form=form)
-    results = beam_search(TableStepper(table), source, lengths, config)
-    narrow = [
-        beam_search(TableStepper(table), source, lengths, config.model_copy(update=changes))
-        for changes in ({"beam_size": size, "n_best": 1} for size in (1, 2, 5))
-    ]
-    for row, found in enumerate(results):
-        every = all_hypotheses(table, tuple(source[row].tolist()), FIRST_WORD + 3, config)
-        assert len(every) == 121
-        assert [hypothesis.ids for hypothesis in found] == [h.ids for h in every[:3]]
-        scores = [hypothesis.score for hypothesis in found]
-        assert scores == pytest.approx([h.score for h in every[:3]], abs=1e-5)
-        assert all(other[row][0].score <= scores[0] + 1e-6 for other in narrow)
-
-
-@given(
-    seed=seeds,
-    beam_size=st.integers(1, 6),
-    low=st.sampled_from([0.0, 0.5, 1.0]),
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-)
-def test_outputs_obey_the_rules(seed: int, beam_size: int, low: float, lengths: list[int]) -> None:
-    config = settings(beam_size=beam_size, n_best=beam_size, min_length_factor=low)
-    stepper = TableStepper(random_table(seed, 11))
-    results = beam_search(stepper, *sources(lengths, seed), config)
-    for length, found in zip(lengths, results, strict=True):
-        words = length - 1
-        assert 1 <= len(found) <= beam_size
-        assert len({hypothesis.ids for hypothesis in found}) == len(found)
-        scores = [hypothesis.score for hypothesis in found]
-        assert scores == sorted(scores, reverse=True)
-        for hypothesis in found:
-            assert int(low * words) <= len(hypothesis.ids) <= words + 3
-            assert all(index >= FIRST_WORD for index in hypothesis.ids)
-            assert hypothesis.log_prob <= 0
-
-
-@given(
-    seed=seeds,
-    beam_size=st.integers(1, 5),
-    lengths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
-    grain=st.sampled_from([0.0, 2.0]),
-)
-def test_results_do_not_depend_on_who_else_is_in_the_batch(
-    seed: int, beam_size: int, lengths: list[int], grain: float
-) -> None:
-    table = random_table(seed, 9, grain=grain)
-    config = settings(beam_size=beam_size, n_best=beam_size)
-    source, counts = sources(lengths, seed)
-    together = beam_search(TableStepper(table), source, counts, config)
-    for row, length in enumerate(lengths):
-        alone = source[row : row + 1, :length]
-        (found,) = beam_search(TableStepper(table), alone, counts[row : row + 1], config)
-        assert ids_of([found]) == ids_of([together[row]])
-
-
-@pytest.mark.parametrize(("form", "exponent"), PENALTIES)
-@pytest.mark.parametrize("n_best", [1, 3])
-def test_stopping_early_changes_nothing(
-    form: str, exponent: float, n_best: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("form", "exponent"), [("power", 0.0), ("power", 1.0), ("gnmt", 2.0)])
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("kind", BEAMS[1:])
+def test_stopping_early_changes_no_result(
+    kind: dict[str, Any],
+    weight: float,
+    form: str,
+    exponent: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fewer steps, the same n best as with a search that waits for K finished hypotheses."""
-    config = settings(
-        beam_size=5, n_best=n_best, length_penalty=exponent, length_penalty_form=form,
-        max_length_offset=12,
+    config = options_of(
+        **kind, length_penalty=exponent, length_penalty_form=form, max_length_offset=10,
+        coverage_penalty=weight,
     )  # fmt: skip
-    steps = {}
 
-    def search(name: str) -> list[list[list[Hypothesis]]]:
-        results = []
-        steps[name] = 0
-        for seed in range(25):
-            stepper = TableStepper(random_table(seed, 8, sharpness=3.0))
-            results.append(beam_search(stepper, *sources([5, 2, 7], seed), config))
-            steps[name] += sum(stepper.rows)
-        return results
+    def results() -> tuple[list[list[list[Hypothesis]]], int]:
+        steppers = [TableStepper(random_table(seed, 8, sharpness=3.0)) for seed in range(8)]
+        inputs = [sources([5, 2, 7], seed) for seed in range(8)]
+        found = [search(each, *own, config) for each, own in zip(steppers, inputs, strict=True)]
+        return found, sum(sum(stepper.rows) for stepper in steppers)
 
-    early = search("early")
+    def never(_finished: Any, pools: Tensor, _best: Tensor) -> Tensor:
+        return torch.zeros_like(pools, dtype=torch.bool)
 
-    def never(_pools: Any, alive: Tensor, _best_live: Tensor) -> Tensor:
-        return torch.zeros_like(alive, dtype=torch.bool)
-
+    early, few = results()
     monkeypatch.setattr(FinishedHypotheses, "_hopeless", never)
-    assert search("late") == early
-    assert steps["early"] < steps["late"] or (n_best > 1 and steps["early"] == steps["late"])
+    late, many = results()
+    assert early == late
+    assert few < many or (few == many and config.n_best > 1)
 
 
-def test_finished_sentences_leave_the_batch() -> None:
-    stepper = TableStepper(random_table(4, 9))
-    source, lengths = sources([2, 5, 12, 20])
-    beam_search(stepper, source, lengths, settings(beam_size=3))
-    assert stepper.rows[0] == 4
-    assert stepper.rows == sorted(stepper.rows, reverse=True)
-    assert stepper.rows[-1] < 4
+def test_more_patience_finds_no_worse_and_less_stops_earlier() -> None:
+    rows, scores = [], []
+    for patience in (0.25, 1.0, 3.0):
+        config = options_of(beam_size=4, patience=patience, max_length_offset=12)
+        found, steps = [], 0
+        for seed in range(30):
+            stepper = TableStepper(random_table(seed, 8, sharpness=3.0))
+            found += search(stepper, *sources([5, 2, 7], seed), config)
+            steps += sum(stepper.rows)
+        rows.append(steps)
+        scores.append([best[0].score for best in found])
+    assert rows == sorted(rows)
+    assert rows[0] < rows[2]
+    for less, more in itertools.pairwise(scores):
+        assert all(a <= b for a, b in zip(less, more, strict=True))
+    assert scores[0] != scores[1]
 
 
 def test_a_vocabulary_smaller_than_the_beam_is_searched_whole() -> None:
-    """One word: the only outputs are none to four of it."""
-    config = settings(beam_size=8, n_best=8)
+    """One word: the only outputs are none to two of it."""
     stepper = TableStepper(random_table(2, FIRST_WORD + 1))
-    (found,) = beam_search(stepper, *sources([2]), config)
-    assert {hypothesis.ids for hypothesis in found} == {(4,) * count for count in range(5)}
+    (found,) = search(stepper, *sources([2]), options_of(beam_size=8, n_best=8))
+    assert {hypothesis.ids for hypothesis in found} == {(4,) * count for count in range(3)}
 
 
 def test_a_search_whose_beams_all_die_keeps_what_it_found() -> None:
@@ -194,16 +117,128 @@ def test_a_search_whose_beams_all_die_keeps_what_it_found() -> None:
             scores[5], scores[6] = -0.5, -2.0
         return scores
 
-    config = settings(beam_size=4, n_best=4, length_penalty=0.0)
-    (found,) = beam_search(TableStepper(table), *sources([6]), config)
+    config = options_of(beam_size=4, n_best=4, length_penalty=0.0)
+    (found,) = search(TableStepper(table), *sources([6]), config)
     assert [(h.ids, h.log_prob) for h in found] == [((), -1.0), ((5,), -1.5), ((6,), -3.0)]
 
 
-@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
-def test_no_possible_output_gives_no_hypothesis(value: float) -> None:
-    def table(_: tuple[int, ...]) -> Tensor:
-        return torch.full((8,), value)
+def diverse_by_hand(naive: Naive) -> list[Ids]:
+    """Groups one after the other, each to its end; no early stop but that of full groups."""
+    config = naive.config
+    size = config.beam_size // config.diverse_beam_groups
+    taken: list[Counter[int]] = [Counter() for _ in range(naive.limits[1])]
+    found: list[list[tuple[float, Ids]]] = []
+    for _ in range(config.diverse_beam_groups):
+        active: list[tuple[float, Ids]] = [(0.0, ())]
+        ended: list[tuple[float, Ids]] = []
+        for counts in taken:
+            ways = []
+            for total, ids in active:
+                for token, value in enumerate(naive.next_log_probs(ids)):
+                    if value > -math.inf:
+                        penalty = config.diverse_beam_strength * counts[token]
+                        ways.append((total + value - penalty, total + value, (*ids, token)))
+            ways.sort(key=lambda way: -way[0])
+            ended += [(total, ids[:-1]) for _, total, ids in ways[:size] if ids[-1] == EOS_ID]
+            active = [(total, ids) for _, total, ids in ways if ids[-1] != EOS_ID][:size]
+            counts.update(ids[-1] for _, ids in active)
+            if len(ended) >= size:
+                break
+        ended.sort(key=lambda own: -own[0] / (len(own[1]) + 1))
+        found.append(ended)
+    merged = {own[1]: own for group in zip_longest(*found) for own in group if own}
+    best = list(merged.values())[: config.n_best]
+    return [ids for _, ids in sorted(best, key=lambda own: -own[0] / (len(own[1]) + 1))]
 
-    inputs = sources([3, 1])
-    assert beam_search(TableStepper(table), *inputs, settings(beam_size=3)) == [[], []]
-    assert greedy_search(TableStepper(table), *inputs, settings(beam_size=1)) == [[], []]
+
+@given(
+    seed=seeds,
+    groups=st.integers(2, 4),
+    size=st.integers(1, 3),
+    strength=st.sampled_from([0.0, 0.5, 3.0]),
+    n_best=st.integers(1, 4),
+)
+def test_diverse_groups_choose_one_after_the_other(
+    seed: int, groups: int, size: int, strength: float, n_best: int
+) -> None:
+    vocab_size = FIRST_WORD + 4
+    table = random_table(seed, vocab_size)
+    source, lengths = sources([4, 2], seed)
+    config = options_of(
+        beam_size=groups * size, n_best=min(n_best, groups * size), diverse_beam_groups=groups,
+        diverse_beam_strength=strength,
+    )  # fmt: skip
+    found = search(TableStepper(table), source, lengths, config)
+    for row, length in enumerate(lengths.tolist()):
+        naive = Naive(table, tuple(source[row, :length].tolist()), vocab_size, config)
+        assert ids_of(found)[row] == diverse_by_hand(naive)
+        for hypothesis in found[row]:
+            assert hypothesis.log_prob == pytest.approx(naive.log_prob(hypothesis.ids), abs=1e-4)
+
+
+def test_outputs_are_more_diverse_with_more_strength() -> None:
+    """A few still meet: the end of an output is not discouraged."""
+    kinds = []
+    for strength in (0.0, 1.0, 5.0):
+        config = options_of(
+            beam_size=6, n_best=6, diverse_beam_groups=6, diverse_beam_strength=strength
+        )
+        results = [
+            search(TableStepper(random_table(seed, 12)), *sources([6], seed), config)[0]
+            for seed in range(10)
+        ]
+        kinds.append(sum(len(found) for found in results))
+    assert kinds[0] == 10  # groups without strength all find the same
+    assert min(kinds[1:]) > 30
+
+
+def test_the_coverage_penalty_by_hand() -> None:
+    """Two words and EOS: log 0.5 + log 1; then log 0.2 + log 0.4, where a third place is padding.
+
+    EOS counts for nothing, nor does what is read of a word beyond 1.
+    """
+    coverage = torch.tensor([[[0.5, 1.5, 0.0]], [[0.2, 1.8, 0.0]]])
+    found = coverage_penalty(coverage, torch.tensor([3, 2]), 0.5)
+    assert found.flatten().tolist() == pytest.approx([0.5 * math.log(0.5), 0.5 * math.log(0.2)])
+    nothing_read = coverage_penalty(torch.zeros(1, 1, 4), torch.tensor([4]), 1.0)
+    assert -1000 < float(nothing_read) < -100  # a number still
+
+
+@given(
+    seed=seeds,
+    weight=st.sampled_from([0.2, 5.0]),
+    kind=st.sampled_from(BEAMS),
+    phrase=st.booleans(),
+)
+def test_every_score_has_the_coverage_penalty_by_its_definition(
+    seed: int, weight: float, kind: dict[str, Any], phrase: bool
+) -> None:
+    own = None
+    if phrase and "diverse_beam_groups" not in kind:
+        own = [Constraints(required=((5,),))] * 2
+    config = options_of(coverage_penalty=weight, **kind)
+    source, lengths = sources([3, 5], seed)
+    table = random_table(seed, 7, sharpness=3.0)
+    results = search(TableStepper(table), source, lengths, config, own)
+    for found, ids, length in zip(results, source.tolist(), lengths.tolist(), strict=True):
+        naive = Naive(table, tuple(ids[:length]), 7, config)
+        scores = [hypothesis.score for hypothesis in found]
+        assert scores == sorted(scores, reverse=True)
+        assert scores == pytest.approx([naive.score(h.ids, h.log_prob) for h in found])
+
+
+def test_the_coverage_penalty_prefers_outputs_that_read_more_of_the_source() -> None:
+    def total_length(weight: float) -> int:
+        config = options_of(coverage_penalty=weight, beam_size=4)
+        return sum(
+            len(search(TableStepper(random_table(seed, 7)), *sources([5], seed), config)[0][0].ids)
+            for seed in range(20)
+        )
+
+    assert total_length(0.0) < total_length(5.0)
+
+
+@pytest.mark.parametrize("way", ["sampling", "return_alternatives"])
+def test_what_is_no_beam_search_refuses_a_coverage_penalty(way: str) -> None:
+    with pytest.raises(ValidationError, match=f"coverage_penalty .0.2. is an option.*{way}"):
+        options_of(coverage_penalty=0.2, **{way: True})

@@ -1,75 +1,30 @@
-"""Greedy search on tables."""
+"""Alternatives beside plain Python. Greedy search is tested beside beam search in `test_loop`."""
 
 from __future__ import annotations
 
-import pytest
-import torch
-from torch import Tensor
+from typing import Any
 
-from nmt.config.decoding import DecodingConfig
-from nmt.text import BOS_ID, EOS_ID
-from tests.search.toys import Table, TableStepper, greedy_search, ids_of, random_table, sources
+from hypothesis import given
 
-CONFIG = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=3)
-
-
-def by_hand(table: Table, source: tuple[int, ...], longest: int) -> tuple[tuple[int, ...], float]:
-    """The most probable token again and again."""
-    ids: list[int] = []
-    total = 0.0
-    while True:
-        scores = table((*source, BOS_ID, *ids)).clone()
-        scores[:EOS_ID] = -torch.inf
-        if len(ids) + 1 == longest:
-            scores[EOS_ID + 1 :] = -torch.inf
-        token = int(scores.argmax())
-        total += float(scores[token])
-        if token == EOS_ID:
-            return tuple(ids), total
-        ids.append(token)
+from nmt.search.constraints import Constraints
+from nmt.search.loop import search
+from tests.search.naive import Naive
+from tests.search.test_loop import VOCAB_SIZE, free, rules, seeds
+from tests.search.toys import TableStepper, options_of, random_table, sources
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_most_probable_token_is_taken_again_and_again(seed: int) -> None:
-    table = random_table(seed, 9)
-    source, lengths = sources([4, 9, 1, 6], seed)
-    results = greedy_search(TableStepper(table), source, lengths, CONFIG)
-    for row, length, (found,) in zip(source.tolist(), lengths.tolist(), results, strict=True):
-        ids, total = by_hand(table, tuple(row[:length]), length - 1 + 3 + 1)
-        assert found.ids == ids
-        assert found.log_prob == pytest.approx(total, abs=1e-5)
-        assert found.score == pytest.approx(total / (len(ids) + 1), abs=1e-5)
-
-
-def test_results_do_not_depend_on_who_else_is_in_the_batch() -> None:
-    table = random_table(5, 12)
-    source, lengths = sources([3, 8, 5, 2, 8])
-    together = greedy_search(TableStepper(table), source, lengths, CONFIG)
-    alone = [
-        greedy_search(TableStepper(table), source[i : i + 1], lengths[i : i + 1], CONFIG)[0]
-        for i in range(len(source))
-    ]
-    assert ids_of(together) == ids_of(alone)
-
-
-def test_finished_sentences_leave_the_batch() -> None:
-    stepper = TableStepper(random_table(3, 6))
-    source, lengths = sources([2, 4, 6, 8, 10])
-    results = greedy_search(stepper, source, lengths, CONFIG)
-    ends = [len(found.ids) + 1 for (found,) in results]
-    assert stepper.rows == [sum(end >= step for end in ends) for step in range(1, max(ends) + 1)]
-    assert stepper.rows[-1] < 5
-
-
-def test_a_search_that_cannot_go_on_ends_without_a_translation() -> None:
-    def nothing(_: tuple[int, ...]) -> Tensor:
-        return torch.full((7,), -torch.inf)
-
-    source, lengths = sources([3, 2])
-    assert greedy_search(TableStepper(nothing), source, lengths, CONFIG) == [[], []]
-
-
-def test_no_sentences_give_no_results() -> None:
-    stepper = TableStepper(random_table(1, 6))
-    empty = torch.zeros(0, 3, dtype=torch.int64)
-    assert greedy_search(stepper, empty, torch.zeros(0, dtype=torch.int64), CONFIG) == []
+@given(seed=seeds, own=free, options=rules)
+def test_alternatives_are_the_best_next_tokens_completed_greedily(
+    seed: int, own: Constraints, options: dict[str, Any]
+) -> None:
+    options = {**options, "prefix_bias_beta": 0.0}
+    config = options_of(return_alternatives=True, n_best=5, **options)
+    table = random_table(seed, VOCAB_SIZE)
+    source, lengths = sources([4], seed)
+    (found,) = search(TableStepper(table), source, lengths, config, [own])
+    naive = Naive(table, tuple(source[0].tolist()), VOCAB_SIZE, config, own)
+    values = naive.next_log_probs(own.prefix)
+    order = sorted(range(VOCAB_SIZE), key=lambda token: -values[token])
+    possible = [token for token in order if values[token] > -float("inf")]
+    outputs = [naive.greedy((*own.prefix, token)) for token in possible[:5]]
+    assert [hypothesis.ids for hypothesis in found] == [ids for ids in outputs if ids is not None]

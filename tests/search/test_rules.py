@@ -1,7 +1,8 @@
-"""Which tokens may come next."""
+"""Which tokens may come next, and how the length counts."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -9,11 +10,12 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import NONE
-from nmt.search.hypothesis import limits_of
+from nmt.search.hypothesis import length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,
     forbid_repeated_ngrams,
+    length_limits,
     limit_length,
     penalize_repetition,
 )
@@ -119,3 +121,58 @@ def test_forbidden_phrases_are_not_completed(
                 if len(phrase) <= length + 1
                 and own[length + 1 - len(phrase) :] == list(phrase[:-1])
             }
+
+
+@pytest.mark.parametrize(
+    ("form", "exponent", "length", "expected"),
+    [
+        ("power", 0.0, 9, 1.0),
+        ("power", 1.0, 9, 9.0),
+        ("power", 0.5, 9, 3.0),
+        ("power", 2.0, 3, 9.0),
+        ("gnmt", 0.0, 9, 1.0),
+        ("gnmt", 1.0, 1, 1.0),
+        ("gnmt", 1.0, 7, 2.0),  # (5 + 7) / 6
+        ("gnmt", 0.5, 19, 2.0),  # sqrt(24 / 6)
+        ("gnmt", 0.6, 7, 1.515717),  # 2 ^ 0.6
+    ],
+)
+def test_length_penalties_are_what_the_papers_say(
+    form: str, exponent: float, length: int, expected: float
+) -> None:
+    values = {"length_penalty": exponent, "length_penalty_form": form}
+    penalty = length_penalty(DecodingConfig.model_validate(values))
+    assert penalty(length) == pytest.approx(expected, abs=1e-6)
+    numbers = [penalty(other) for other in range(1, 200)]
+    assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("words", "low", "high", "offset", "positions", "expected"),
+    [
+        (10, 0.0, 2.0, 20, None, (1, 41)),  # EOS alone; 10 * 2 + 20 words and EOS
+        (10, 0.5, 1.0, 3, None, (6, 14)),
+        (7, 0.5, 1.5, 1, None, (4, 12)),  # 3.5 and 10.5 words are 3 and 10
+        (0, 0.5, 2.0, 5, None, (1, 6)),
+        (10, 3.0, 1.0, 2, None, (13, 13)),  # a lower limit above the upper one
+        (10, 0.5, 1.0, 3, 20, (6, 14)),
+        (10, 0.5, 1.0, 3, 9, (6, 9)),
+        (10, 1.0, 1.0, 3, 9, (9, 9)),  # and above the end of the positions
+    ],
+)
+def test_limits_count_eos_and_never_cross(
+    words: int,
+    low: float,
+    high: float,
+    offset: int,
+    positions: int | None,
+    expected: tuple[int, int],
+) -> None:
+    config = DecodingConfig(min_length_factor=low, max_length_factor=high, max_length_offset=offset)
+    shortest, longest = length_limits(torch.tensor([words + 1]), config, positions)
+    assert (int(shortest), int(longest)) == expected
+
+
+def test_rules_that_are_off_cost_nothing() -> None:
+    nothing = Rules(torch.tensor([3]), DecodingConfig(), [NONE])
+    assert (nothing._edits, nothing._bias, nothing._prefix) == ((), None, None)

@@ -1,9 +1,8 @@
-"""A stepper made of a table, and slow searches that are right by inspection."""
+"""A stepper made of a table, and the options that most tests of searches use."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis, length_penalty
+from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import Stepper, search
-from nmt.search.rules import length_limits
-from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import EOS_ID, PAD_ID
 
 FIRST_WORD = 4
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -120,28 +118,28 @@ def sources(lengths: Sequence[int], seed: int = 0) -> tuple[Tensor, Tensor]:
     return rows, torch.tensor(lengths)
 
 
-def all_hypotheses(
-    table: Table, source: tuple[int, ...], vocab_size: int, config: DecodingConfig
-) -> list[Hypothesis]:
-    """Every output within the length limits, best first."""
-    limits = length_limits(torch.tensor([len(source)]), config)
-    shortest, longest = (int(limit) for limit in limits)
-    penalty = length_penalty(config)
-    words = [i for i in range(vocab_size) if i not in (PAD_ID, UNK_ID, BOS_ID, EOS_ID)]
-    found = []
-    for length in range(shortest, longest + 1):
-        for ids in itertools.product(words, repeat=length - 1):
-            total, prefix = 0.0, (*source, BOS_ID)
-            for token in (*ids, EOS_ID):
-                total += float(table(prefix)[token])
-                prefix = (*prefix, token)
-            found.append(Hypothesis(ids, total, total / penalty(length)))
-    return sorted(found, key=lambda hypothesis: -hypothesis.score)
-
-
 def ids_of(results: Sequence[Sequence[Hypothesis]]) -> list[list[tuple[int, ...]]]:
     """The ids alone."""
     return [[hypothesis.ids for hypothesis in found] for found in results]
+
+
+KINDS: list[dict[str, Any]] = [
+    {"beam_size": 1},
+    {"beam_size": 4, "n_best": 3},
+    {"beam_size": 4, "patience": 2.0},
+    {"beam_size": 4, "n_best": 2, "coverage_penalty": 0.5},
+    {"beam_size": 6, "n_best": 4, "diverse_beam_groups": 3},
+    {"sampling": True, "n_best": 3, "top_p": 0.8},
+    {"sampling": True, "n_best": 2, "top_k": 3, "temperature": 0.7},
+    {"return_alternatives": True, "n_best": 3},
+]
+"""Options of every kind of search."""
+
+
+def options_of(**changes: Any) -> DecodingConfig:
+    """Outputs of at most one token more than the source, with changes."""
+    values = {"max_length_factor": 1.0, "max_length_offset": 1, **changes}
+    return DecodingConfig.model_validate(values)
 
 
 def search_by(name: str) -> Callable[..., list[list[Hypothesis]]]:

@@ -1,4 +1,4 @@
-"""Constraints, progress of required phrases, and the division of the beam."""
+"""Constraints, progress of required phrases, the division of the beam, and its outputs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.search.constrained import RequiredPhrases, bank_sizes
-from nmt.search.constraints import Constraints, contains
+from nmt.search.constraints import Constraints, Ids, contains
+from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from tests.search.toys import TableStepper, options_of, random_table, sources
 
 phrases = st.lists(st.integers(4, 6), min_size=1, max_size=5).map(tuple)
 
@@ -79,7 +81,7 @@ def test_constraints_of_what_is_no_output_are_misuse(token: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "size", "problem"),
+    ("own", "size", "problem"),
     [
         (Constraints(required=((5, UNK_ID),)), 0, "cannot write"),
         (Constraints(required=((4,), (5, 6)), forbidden=((6,),)), 0, "contains a forbidden"),
@@ -89,8 +91,26 @@ def test_constraints_of_what_is_no_output_are_misuse(token: int) -> None:
         (Constraints(prefix=(5, UNK_ID), forbidden=((5,),)), 1, None),
     ],
 )
-def test_plain_contradictions_are_named(
-    wishes: Constraints, size: int, problem: str | None
-) -> None:
-    found = wishes.contradiction(size)
+def test_plain_contradictions_are_named(own: Constraints, size: int, problem: str | None) -> None:
+    found = own.contradiction(size)
     assert found is problem is None or (found and problem and problem in found)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    beam_size=st.integers(1, 5),
+    own=st.lists(phrases.filter(lambda phrase: len(phrase) < 3), max_size=2).map(tuple),
+    forbidden=st.lists(phrases.filter(lambda phrase: len(phrase) > 1), max_size=1).map(tuple),
+)
+def test_every_output_contains_the_phrases_however_narrow_the_beam(
+    seed: int, beam_size: int, own: tuple[Ids, ...], forbidden: tuple[Ids, ...]
+) -> None:
+    """There is always one, if nothing is forbidden."""
+    config = options_of(beam_size=beam_size, n_best=beam_size)
+    constraints = Constraints(prefix=(5,), required=own, forbidden=forbidden)
+    (found,) = search(TableStepper(random_table(seed, 7)), *sources([3]), config, [constraints])
+    assert found or forbidden
+    for hypothesis in found:
+        assert hypothesis.ids[0] == 5
+        assert all(contains(hypothesis.ids, phrase) for phrase in own)
+        assert not any(contains(hypothesis.ids, phrase) for phrase in forbidden)

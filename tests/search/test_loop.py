@@ -1,0 +1,260 @@
+"""All searches with all rules beside plain Python; finished sentences; the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from typing_extensions import override
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
+from nmt.search.constraints import NONE, Constraints
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.loop import search
+from nmt.search.selector import (
+    SELECTORS,
+    BeamState,
+    FinishedHypotheses,
+    SearchInputs,
+    Selection,
+    Selector,
+    register_selector,
+)
+from nmt.text import EOS_ID, UNK_ID
+from tests.search.naive import Naive
+from tests.search.toys import (
+    FIRST_WORD,
+    KINDS,
+    TableStepper,
+    beam_search,
+    greedy_search,
+    ids_of,
+    options_of,
+    random_table,
+    sources,
+)
+
+VOCAB_SIZE = FIRST_WORD + 3
+WORDS = range(FIRST_WORD, VOCAB_SIZE)
+
+seeds = st.integers(0, 10**6)
+grains = st.sampled_from([0.0, 2.0])  # with a grain many tokens are equally probable
+phrases = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(tuple)
+rules = st.fixed_dictionaries({
+    "no_repeat_ngram_size": st.integers(0, 3),
+    "repetition_penalty": st.sampled_from([1.0, 0.7, 1.4]),
+    "prefix_bias_beta": st.sampled_from([0.0, 0.0, 0.3]),
+    "length_penalty": st.sampled_from([0.0, 0.6, 1.0]),
+    "length_penalty_form": st.sampled_from(["power", "gnmt"]),
+    "min_length_factor": st.sampled_from([0.0, 0.6]),
+})  # fmt: skip
+prefixes = st.lists(st.sampled_from([UNK_ID, *WORDS]), max_size=3).map(tuple)
+free = st.builds(Constraints, prefix=prefixes, forbidden=st.lists(phrases, max_size=3).map(tuple))
+enumerable = free.filter(lambda own: UNK_ID not in own.prefix)
+required = st.builds(
+    Constraints,
+    prefix=st.lists(st.sampled_from(WORDS), max_size=1).map(tuple),
+    required=st.lists(phrases.filter(lambda p: len(p) < 3), max_size=2).map(tuple),
+    forbidden=st.lists(phrases.filter(lambda p: len(p) > 1), max_size=1).map(tuple),
+)
+
+
+@settings(max_examples=40)
+@given(
+    seed=seeds,
+    options=rules,
+    weight=st.sampled_from([0.0, 0.0, 0.2, 5.0]),
+    own=st.lists(st.one_of(enumerable, required), min_size=1, max_size=2),
+)
+def test_a_beam_wide_enough_finds_the_best_outputs_and_no_narrower_one_beats_it(
+    seed: int, options: dict[str, Any], weight: float, own: list[Constraints]
+) -> None:
+    table = random_table(seed, VOCAB_SIZE, sharpness=3.0)
+    source, lengths = sources([3, 2][: len(own)], seed)
+    config = options_of(beam_size=256, n_best=3, coverage_penalty=weight, **options)
+    naive = [
+        Naive(table, tuple(source[row, :length].tolist()), VOCAB_SIZE, config, own[row])
+        for row, length in enumerate(lengths.tolist())
+    ]
+    assume(all(each.limits[1] <= 6 for each in naive))
+    results = search(TableStepper(table), source, lengths, config, own)
+    for found, each in zip(results, naive, strict=True):
+        expected = each.every_output()
+        assert [h.ids for h in found] == [h.ids for h in expected[:3]]
+        assert [h.score for h in found] == pytest.approx([h.score for h in expected[:3]], abs=1e-4)
+    for size in (1, 3):
+        narrow = config.model_copy(update={"beam_size": size, "n_best": 1})
+        for few, best in zip(
+            search(TableStepper(table), source, lengths, narrow, own), results, strict=True
+        ):
+            assert not few or few[0].score <= best[0].score + 1e-6
+
+
+@given(seed=seeds, options=rules, own=st.lists(free, min_size=1, max_size=3), grain=grains)
+def test_greedy_search_is_a_beam_of_one_and_takes_the_most_probable_token(
+    seed: int, options: dict[str, Any], own: list[Constraints], grain: float
+) -> None:
+    table = random_table(seed, VOCAB_SIZE, grain=grain)
+    source, lengths = sources([3, 6, 1][: len(own)], seed)
+    config = options_of(beam_size=1, **options)
+    found = greedy_search(TableStepper(table), source, lengths, config, own)
+    assert beam_search(TableStepper(table), source, lengths, config, own) == found
+    if grain:  # plain Python rounds otherwise
+        return
+    for row, length in enumerate(lengths.tolist()):
+        ids = tuple(source[row, :length].tolist())
+        naive = Naive(table, ids, VOCAB_SIZE, config, own[row]).greedy()
+        assert ids_of(found)[row] == ([] if naive is None else [naive])
+
+
+@given(
+    seed=seeds,
+    kind=st.sampled_from(KINDS),
+    options=rules,
+    own=st.lists(free, min_size=4, max_size=4),
+    phrase=st.one_of(st.none(), required),
+    grain=grains,
+)
+def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
+    seed: int,
+    kind: dict[str, Any],
+    options: dict[str, Any],
+    own: list[Constraints],
+    phrase: Constraints | None,
+    grain: float,
+) -> None:
+    """Nor on whether these have required phrases."""
+    table = random_table(seed, VOCAB_SIZE, grain=grain)
+    if kind.get("return_alternatives"):
+        options = {**options, "prefix_bias_beta": 0.0}
+    config = options_of(**kind, **options)
+    if phrase is not None and "beam_size" in kind and "diverse_beam_groups" not in kind:
+        own = [own[0], phrase, *own[2:]]
+    source, lengths = sources([3, 5, 1, 4], seed)
+    together = search(TableStepper(table), source, lengths, config, own)
+    for order in ([2], [3, 0], [1]):
+        some = search(
+            TableStepper(table), source[order], lengths[order], config, [own[i] for i in order]
+        )
+        assert some == [together[i] for i in order]
+    for found in together:
+        assert len(found) <= config.n_best
+        if not config.sampling:
+            assert len({hypothesis.ids for hypothesis in found}) == len(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_finished_sentences_and_hypotheses_leave_the_batch(kind: dict[str, Any]) -> None:
+    stepper = TableStepper(random_table(4, 9))
+    config = options_of(**kind, max_length_offset=3)
+    source, lengths = sources([2, 5, 12, 20])
+    results = search(stepper, source, lengths, config)
+    assert (stepper.rows[0], stepper.widths[0]) == (4, 1)
+    assert stepper.rows == sorted(stepper.rows, reverse=True)
+    assert stepper.rows[-1] < 4
+    if kind == {"beam_size": 1}:
+        ends = [len(found.ids) + 1 for (found,) in results]
+        steps = range(1, max(ends) + 1)
+        assert stepper.rows == [sum(end >= step for end in ends) for step in steps]
+    elif "beam_size" not in kind:  # independent hypotheses leave one by one
+        assert stepper.widths[1] == config.n_best
+        assert stepper.widths[-1] == 1
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_possible_output_gives_no_hypothesis(kind: dict[str, Any], value: float) -> None:
+    def table(_: tuple[int, ...]) -> Tensor:
+        return torch.full((8,), value)
+
+    assert search(TableStepper(table), *sources([3, 1]), options_of(**kind)) == [[], []]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sentences_give_no_results(kind: dict[str, Any]) -> None:
+    empty = torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    assert search(TableStepper(random_table(1, 6)), *empty, options_of(**kind)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_output_ends_where_the_positions_end_even_if_it_should_be_longer(
+    kind: dict[str, Any],
+) -> None:
+    stepper = TableStepper(random_table(3, 9))
+    stepper.max_positions = 5
+    config = options_of(**kind, max_length_factor=2.0, min_length_factor=1.0)
+    for found in search(stepper, *sources([9, 3, 6]), config):
+        assert found
+        assert all(2 <= len(hypothesis.ids) <= 4 for hypothesis in found)
+    assert len(stepper.rows) == 5
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4, 1), (5, 0), (7, 0)])
+@pytest.mark.parametrize("beta", [0.0, 0.9])
+def test_a_prefix_that_does_not_fit_the_positions_has_no_output(
+    size: int, expected: int, beta: float
+) -> None:
+    stepper = TableStepper(random_table(3, 9))
+    stepper.max_positions = 5
+    prefix = Constraints(prefix=(5, 6, 7, 5, 6, 7, 5)[:size])
+    config = options_of(prefix_bias_beta=beta)
+    (found,) = search(stepper, *sources([3]), config, [prefix])
+    assert len(found) == (1 if beta else expected)
+    assert len(stepper.rows) <= 5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.get("coverage_penalty")])
+def test_without_a_coverage_penalty_coverage_is_not_computed(kind: dict[str, Any]) -> None:
+    stepper = TableStepper(random_table(3, VOCAB_SIZE))
+    search(stepper, *sources([4, 2]), options_of(**kind))
+    assert stepper.num_looks == 0
+
+
+@pytest.mark.parametrize("kind", KINDS[4:])
+def test_a_search_that_cannot_meet_required_phrases_says_so(kind: dict[str, Any]) -> None:
+    own = [Constraints(required=((5,),))]
+    with pytest.raises(ConfigError, match="does not go with required phrases"):
+        search(TableStepper(random_table(1, 8)), *sources([3]), options_of(**kind), own)
+
+
+class Shortest(Selector):
+    """Ends every output at once."""
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        self._count = len(inputs.source)
+        self._finished = FinishedHypotheses(inputs, beam_size=1, n_best=1)
+
+    @override
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
+        ends = log_probs[:, 0, EOS_ID].cpu()
+        self._finished.add(beams.sentences, beams.history[:, 0], ends)
+        return Selection(beams.tokens, beams.totals, active=torch.zeros_like(ends).bool())
+
+    @override
+    def results(self) -> list[list[Hypothesis]]:
+        return [self._finished.ranked(pool) for pool in range(self._count)]
+
+
+@pytest.fixture
+def shortest() -> Iterator[None]:
+    register_selector("shortest")(Shortest)
+    yield
+    del SELECTORS["shortest"]
+
+
+@pytest.mark.usefixtures("shortest")
+def test_a_registered_selector_is_chosen_by_its_name() -> None:
+    stepper, inputs = TableStepper(random_table(1, 8)), sources([3, 5])
+    assert ids_of(search(stepper, *inputs, DecodingConfig(search="shortest"))) == [[()], [()]]
+    assert stepper.rows == [2]
+    with pytest.raises(ConfigError, match="there is no 'shortst'"):
+        search(stepper, *inputs, DecodingConfig.model_construct(search="shortst"))
+    own = [Constraints(required=((5,),)), NONE]
+    with pytest.raises(ConfigError, match="shortest search does not go with required phrases"):
+        search(stepper, *inputs, DecodingConfig(search="shortest"), own)
