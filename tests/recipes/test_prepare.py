@@ -309,18 +309,6 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Pat
     assert len(PreparedData.open(tmp_path / "prepared").train) == 120
 
 
-def test_left_overs_go_whatever_the_folder_is_called(tmp_path: Path) -> None:
-    name = "de-en [v1]*"
-    left_over, foreign = tmp_path / f".{name}.tmp-1", tmp_path / ".de-en v.tmp-1"
-    for folder in (left_over, foreign):
-        folder.mkdir()
-
-    prepare(config_for(tmp_path, prepared_dir=str(tmp_path / name)))
-
-    assert not left_over.exists()
-    assert foreign.exists()
-
-
 def test_left_overs_go_even_where_nothing_has_to_be_done(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     prepare(config)
@@ -364,22 +352,6 @@ def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
         prepare(RunConfig.model_validate(base))
         assert decoded(tmp_path / "prepared") == pairs
         assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
-
-
-def test_preparing_does_not_load_torch(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(config_for(tmp_path).model_dump_json(), encoding="utf-8")
-    program = (
-        "import sys, pathlib\n"
-        "from nmt.config.run import RunConfig\n"
-        "from nmt.recipes.prepare import prepare\n"
-        "text = pathlib.Path(sys.argv[1]).read_text()\n"
-        "prepare(RunConfig.model_validate_json(text))\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-
-    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
-    assert (tmp_path / "prepared" / "manifest.json").exists()
 
 
 def test_a_validation_set_without_a_usable_pair_is_refused(tmp_path: Path) -> None:
@@ -462,17 +434,6 @@ def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
             assert path.read_bytes() == whole
 
 
-def test_preparing_twice_gives_the_same_data(tmp_path: Path) -> None:
-    config = config_for(tmp_path)
-    hashes = []
-    for _ in range(2):
-        prepare(config, force=True)
-        manifest = PreparedData.open(tmp_path / "prepared").manifest
-        hashes.append((manifest.data_hash, manifest.vocab_hash, manifest.config_hash))
-
-    assert hashes[0] == hashes[1]
-
-
 def test_a_touched_file_is_known_by_its_contents(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     prepare(config)
@@ -550,20 +511,3 @@ def test_the_report_reads_well(tmp_path: Path) -> None:
     assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
     assert report.as_dict() == json.loads((tmp_path / "prepared" / "report.json").read_text())
     assert report.as_dict()["sides"][0]["language"] == "de"
-
-
-def test_real_text_is_prepared_without_a_loss(tmp_path: Path, shared_data: Path) -> None:
-    folder = shared_data / "multi30k"
-    values = config_for(tmp_path).model_dump(mode="json")
-    values["data"]["train"] = [
-        {"source": str(folder / "train.de.gz"), "target": str(folder / "train.en.gz")}
-    ]
-    values["tokenizer"] = {"vocab_size": 4000}
-
-    report = prepare(RunConfig.model_validate(values))
-
-    data = PreparedData.open(tmp_path / "prepared")
-    assert len(data.train) == 29_000
-    assert report.warnings == ()
-    assert all(8 < side.mean_length < 25 for side in report.sides)
-    assert all(side.fallback_rate < 0.02 for side in report.sides)
