@@ -31,9 +31,8 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.device import prepare_process
 from nmt.files.lines import read_lines
-from nmt.model.factory import build_model
-from nmt.model.layout import Layout
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
 from nmt.runtime.model_stepper import ModelStepper
 from nmt.search.hypothesis import Hypothesis, length_penalty
 from nmt.search.loop import search
@@ -71,11 +70,11 @@ class Measured:
         return sum(len(ids) + 1 for ids in self.outputs)
 
 
-def prefix_log_probs(model: Transformer, memory: Tensor, layout: Layout, prefix: Tensor) -> Tensor:
+def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix: Tensor) -> Tensor:
     """Log probabilities after every prefix (R, T), decoded from its beginning: (R, V)."""
     rows, width = prefix.shape
-    target = Layout(torch.arange(rows * width), rows, width)
-    hidden = model.decode(prefix.flatten(), memory, target, layout)
+    target = Packed.from_rectangle(prefix, torch.full((rows,), width))
+    hidden = model.decode(target, memory, source)
     return model.logits(hidden.view(rows, width, -1)[:, -1]).log_softmax(-1)
 
 
@@ -85,13 +84,13 @@ def plain_greedy(model: Transformer) -> Decoder:
     def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
         shortest, longest = length_limits(lengths, config)
         penalty = length_penalty(config)
-        layout = Layout.from_lengths(lengths, source.shape[1])
-        memory = model.encode(layout.pack(source), layout)
+        packed = Packed.from_rectangle(source, lengths)
+        memory = model.encode(packed)
         prefix = torch.full((len(source), 1), BOS_ID)
         totals = torch.zeros(len(source))
         results: list[list[Hypothesis]] = [[] for _ in source]
         while not all(results):
-            scores = prefix_log_probs(model, memory, layout, prefix).unsqueeze(1)
+            scores = prefix_log_probs(model, memory, packed, prefix).unsqueeze(1)
             forbid(scores, prefix.shape[1], shortest, longest)
             best, ids = scores[:, 0].max(-1)
             totals = totals + best
@@ -113,10 +112,9 @@ def plain_beam(model: Transformer) -> Decoder:
         count, beams = len(source), config.beam_size
         shortest, longest = length_limits(lengths, config)
         penalty = length_penalty(config)
-        once = Layout.from_lengths(lengths, source.shape[1])
-        rows = once.unpack(model.encode(once.pack(source), once)).repeat_interleave(beams, dim=0)
-        layout = Layout.from_lengths(lengths.repeat_interleave(beams), source.shape[1])
-        memory = layout.pack(rows)
+        once = Packed.from_rectangle(source, lengths)
+        packed = Packed.from_rectangle(*(x.repeat_interleave(beams, 0) for x in (source, lengths)))
+        memory = packed.unpad(once.pad(model.encode(once)).repeat_interleave(beams, dim=0))
         prefix = torch.full((count, beams, 1), BOS_ID)
         totals = torch.full((count, beams), -torch.inf)
         totals[:, 0] = 0.0
@@ -124,7 +122,7 @@ def plain_beam(model: Transformer) -> Decoder:
         done = [False] * count
         while not all(done):
             length = prefix.shape[2]
-            scores = prefix_log_probs(model, memory, layout, prefix.flatten(0, 1))
+            scores = prefix_log_probs(model, memory, packed, prefix.flatten(0, 1))
             scores = scores.view(count, beams, -1)
             forbid(scores, length, shortest, longest)
             vocab_size = scores.shape[-1]

@@ -43,8 +43,7 @@ from nmt.errors import NmtError
 from nmt.exchange.ctranslate2_package import import_ctranslate2
 from nmt.files.lines import read_lines
 from nmt.model.cost import Workload, training_flops
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
 from nmt.recipes.export import Quantization, export
 from nmt.runtime.ctranslate2_engine import load_ctranslate2_engine
 from nmt.runtime.engine import Dtype, Engine
@@ -94,10 +93,7 @@ def peak_bytes(device: torch.device, count: int) -> float:
 
 def workload(batches: Sequence[Batch]) -> Workload:
     """Sum lengths."""
-    lengths = [
-        torch.stack([(side != 0).sum(1) for side in (batch.source, batch.target_output)])
-        for batch in batches
-    ]
+    lengths = [torch.stack([batch.source.lengths, batch.target.lengths]) for batch in batches]
     return Workload.of_pairs(*torch.cat(lengths, dim=1).numpy())
 
 
@@ -187,7 +183,7 @@ def engines(
         read = step_bytes(engine._models[0])
         parts = loaded.config.decoding, loaded.tokenizers, read
         yield f"nmt {dtype}, recorded steps", engine, *parts
-        engine._readers = [None]
+        engine._runs = [None]
         yield f"nmt {dtype}", engine, *parts
     package = import_ctranslate2()
     if device == "cuda" and not package.get_cuda_device_count():

@@ -30,8 +30,8 @@ from nmt.data.batching import padding_waste, plan_batches
 from nmt.data.prepared import PreparedData
 from nmt.engine.device import choose_device, prepare_process
 from nmt.engine.precision import choose_precision, has_fast_bf16
-from nmt.model.factory import build_model
-from nmt.model.layers import sinusoids
+from nmt.model.positions import sinusoids
+from nmt.model.transformer import build_model
 from nmt.training.losses import choose_form
 from nmt.training.objective import CrossEntropy
 from nmt.training.optimizer import build_optimizer
@@ -89,10 +89,11 @@ def plain_step(config: ModelConfig, vocab_size: int) -> Callable[[Batch], None]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
     def step(batch: Batch) -> None:
-        logits = model(batch.source, batch.target_input)
+        source, target = (side.pad(side.ids) for side in (batch.source, batch.target))
+        logits = model(source, target)
         loss = F.cross_entropy(
             logits.flatten(0, 1),
-            batch.target_output.flatten(),
+            batch.target.pad(batch.gold).flatten(),
             ignore_index=0,
             label_smoothing=0.1,
         )

@@ -30,7 +30,7 @@ from nmt.config.model import ModelConfig
 from nmt.engine.precision import has_fast_bf16
 from nmt.errors import NmtError
 from nmt.exchange.ctranslate2_package import import_ctranslate2
-from nmt.model.layers import LearnedPositions, sinusoids
+from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.recipes.export import Quantization, export
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine

@@ -34,9 +34,8 @@ from nmt.config.loader import dump_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, NmtError
-from nmt.model.factory import build_model, fused_rows
-from nmt.model.layers import sinusoids
-from nmt.model.transformer import Transformer
+from nmt.model.positions import sinusoids
+from nmt.model.transformer import Transformer, build_model, fused_rows
 from nmt.search.hypothesis import limits_of
 
 _DOUBLED = (

@@ -138,7 +138,7 @@ def read_weights(files: ModelFiles) -> ModelBundle:
     Raises:
         CheckpointError: The weights are missing or damaged, or of another configuration.
     """
-    from nmt.model.factory import build_model  # noqa: PLC0415 - loads torch
+    from nmt.model.transformer import build_model  # noqa: PLC0415 - loads torch
 
     with readable():
         files.manifest.verify(files.folder, (MODEL,))

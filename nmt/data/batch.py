@@ -1,4 +1,4 @@
-"""Rows of a store -> `Batch`: the only place where training adds BOS, EOS and padding."""
+"""Rows of a store -> `Batch`: the only place where training adds BOS and EOS."""
 
 from __future__ import annotations
 
@@ -11,90 +11,58 @@ from torch import Tensor
 
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
-from nmt.text import BOS_ID, EOS_ID, PAD_ID
+from nmt.packed import Packed, move
+from nmt.text import BOS_ID, EOS_ID
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sentence pairs, padded to rectangles. B sentences, S source and T target positions."""
+    """Sentence pairs without padding."""
 
-    source: Tensor
-    """Source ids, ending in EOS. (B, S), int64."""
-    source_index: Tensor
-    """Positions of the real tokens in the flattened ``source``, ascending. (num_source_tokens,)"""
-    target_input: Tensor
-    """What the decoder reads: BOS, then the target. (B, T), int64."""
-    target_output: Tensor
-    """What the decoder must predict: the target, then EOS. (B, T), int64."""
-    target_index: Tensor
-    """Positions of the real tokens in the flattened target rectangles. (num_target_tokens,)"""
+    source: Packed
+    """Source ids, each sentence ending in EOS."""
+    target: Packed
+    """What the decoder reads: BOS, then the target."""
+    gold: Tensor
+    """What the decoder must predict: the target, then EOS. (num_target_tokens,), int64."""
     rows: IntArray
     """Where the pairs stand in the store, for error messages. (B,)"""
 
     @property
     def num_source_tokens(self) -> int:
         """Source tokens with EOS, without padding."""
-        return len(self.source_index)
+        return self.source.num_tokens
 
     @property
     def num_target_tokens(self) -> int:
         """Predicted tokens without padding: the divisor of the loss."""
-        return len(self.target_index)
+        return len(self.gold)
 
     @property
     def num_padded_tokens(self) -> int:
-        """Cells of both rectangles."""
-        return self.source.numel() + self.target_input.numel()
+        """Cells of the padded rectangles of both sides."""
+        return self.source.num_cells + self.target.num_cells
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Return two batches of half the pairs, with no more padding than they need."""
+        """Return two batches of half the pairs."""
         middle = len(self.rows) // 2
-        return self._part(slice(0, middle)), self._part(slice(middle, None))
+        split = int(self.target.cu_seqlens[middle])
+        first, second = slice(0, middle), slice(middle, len(self.rows))
+        return self._part(first, self.gold[:split]), self._part(second, self.gold[split:])
 
-    def _part(self, pairs: slice) -> Batch:
-        source_index, source_width = _index_of(self.source_index, self.source.shape, pairs)
-        target_index, target_width = _index_of(self.target_index, self.target_input.shape, pairs)
-        return Batch(
-            source=self.source[pairs, :source_width],
-            source_index=source_index,
-            target_input=self.target_input[pairs, :target_width],
-            target_output=self.target_output[pairs, :target_width],
-            target_index=target_index,
-            rows=self.rows[pairs],
-        )
+    def _part(self, pairs: slice, gold: Tensor) -> Batch:
+        start, stop = pairs.start, pairs.stop
+        sides = self.source.part(start, stop), self.target.part(start, stop)
+        return Batch(*sides, gold, self.rows[pairs])
 
     def to(self, device: torch.device) -> Batch:
         """Return a copy on ``device``; this batch stays as it is."""
         if device.type == "cpu":
             return self
-        names = ("source", "source_index", "target_input", "target_output", "target_index")
-        moved = {
-            name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in names
-        }
-        return replace(self, **moved)
-
-
-def _index_of(index: Tensor, shape: torch.Size, pairs: slice) -> tuple[Tensor, int]:
-    """Positions of the real tokens of some rows, in the rectangle that is as wide as they need."""
-    lengths = torch.bincount(index // shape[1], minlength=shape[0])[pairs]
-    width = int(lengths.max())
-    is_real = torch.arange(width, device=index.device) < lengths.unsqueeze(1)
-    return is_real.flatten().nonzero().squeeze(1), width
-
-
-def _rectangle(ids: IntArray, index: IntArray, shape: tuple[int, int]) -> Tensor:
-    cells = np.full(shape[0] * shape[1], PAD_ID, dtype=np.int64)
-    cells[index] = ids
-    return torch.from_numpy(cells.reshape(shape))
-
-
-def _real_positions(lengths: IntArray) -> tuple[IntArray, IntArray, int]:
-    """Return flat positions in the rectangle, the end of each row among them, and the width."""
-    width, ends = int(lengths.max()), np.cumsum(lengths)
-    shift = np.arange(len(lengths)) * width - (ends - lengths)
-    return np.arange(ends[-1]) + np.repeat(shift, lengths), ends, width
+        source, target = self.source.to(device), self.target.to(device)
+        return replace(self, source=source, target=target, gold=move(self.gold, device))
 
 
 def collate(
@@ -111,25 +79,20 @@ def collate(
     sides = (store.source_ids(rows), store.target_ids(rows))
     if resegment is not None:
         sides = (resegment(0, epoch, rows, sides[0]), resegment(1, epoch, rows, sides[1]))
-    source, source_offsets = sides[0]
-    source_lengths = np.diff(source_offsets) + 1
-    index, ends, width = _real_positions(source_lengths)
-    packed = np.full(len(index), EOS_ID, dtype=np.int64)
-    packed[np.delete(np.arange(len(index)), ends - 1)] = source
-
-    target, target_offsets = sides[1]
-    target_lengths = np.diff(target_offsets) + 1
-    target_index, target_ends, target_width = _real_positions(target_lengths)
-    before = np.full(len(target_index), BOS_ID, dtype=np.int64)
-    before[np.delete(np.arange(len(before)), target_ends - target_lengths)] = target
-    after = np.full(len(target_index), EOS_ID, dtype=np.int64)
-    after[np.delete(np.arange(len(after)), target_ends - 1)] = target
-    shape = (len(rows), target_width)
+    (source, source_offsets), (target, offsets) = sides
     return Batch(
-        source=_rectangle(packed, index, (len(rows), width)),
-        source_index=torch.from_numpy(index),
-        target_input=_rectangle(before, target_index, shape),
-        target_output=_rectangle(after, target_index, shape),
-        target_index=torch.from_numpy(target_index),
+        source=_packed(source, source_offsets, EOS_ID, last=True),
+        target=_packed(target, offsets, BOS_ID, last=False),
+        gold=_packed(target, offsets, EOS_ID, last=True).ids,
         rows=rows,
     )
+
+
+def _packed(ids: npt.NDArray[np.integer], offsets: IntArray, special: int, *, last: bool) -> Packed:
+    """Pack sentences with a special token as the last or the first of each."""
+    ends = offsets + np.arange(len(offsets))
+    where = ends[1:] - 1 if last else ends[:-1]
+    values = np.full(ends[-1], special, dtype=np.int64)
+    values[np.delete(np.arange(ends[-1]), where)] = ids
+    longest = int(np.diff(ends).max())
+    return Packed(torch.from_numpy(values), torch.from_numpy(ends.astype(np.int32)), longest)

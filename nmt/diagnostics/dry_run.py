@@ -19,7 +19,7 @@ from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import OneProcess
 from nmt.engine.memory import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
-from nmt.model.factory import count_parameters
+from nmt.model.transformer import count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.training.batch_fit import fit_batches
 from nmt.training.optimizer import ModelOptimizer

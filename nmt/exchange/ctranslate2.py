@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2_package import import_ctranslate2
-from nmt.model.blocks import CrossAttention, DecoderLayer, EncoderLayer, SelfAttention
-from nmt.model.embedding import Embedding
-from nmt.model.layers import FeedForward, LearnedPositions, sinusoids
-from nmt.model.transformer import Transformer
+from nmt.model.layers import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, SelfAttention
+from nmt.model.positions import LearnedPositions, sinusoids
+from nmt.model.transformer import Embedding, Transformer
 from nmt.text import BOS_ID, EOS_ID, UNK_ID
 
 _EXPRESSED = frozenset({

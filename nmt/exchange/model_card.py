@@ -12,7 +12,7 @@ from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.run import trained_on
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
-from nmt.model.factory import count_parameters
+from nmt.model.transformer import count_parameters
 from nmt.version import __version__
 
 NAME = "README.md"

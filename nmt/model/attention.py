@@ -1,17 +1,17 @@
 """Scaled dot-product attention over packed tokens (Vaswani et al. 2017, section 3.2).
 
-Shapes: B sentences, T query and S key positions, H heads, E width of a head; N real tokens.
-One function, `attend`, with two implementations that agree within rounding:
+`attention` is the one entry. Without a cache it reads whole sentences, by a backend of `BACKENDS`;
+with one, a new token of each row reads what came before. Rectangles exist only in here.
 
-- `bmm_attention`, for the CPU: an autograd function of plain batched products. It copies each
-  operand once, saves queries, keys, values and weights only, and is much faster at sentence
-  lengths than the fused kernels there, whose backward is slow.
-- `sdpa_attention`, for GPUs and compiled layers: torch's own `scaled_dot_product_attention`.
+Shapes: B sentences, N query and M key tokens, T and S the longest sentence of each, H query heads,
+G key/value heads (G divides H; each serves H / G query heads, Ainslie et al. 2023), E head width.
+Decoding: R = B * K rows, K beams of each sentence.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,228 +19,393 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.model.dropout import dropped_share, keep_mask
-from nmt.model.layout import Cells, Layout
+from nmt.packed import Packed
+
+Segments = tuple[Packed, Packed]
+"""The sentences of queries and of keys; one object twice in self-attention."""
 
 
-def attend(
-    queries: Tensor,
-    memory: Tensor | None,
-    layouts: tuple[Layout, Layout],
+class Cache(Protocol):
+    """Keys and values that are kept while decoding. See `nmt.model.decoder_state`."""
+
+    def extend(
+        self, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add those of the new tokens (R, G, E), if any; return all, and what is added to scores.
+
+        Keys and values are (R, G, S, E), or (B, G, S, E) where beams share them; the last is
+        minus infinity where a key must not be read and else 0, (B, G, 1, S) or broadcast to it.
+        """
+        ...
+
+
+def attention(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    segments: Segments | None,
     *,
-    num_heads: int,
     causal: bool = False,
+    bias: Tensor | None = None,
     dropout: float = 0.0,
+    cache: Cache | None = None,
 ) -> Tensor:
-    """Read from each query's sentence what it asks for.
+    """Read from the keys of each query's sentence what the query asks for.
 
     Args:
-        queries: Self-attention: queries, keys and values side by side, (N, 3 * H * E).
-            Cross-attention: queries, (N, H * E).
-        memory: Cross-attention: keys and values side by side, (M, 2 * H * E). Else None.
-        layouts: Layouts of the queries and of the keys.
-        num_heads: Heads H.
-        causal: Whether a token sees only itself and those before it.
+        query: (N, H, E); with a cache one for each row, (R, H, E).
+        key: (M, G, E); with a cache those of the new tokens, or None where it is complete.
+        value: As ``key``.
+        segments: Sentences of queries and keys; not used with a cache.
+        causal: Whether a token reads only itself and those before it.
+        bias: Added to the scores: (H, T, S); with a cache (H, 1, S).
         dropout: Probability of dropping an attention weight.
+        cache: While decoding: the keys and values so far.
 
     Returns:
-        (N, H * E), in the dtype of ``queries``.
+        (N, H, E), in the dtype of ``query``.
     """
-    is_plain_cpu = queries.device.type == "cpu" and not torch.compiler.is_compiling()
-    implementation = bmm_attention if is_plain_cpu else sdpa_attention
-    return implementation(queries, memory, layouts, num_heads, causal, dropout)
+    if cache is not None:
+        return cached_attention(query, *cache.extend(key, value), bias)
+    assert key is not None
+    assert value is not None
+    assert segments is not None
+    backend = "compiled" if torch.compiler.is_compiling() else query.device.type
+    run = BACKENDS.get(backend, sdpa_attention)
+    return run(query, key, value, bias, segments, causal, dropout)
 
 
-def sdpa_attention(
-    queries: Tensor,
-    memory: Tensor | None,
-    layouts: tuple[Layout, Layout],
-    num_heads: int,
-    causal: bool,
-    dropout: float,
+def cached_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
-    """`attend` by torch's fused kernels on the padded rectangle.
+    """Let R rows, one new token each, read cached keys and values. Arguments as in `Cache`.
 
-    No choice here depends on the batch: so one compiled graph serves all of them.
+    Which products are used depends on the number of keys alone, so that a row's result does not
+    depend on the others.
+
+    Returns:
+        (R, H, E).
     """
-    query_cells, key_cells = (layout.cells() for layout in layouts)
-
-    def split(packed: Tensor, cells: Cells, parts: int) -> tuple[Tensor, ...]:
-        heads = cells.spread(packed).unflatten(-1, (parts, num_heads, -1))
-        return heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, W, E)
-
-    if memory is None:
-        query, key, value = split(queries, query_cells, 3)
+    rows, num_heads, dim = query.shape
+    sentences, groups, length, _ = key.shape
+    shape = sentences, rows // sentences, groups, num_heads // groups, dim
+    # The beams of a sentence and the heads of a group read the same keys: (B, G, K * H / G, E).
+    grouped = query.view(shape).transpose(1, 2).reshape(sentences, groups, -1, dim)
+    if bias is not None:
+        own = bias.view(groups, 1, -1, length).expand(-1, shape[1], -1, -1)
+        own = own.reshape(groups, -1, length).to(query.dtype)
+        mask = own if mask is None else own + mask
+    if query.device.type == "cpu" and length * dim >= _FEW_KEYS:
+        mixed = _cpu_products(grouped, key, value, mask)
     else:
-        (query,) = split(queries, query_cells, 1)
-        key, value = split(memory, key_cells, 2)
-    # A causal query that holds a token sees only keys that hold tokens: padding is on the right.
-    mask = None if causal else key_cells.is_real[:, None, None, :]
-    mixed = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal
-    )
-    return query_cells.collect(mixed.transpose(1, 2).flatten(-2))
+        mixed = F.scaled_dot_product_attention(grouped, key, value, mask)
+    shape = sentences, groups, rows // sentences, num_heads // groups, dim
+    return mixed.view(shape).transpose(1, 2).reshape(rows, num_heads, dim)
 
 
-def bmm_attention(
-    queries: Tensor,
-    memory: Tensor | None,
-    layouts: tuple[Layout, Layout],
-    num_heads: int,
-    causal: bool,
-    dropout: float,
-) -> Tensor:
-    """`attend` by batched matrix products with a hand-written backward."""
-    inputs = (queries, memory, layouts, num_heads, causal, dropout)
-    return _BmmAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+_FEW_KEYS = 448  # times head width: of fewer torch's fused kernel is faster, on a CPU
 
 
-def read_past(query: Tensor, past: Tensor, filled: Tensor | None = None) -> Tensor:
-    """Let one position of R rows read all positions so far, and itself.
+def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention as three operations, in two thirds of the time of torch's fused kernel."""
+    queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5
+    if mask is None:
+        scores = torch.baddbmm(queries.new_empty(1), queries, keys.mT, beta=0, alpha=scale)
+    else:
+        added = mask.expand(*query.shape[:2], -1, -1).flatten(0, 1)
+        scores = torch.baddbmm(added, queries, keys.mT, alpha=scale)
+    return torch.bmm(scores.softmax(-1), values).view(query.shape)
 
-    On a CPU, plain products of more than a few positions take two thirds of the time of the fused
-    kernel. Which of both is used depends on the number of positions alone: so a row's result does
-    not depend on the others.
+
+def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """Return how much of each key each query reads: the mean over the heads.
 
     Args:
-        query: (R, H, E).
-        past: Keys and values. (2, R, H, t, E).
-        filled: Where some of these t positions are still empty: 0, and minus infinity there.
-            (1, 1, 1, t).
-
-    Returns:
-        (R, H * E).
-    """
-    rows, num_heads, head_dim = query.shape
-    if filled is None and query.device.type == "cpu" and past.shape[3] * head_dim >= 448:
-        key, value = past.flatten(1, 2).unbind(0)
-        scores = torch.bmm(query.reshape(rows * num_heads, 1, head_dim), key.transpose(1, 2))
-        weights = scores.mul_(head_dim**-0.5).softmax(-1)
-        return torch.bmm(weights, value).view(rows, num_heads * head_dim)
-    mixed = F.scaled_dot_product_attention(query.unsqueeze(2), past[0], past[1], filled)
-    return mixed.flatten(1)
-
-
-def read_source(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Let K rows of each of B sentences read its source.
-
-    On a CPU, plain products take two thirds of the time of the fused kernel for large batches, and
-    the fused kernel two thirds of theirs for small ones.
-
-    Args:
-        query: (B, H, K, E).
-        key: (B, H, S, E).
-        value: (B, H, S, E).
-        bias: 0, and minus infinity at padding. (B, 1, 1, S).
-
-    Returns:
-        (B, H, K, E).
-    """
-    sentences, num_heads, rows, head_dim = query.shape
-    if query.device.type == "cpu" and sentences * num_heads * rows >= 64:
-        scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-        scores = scores.view(sentences, num_heads, rows, -1)
-        weights = scores.mul_(head_dim**-0.5).add_(bias).softmax(-1).flatten(0, 1)
-        return torch.bmm(weights, value.flatten(0, 1)).view(query.shape)
-    return F.scaled_dot_product_attention(query, key, value, bias)
-
-
-def mean_weights(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
-    """Return how much of each key each query sees: the mean over the heads.
-
-    Args:
-        query: (B, H, T, E).
-        key: (B, H, S, E).
-        bias: 0, and minus infinity at padding. (B, 1, 1, S).
+        query: (B, T, H, E).
+        key: (B, S, G, E).
+        mask: True where there is a key. (B, S), bool.
 
     Returns:
         (B, T, S), float32. Rows sum to 1.
     """
-    scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
-    return (scores + bias).softmax(-1).mean(1)
+    key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+    scores = query.float().transpose(1, 2) @ key.float().permute(0, 2, 3, 1)
+    scores.mul_(query.shape[-1] ** -0.5).masked_fill_(~mask[:, None, None, :], -torch.inf)
+    return scores.softmax(-1).mean(1)
 
 
-def _causal_bias(width: int, like: Tensor) -> Tensor:
-    return torch.full((width, width), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
+def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
+    """(N, G, E) -> (B * G, S, E). Padding holds the first token: finite, and to be ignored.
+
+    Heads that lie between others, as those of fused projections do, are copied once.
+    """
+    _, num_heads, dim = heads.shape
+    if heads.stride(1) != dim or heads.stride(2) != 1 or heads.stride(0) % dim:
+        heads = heads.contiguous()
+    apart = heads.stride(0) // dim
+    rows = heads.as_strided(((len(heads) - 1) * apart + num_heads, dim), (dim, 1))
+    make = lambda: _rectangle_rows(packed, apart, num_heads)  # noqa: E731
+    found = rows.index_select(0, packed.derived(("rectangle", apart, num_heads), make))
+    return found.view(len(packed) * num_heads, packed.max_length, dim)
 
 
-def _weights(query: Tensor, key: Tensor, layout: Layout, num_heads: int, causal: bool) -> Tensor:
-    """Softmax of the scaled scores: (B * H, T, S)."""
-    scale = query.shape[-1] ** -0.5
-    if causal:
-        bias = _causal_bias(key.shape[1], query)
-    elif layout.has_padding:
-        bias = layout.score_bias(num_heads).to(query.dtype)
-    else:
-        return torch.bmm(query * scale, key.mT).softmax(-1)
-    return torch.baddbmm(bias, query, key.mT, alpha=scale).softmax(-1)
+def _to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tensor:
+    """Rows of rectangles (B * heads, S, E) of each part, one after another -> (N, heads, E)."""
+    make = lambda: _packed_rows(packed, parts)  # noqa: E731
+    rows = packed.derived(("packed", *parts), make)
+    return rectangles.index_select(0, rows).view(packed.num_tokens, sum(parts), -1)
+
+
+def _rectangle_rows(packed: Packed, apart: int, heads: int) -> Tensor:
+    """Rows of tokens with ``apart`` rows each, for (B, heads, S)."""
+    order = torch.arange(packed.num_tokens, device=packed.ids.device)
+    tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
+    head = torch.arange(heads, device=order.device).view(1, heads, 1)
+    return (tokens.view(len(packed), 1, -1) * apart + head).flatten()
+
+
+def _packed_rows(packed: Packed, parts: Sequence[int]) -> Tensor:
+    """Rows of rectangles (B, heads, S), one for each part, for (N, sum of heads)."""
+    columns, first = [], 0
+    sentences, positions = packed.sentences.unsqueeze(1), packed.positions.unsqueeze(1)
+    for heads in parts:
+        head = torch.arange(heads, device=sentences.device)
+        columns.append(first + (sentences * heads + head) * packed.max_length + positions)
+        first += packed.num_cells * heads
+    return torch.cat(columns, dim=1).flatten()
+
+
+def _padding_rows(packed: Packed, heads: int) -> Tensor:
+    """Rows of (B * heads * S, E) that are padding."""
+    padding = (~packed.mask()).unsqueeze(1).expand(-1, heads, -1)
+    return padding.flatten().nonzero().squeeze(1)
+
+
+def _key_mask(packed: Packed, heads: int) -> Tensor:
+    """0 for real keys and minus infinity for padding. (B * heads, 1, S), float32."""
+    mask = packed.mask()
+    bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    return bias.repeat_interleave(heads, dim=0).unsqueeze(1)
 
 
 class _BmmAttention(torch.autograd.Function):
+    """Batched matrix products with a hand-written backward, for sentences on a CPU.
+
+    Copies each operand once, saves queries, keys, values and weights only, and is much faster at
+    sentence lengths than torch's fused kernels there, whose backward is slow. The H / G query heads
+    of a group stand in one rectangle, so shared keys and values are never repeated.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
-        queries: Tensor,
-        memory: Tensor | None,
-        layouts: tuple[Layout, Layout],
-        num_heads: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        segments: Segments,
         causal: bool,
         dropout: float,
     ) -> Tensor:
-        query_layout, key_layout = layouts
-
-        def split(packed: Tensor, layout: Layout, parts: int) -> tuple[Tensor, ...]:
-            rows = packed.reshape(layout.num_tokens * parts * num_heads, -1)
-            cells = rows.index_select(0, layout.heads_to_rectangle(parts, num_heads))
-            return cells.view(parts, layout.batch_size * num_heads, layout.width, -1).unbind(0)
-
-        if memory is None:
-            query, key, value = split(queries, query_layout, 3)
-        else:
-            (query,) = split(queries, query_layout, 1)
-            key, value = split(memory, key_layout, 2)
-        weights = _weights(query, key, key_layout, num_heads, causal)
+        queries, keys = segments
+        num_heads, groups, dim = query.shape[1], key.shape[1], query.shape[2]
+        query = to_rectangle(query, queries).view(len(queries) * groups, -1, dim)
+        key, value = to_rectangle(key, keys), to_rectangle(value, keys)
+        weights = _softmax(query, key, _added(query, bias, keys, groups, causal))
         kept = None
         if dropout:
             kept = keep_mask(weights, dropout).mul_(1 / (1 - dropped_share(dropout)))
         mixed = torch.bmm(weights if kept is None else weights * kept, value)
         ctx.save_for_backward(query, key, value, weights, kept)
-        ctx.layouts, ctx.num_heads, ctx.fused = layouts, num_heads, memory is None
-        rows = mixed.view(-1, mixed.shape[-1])
-        packed = rows.index_select(0, query_layout.heads_to_packed(1, num_heads))
-        return packed.view(query_layout.num_tokens, -1)
+        ctx.segments, ctx.heads = segments, (num_heads, groups)
+        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        return _to_packed(mixed.view(-1, dim), queries, (num_heads,))
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, weights, kept = ctx.saved_tensors
-        (query_layout, key_layout), num_heads = ctx.layouts, ctx.num_heads
-        head_dim = query.shape[-1]
-        rows = gradient.reshape(-1, head_dim)
-        mixed = rows.index_select(0, query_layout.heads_to_rectangle(1, num_heads))
-        if query_layout.has_padding:
-            mixed.index_fill_(0, query_layout.padded_head_rows(num_heads), 0)
+        (queries, keys), (num_heads, groups) = ctx.segments, ctx.heads
+        dim = query.shape[-1]
+        mixed = to_rectangle(gradient, queries)
+        if queries.has_padding:
+            make = lambda: _padding_rows(queries, num_heads)  # noqa: E731
+            padding = queries.derived(("padding", num_heads), make)
+            mixed.view(-1, dim).index_fill_(0, padding, 0)
         mixed = mixed.view_as(query)
 
-        parts = 3 if ctx.fused else 2
-        gradients = key.new_empty(parts, *key.shape)
+        sizes = [query.shape[0] * query.shape[1], *[key.shape[0] * key.shape[1]] * 2]
+        gradients = key.new_empty(sum(sizes), dim)
+        of_query, of_key, of_value = gradients.split(sizes)
         dropped = weights if kept is None else weights * kept
-        torch.bmm(dropped.mT, mixed, out=gradients[-1])
+        torch.bmm(dropped.mT, mixed, out=of_value.view_as(value))
         of_weights = torch.bmm(mixed, value.mT)
         if kept is not None:
             of_weights.mul_(kept)
         of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-        of_scores.mul_(head_dim**-0.5)
-        torch.bmm(of_scores.mT, query, out=gradients[-2])
+        of_bias = None
+        if ctx.bias is not None and ctx.needs_input_grad[3]:
+            shape, dtype = ctx.bias
+            of_bias = of_scores.view(-1, *shape).sum(0).to(dtype)
+        of_scores.mul_(dim**-0.5)
+        torch.bmm(of_scores.mT, query, out=of_key.view_as(key))
+        torch.bmm(of_scores, key, out=of_query.view_as(query))
+        if queries is keys:
+            joined = _to_packed(gradients, queries, (num_heads, groups, groups))
+            parts = joined.split((num_heads, groups, groups), dim=1)
+        else:
+            both = _to_packed(gradients[sizes[0] :], keys, (groups, groups))
+            parts = (_to_packed(of_query, queries, (num_heads,)), *both.split(groups, dim=1))
+        return *parts, of_bias, None, None, None
 
-        def join(heads: Tensor, layout: Layout, parts: int) -> Tensor:
-            select = layout.heads_to_packed(parts, num_heads)
-            packed = heads.view(-1, head_dim).index_select(0, select)
-            return packed.view(layout.num_tokens, parts * num_heads * head_dim)
 
-        if ctx.fused:
-            torch.bmm(of_scores, key, out=gradients[0])
-            return join(gradients, query_layout, 3), None, None, None, None, None
-        of_query = join(torch.bmm(of_scores, key), query_layout, 1)
-        return of_query, join(gradients, key_layout, 2), None, None, None, None
+def _added(
+    query: Tensor, bias: Tensor | None, keys: Packed, groups: int, causal: bool
+) -> Tensor | None:
+    """What is added to the scores (B * G, H / G * T, S), or broadcast to them."""
+    width, added = keys.max_length, None
+    if causal:
+        shares = query.shape[1] // width
+        blocked = torch.full((width, width), -torch.inf, dtype=query.dtype, device=query.device)
+        added = blocked.triu_(1) if shares == 1 else blocked.triu_(1).repeat(shares, 1)
+    elif keys.has_padding:
+        mask = keys.derived(("mask", groups), lambda: _key_mask(keys, groups))
+        added = mask.to(query.dtype)
+    if bias is None:
+        return added
+    own = bias.reshape(groups, -1, width).repeat(len(keys), 1, 1).to(query.dtype)
+    return own if added is None else own + added
+
+
+def _softmax(query: Tensor, key: Tensor, added: Tensor | None) -> Tensor:
+    scale = query.shape[-1] ** -0.5
+    if added is None:
+        return torch.bmm(query * scale, key.mT).softmax(-1)
+    return torch.baddbmm(added, query, key.mT, alpha=scale).softmax(-1)
+
+
+def bmm_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    segments: Segments,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """`attention` of whole sentences by batched matrix products on the padded rectangle."""
+    inputs = (query, key, value, bias, segments, causal, dropout)
+    return _BmmAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+
+
+class Rectangle(NamedTuple):
+    """A rectangle of B x W cells for packed tokens, as GPUs and compiled layers use it.
+
+    B and W may be more than they need. W is a multiple of 8, so that masks need not be copied for
+    a GPU's kernels; and a single sentence stands beside a row that nobody reads, because to a
+    compiled layer sizes of 1 would be a case of their own.
+    """
+
+    token: Tensor
+    """The token that each cell shows; the first one in padding. (B, W), int64."""
+    cell: Tensor
+    """The cell of each token. (N,), int64."""
+    is_real: Tensor
+    """Whether a cell holds a token; the first one of each row does. (B, W), bool."""
+
+    @classmethod
+    def of(cls, packed: Packed) -> Rectangle:
+        """Return that of ``packed``: worked out once a batch."""
+        return packed.derived("rows of 8", lambda: cls._worked_out(packed))
+
+    @classmethod
+    def _worked_out(cls, packed: Packed) -> Rectangle:
+        width = -(-packed.max_length // 8) * 8
+        cell = packed.sentences * width + packed.positions
+        token = cell.new_zeros(max(len(packed), 2), width)
+        token.view(-1).index_copy_(0, cell, torch.arange(len(cell), device=cell.device))
+        is_real = torch.zeros_like(token, dtype=torch.bool)
+        is_real.view(-1).index_fill_(0, cell, True)
+        is_real[:, 0] = True  # a row of no keys at all would have no defined output
+        return cls(token, cell, is_real)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> (B, W, ...). Padding is finite and to be ignored."""
+        cells: Tensor = _Select.apply(packed, self.token.flatten(), self.cell, None)  # type: ignore[no-untyped-call]
+        return cells.unflatten(0, self.token.shape)
+
+    def unpad(self, cells: Tensor) -> Tensor:
+        """(B, W, ...) -> (N, ...). The gradient of padding beside a sentence is 0."""
+        selections = self.cell, self.token.flatten(), self.is_real.flatten()
+        return _Select.apply(cells.flatten(0, 1), *selections)  # type: ignore[no-untyped-call]
+
+
+class _Select(torch.autograd.Function):
+    """Select rows, each at most once where it matters; so the gradient is a selection, too.
+
+    Torch does not know that no row is selected twice, and would add up.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, there: Tensor, back: Tensor, is_real: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(back, is_real)
+        return rows.index_select(0, there)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        back, is_real = ctx.saved_tensors
+        gradient = gradient.index_select(0, back)
+        if is_real is not None:
+            gradient = gradient.masked_fill(~is_real.view(-1, *[1] * (gradient.dim() - 1)), 0)
+        return gradient, None, None, None
+
+
+def sdpa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    segments: Segments,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """`attention` of whole sentences by torch's fused kernels on the padded rectangle.
+
+    No choice here depends on the batch: so one compiled graph serves all of them.
+    """
+    queries, keys = (Rectangle.of(packed) for packed in segments)
+    # A causal query that holds a token reads only keys that hold tokens: padding is on the right.
+    mask = None if causal else keys.is_real[:, None, None, :]
+    if bias is not None:
+        widths = queries.token.shape[1], keys.token.shape[1]
+        mask = _padded_bias(bias, widths, mask).to(query.dtype)
+        causal = False
+    mixed = F.scaled_dot_product_attention(
+        queries.pad(query).transpose(1, 2),
+        keys.pad(key).transpose(1, 2),
+        keys.pad(value).transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return queries.unpad(mixed.transpose(1, 2))
+
+
+def _padded_bias(bias: Tensor, widths: tuple[int, int], mask: Tensor | None) -> Tensor:
+    """Return bias and mask as one float mask; a causal one where there is no mask of keys."""
+    missing = (widths[1] - bias.shape[2], widths[0] - bias.shape[1])
+    bias = F.pad(bias, (0, missing[0], 0, missing[1]))
+    if mask is None:
+        mask = torch.ones(widths, dtype=torch.bool, device=bias.device).tril()
+    return bias.masked_fill(~mask, -torch.inf)
+
+
+Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
+BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}
+"""Device type, or ``compiled`` for compiled layers -> what reads whole sentences there; others use
+`sdpa_attention`."""

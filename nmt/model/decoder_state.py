@@ -1,105 +1,158 @@
-"""What decoding remembers between two steps, and how sentences leave it and beams change places.
+"""Keys and values that decoding keeps between two steps, and how beams are reordered in them.
 
-Shapes: B sentences, K beams of each, L layers, H heads, E head width, S source positions, t target
-positions so far, C positions that there is room for, V vocabulary.
+Shapes: B sentences, K beams of each, R = B * K rows, L layers, G key/value heads (their true
+number, which grouped queries share), E head width, S source positions, t target positions so far, C
+positions that there is room for, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
-LARGE = 1 << 20  # values in caches of which not all are copied when beams change places
+LARGE = 1 << 20  # values in caches of which not all are copied when beams are reordered
+
+
+class SelfCache(NamedTuple):
+    """Keys and values of the target so far, in one layer. A `nmt.model.attention.Cache`."""
+
+    kv: Tensor
+    """Keys, then values, with the place of the new token. (2, R, G, t + 1, E), or more positions
+    where ``mask`` is given."""
+    position: Tensor
+    """Position of the new token, t. (1,), int64."""
+    mask: Tensor | None = None
+    """0 up to ``position`` and minus infinity after it, for a cache of fixed size: (1, 1, 1, C)."""
+
+    @property
+    def order(self) -> Tensor:
+        """Positions of the keys."""
+        return torch.arange(self.kv.shape[3], device=self.kv.device)
+
+    def extend(
+        self, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add the new token of each row, in place."""
+        assert key is not None
+        assert value is not None
+        keys, values = self.kv.unbind(0)
+        if self.mask is None:
+            keys.select(2, -1).copy_(key)
+            values.select(2, -1).copy_(value)
+        else:
+            keys.index_copy_(2, self.position, key.unsqueeze(2))
+            values.index_copy_(2, self.position, value.unsqueeze(2))
+        return keys, values, self.mask
+
+
+class CrossCache(NamedTuple):
+    """Keys and values of the source in one layer. A `nmt.model.attention.Cache`."""
+
+    key: Tensor
+    """(B, G, S, E)."""
+    value: Tensor
+    """(B, G, S, E)."""
+    mask: Tensor
+    """0, and minus infinity where the source is padding. (B, G, 1, S)."""
+
+    def extend(self, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what there is: a source is complete."""
+        del key, value
+        return self
+
+
+LayerCache = tuple[SelfCache, CrossCache]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
     """The state of `nmt.model.transformer.Transformer`. Opaque to the search.
 
-    What comes after it may use its caches again, in place: go on from one state once.
+    The state after it may reuse its caches, in place: continue from one state once.
     """
 
-    memory: Tensor
-    """Keys and values of the encoded source, of each layer. (L, 2, B, H, S, E)"""
-    bias: Tensor
-    """0, and minus infinity where the source is padding. (B, 1, 1, S)"""
-    past: Tensor
+    cross_kv: Tensor
+    """Keys and values of the encoded source, of each layer. (L, 2, B, G, S, E)"""
+    source_mask: Tensor
+    """0, and minus infinity where the source is padding. (B, G, 1, S)"""
+    self_kv: Tensor
     """Keys and values of the target so far, of each layer, and room for more: the first t of C
-    positions are filled. (L, 2, B * K, H, C, E)"""
+    positions are filled. (L, 2, R, G, C, E)"""
     num_beams: int
     """Beams K of each sentence."""
     length: int
     """Target positions t so far."""
     coverage: Tensor | None = None
-    """How much of each source token all steps so far have read together, by `nmt.model.alignment`.
-    (B * K, S), float32; None unless asked for."""
+    """How much of each source token all steps so far have read together. (R, S), float32; None
+    unless asked for."""
     choice: Tensor | None = None
     """0 for tokens that may come, and minus infinity for others. (B, 1, V); None for all."""
     slots: Tensor | None = None
-    """Row of ``past`` of each beam, among those of its sentence. (B, K), int64; None where they are
-    in order."""
+    """Row of ``self_kv`` of each beam, among those of its sentence. (B, K), int64; None where they
+    are in order."""
 
     @property
     def rows(self) -> Tensor | None:
-        """Row of ``past`` of each beam. (B * K,), int64; None where they are in order."""
+        """Row of ``self_kv`` of each beam. (R,), int64; None where they are in order."""
         return None if self.slots is None else _rows(self.slots)
 
     def with_room(self) -> DecoderState:
         """Return a state whose caches have room for one more position."""
-        if self.length < self.past.shape[4]:
+        if self.length < self.self_kv.shape[4]:
             return self
-        return replace(self, past=F.pad(self.past, (0, 0, 0, GROWTH)))
+        return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep some sentences, and in each some beams.
 
         Args:
             sentences: Which of the B sentences stay, ascending. (B',), int64.
-            beams: Which of their K beams go on; one may go on more than once. (B', K'), int64.
+            beams: Which of their K beams stay; one may do so more than once. (B', K'), int64.
         """
         chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten()
         coverage = None if self.coverage is None else self.coverage.index_select(0, chosen)
-        stay_all = len(sentences) == len(self.bias)
-        is_large = self.past.device.type == "cpu" and self.past.numel() >= LARGE
+        stay_all = len(sentences) == len(self.source_mask)
+        is_large = self.self_kv.device.type == "cpu" and self.self_kv.numel() >= LARGE
         if stay_all and beams.shape[1] == self.num_beams and is_large:
-            slots = change_places(self.past, self.slots, beams)
+            slots = reorder_cache(self.self_kv, self.slots, beams)
             return replace(self, coverage=coverage, slots=slots)
         rows = self.rows
         if rows is not None:
             chosen = rows.index_select(0, chosen)
-        memory, bias, choice = self.memory, self.bias, self.choice
+        cross_kv, mask, choice = self.cross_kv, self.source_mask, self.choice
         if not stay_all:
-            memory = memory.index_select(2, sentences)
-            bias = bias.index_select(0, sentences)
+            cross_kv = cross_kv.index_select(2, sentences)
+            mask = mask.index_select(0, sentences)
             choice = None if choice is None else choice.index_select(0, sentences)
-        past = self.past.index_select(2, chosen)
-        return DecoderState(memory, bias, past, beams.shape[1], self.length, coverage, choice)
+        self_kv = self.self_kv.index_select(2, chosen)
+        return DecoderState(cross_kv, mask, self_kv, beams.shape[1], self.length, coverage, choice)
 
 
 def _rows(slots: Tensor) -> Tensor:
-    """Places (B, K) within sentences -> rows of the batch (B * K,)."""
+    """Slots (B, K) within sentences -> rows of the batch (R,)."""
     first = torch.arange(len(slots), device=slots.device).unsqueeze(1) * slots.shape[1]
     return (slots + first).flatten()
 
 
-def change_places(past: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
-    """Let every beam go on from another, with as little copying as possible.
+def reorder_cache(self_kv: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
+    """Let every beam continue another one, with as little copying as possible.
 
-    The first that goes on from a beam keeps its place, and others get the places of beams from
-    which none goes on: large caches are far from a CPU. (A GPU copies all sooner than the host
-    knows which must be.)
+    The first that continues a beam keeps its slot, and others get the slots of beams that nobody
+    continues: large caches are far from a CPU. (A GPU copies all sooner than the host knows which
+    must be.)
 
     Args:
-        past: Caches, changed in place. (L, 2, B * K, H, C, E).
-        slots: Places of the beams; in order if None. (B, K), int64.
-        beams: From which beam each goes on. (B, K), int64.
+        self_kv: Caches, changed in place. (L, 2, R, G, C, E).
+        slots: Slots of the beams; in order if None. (B, K), int64.
+        beams: Which beam each continues. (B, K), int64.
 
     Returns:
-        The places afterwards. (B, K), int64.
+        The slots afterwards. (B, K), int64.
     """
     order = torch.arange(beams.shape[1], device=beams.device)
     before = beams if slots is None else slots.gather(1, beams)
@@ -109,6 +162,6 @@ def change_places(past: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
     after = free.gather(1, ((~is_first).cumsum(1) - 1).clamp_(min=0))
     after = torch.where(is_first, before, after)
     moves = (~is_first).flatten().nonzero().squeeze(1)
-    origin, place = (_rows(x).index_select(0, moves) for x in (before, after))
-    past.index_copy_(2, place, past.index_select(2, origin))
+    origin, slot = (_rows(x).index_select(0, moves) for x in (before, after))
+    self_kv.index_copy_(2, slot, self_kv.index_select(2, origin))
     return after

@@ -1,19 +1,30 @@
-"""The position-wise parts: normalisation, feed-forward, position encodings, initial values.
+"""The layers that encoder and decoder are stacked from.
 
-Shapes: N packed tokens (see `nmt.model.layout`), D model width, F inner width, E head width.
+One `forward` each, for training, scoring, alignment and decoding: a decoder layer that is given a
+cache reads one new token of each row. Parameters keep fused layouts: queries, keys and values of
+self-attention are one matrix; of cross-attention, keys with values are one.
+
+Shapes: N packed tokens of the side that is computed, M of the source, D model width, F inner width,
+H heads, G key/value heads, E head width. Decoding: N is R = B * K rows, one new token each.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+from nmt.config.model import ModelConfig
+from nmt.model.attention import Segments, attention, mean_weights
+from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
+from nmt.model.positions import POSITIONS
+from nmt.packed import Packed
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Linear:
@@ -23,8 +34,8 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
         inputs: Width of the input.
         outputs: Width of the output.
         bias: Whether to add a bias.
-        blocks: Layers fused side by side in the output (3 for queries, keys, values): each gets
-            the values it would have alone.
+        blocks: Layers fused side by side in the output (2 for keys and values): each gets the
+            values it would have alone.
     """
     layer = nn.Linear(inputs, outputs, bias=bias)
     for block in layer.weight.detach().chunk(blocks):
@@ -58,15 +69,13 @@ class FeedForward(nn.Module):
     ``swiglu`` gates the inner layer (Shazeer 2020): its first linear layer is twice as wide.
     """
 
-    def __init__(
-        self, dim: int, inner_dim: int, *, activation: str, bias: bool, dropout: float
-    ) -> None:
+    def __init__(self, dim: int, inner_dim: int, config: ModelConfig) -> None:
         super().__init__()
-        gates = 2 if activation == "swiglu" else 1
-        self.inner = linear(dim, inner_dim * gates, bias=bias, blocks=gates)
-        self.outer = linear(inner_dim, dim, bias=bias)
-        self._activate = {"relu": torch.relu_, "gelu": F.gelu, "swiglu": _swiglu}[activation]
-        self._dropout = dropout
+        gates = 2 if config.activation == "swiglu" else 1
+        self.inner = linear(dim, inner_dim * gates, bias=config.bias, blocks=gates)
+        self.outer = linear(inner_dim, dim, bias=config.bias)
+        self._activate = {"relu": torch.relu_, "gelu": F.gelu, "swiglu": _swiglu}[config.activation]
+        self._dropout = config.activation_dropout
 
     @override
     def forward(self, values: Tensor) -> Tensor:
@@ -80,84 +89,259 @@ def _swiglu(values: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
-    """Return the fixed position encodings of Vaswani et al. (2017), section 3.5.
+class _SplitHeads(torch.autograd.Function):
+    """Split fused projections (N, heads, E) without a copy, in the backward pass neither.
 
-    Args:
-        num_positions: Rows.
-        dim: Width D, even.
-        layout: ``sinusoidal`` interleaves sines and cosines of wavelengths from 2 pi to
-            10000 * 2 pi, as in the paper; ``sinusoidal-halves`` puts all sines first, in D / 2
-            wavelengths that end exactly at 10000 * 2 pi, as in Tensor2Tensor.
-
-    Returns:
-        (num_positions, D), float32.
+    There torch would copy gradients to lie side by side; those of `nmt.model.attention` do already.
     """
-    half = dim // 2
-    steps = half if layout == "sinusoidal" else max(half - 1, 1)
-    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
-    angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
-    if layout == "sinusoidal":
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
-    return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
+
+    @staticmethod
+    def forward(ctx: Any, fused: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        ctx.sizes = sizes
+        return fused.split(sizes, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        first, heads, place = gradients[0], sum(ctx.sizes), gradients[0].data_ptr()
+        step = first.element_size() * first.shape[2]
+        for gradient, size in zip(gradients, ctx.sizes, strict=True):
+            if gradient.stride() != (heads * first.shape[2], first.shape[2], 1):
+                break
+            if gradient.data_ptr() != place:
+                break
+            place += size * step
+        else:
+            return first.as_strided((len(first), heads, first.shape[2]), first.stride()), None
+        return torch.cat(gradients, dim=1), None
 
 
-class SinusoidalPositions(nn.Module):
-    """Sinusoids for any position; the table grows when a longer sentence comes."""
+def _split_heads(fused: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+    """(N, heads * E) -> views (N, size, E), one for each of ``sizes``."""
+    heads = fused.unflatten(-1, (-1, dim))
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return heads.split(sizes, dim=1)
+    return _SplitHeads.apply(heads, sizes)  # type: ignore[no-untyped-call]
 
-    table: Tensor
 
-    def __init__(self, dim: int, layout: str) -> None:
+class _HeadNorms(nn.Module):
+    """QK-norm (Henry et al. 2020), if the model has it."""
+
+    def __init__(self, config: ModelConfig, head_dim: int) -> None:
         super().__init__()
-        self._dim, self._layout = dim, layout
-        self.register_buffer("table", sinusoids(256, dim, layout), persistent=False)
+        self.query_norm = RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
+
+
+class _Attention(nn.Module):
+    """What self- and cross-attention share."""
+
+    def __init__(self, dim: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads or config.num_heads
+        self.head_dim = dim // config.num_heads
+        self._qk_norm = config.qk_norm
+        self._dropout = config.attention_dropout
+
+    @property
+    def _drop(self) -> float:
+        return self._dropout if self.training else 0.0
+
+
+class SelfAttention(_Attention):
+    """Multi-head self-attention."""
+
+    def __init__(self, dim: int, config: ModelConfig) -> None:
+        super().__init__(dim, config)
+        kv_dim = self.num_kv_heads * self.head_dim
+        self.query_key_value = linear(dim, dim + 2 * kv_dim, bias=config.bias)
+        for block in self.query_key_value.weight.detach().split([dim, kv_dim, kv_dim]):
+            nn.init.xavier_uniform_(block)
+        self.output = linear(dim, dim, bias=config.bias)
+        self.heads = _HeadNorms(config, self.head_dim)
+        relative = POSITIONS[config.positions].relative
+        self.positions = relative(config, self.head_dim) if relative else None
 
     @override
-    def forward(self, positions: Tensor, longest: int) -> Tensor:
-        """Return the encodings of ``positions`` (N,), all below ``longest``: (N, D)."""
-        return self.rows(longest).index_select(0, positions)
+    def forward(
+        self,
+        values: Tensor,
+        segments: Packed | None,
+        *,
+        causal: bool = False,
+        cache: SelfCache | None = None,
+    ) -> Tensor:
+        """(N, D) -> (N, D).
 
-    def rows(self, longest: int) -> Tensor:
-        """Return the encodings of all positions below ``longest`` or more: (>= longest, D)."""
-        table = self.table  # another thread may change it meanwhile
-        if longest > len(table):
-            table = sinusoids(2 * longest, self._dim, self._layout).to(table)
-            self.table = table
-        return table
+        Args:
+            values: Packed tokens.
+            segments: Their sentences; not used with a cache.
+            causal: Whether a token reads only itself and those before it.
+            cache: While decoding: keys and values so far; those of ``values`` are added in place.
+        """
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        query, key, value = _split_heads(self.query_key_value(values), sizes, self.head_dim)
+        if self._qk_norm:
+            query, key = self.heads.query_norm(query), self.heads.key_norm(key)
+        bias = None
+        if self.positions is not None:
+            if cache is not None:
+                own, positions, order = cache.position, cache.position, cache.order
+            else:
+                assert segments is not None
+                own = order = torch.arange(segments.max_length, device=values.device)
+                positions = segments.positions
+            query, key = (self.positions.rotate(heads, positions) for heads in (query, key))
+            bias = self.positions.bias(own, order)
+        both = None if segments is None else (segments, segments)
+        mixed = attention(
+            query, key, value, both, causal=causal, bias=bias, dropout=self._drop, cache=cache
+        )
+        return self.output(mixed.flatten(1))
 
 
-class LearnedPositions(nn.Module):
-    """One trained vector for each of ``num_positions`` positions."""
+class CrossAttention(_Attention):
+    """Multi-head attention of the target over the encoded source."""
 
-    def __init__(self, num_positions: int, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_positions, dim) * dim**-0.5)
+    def __init__(self, dim: int, memory_dim: int, config: ModelConfig) -> None:
+        super().__init__(dim, config)
+        kv_dim = self.num_kv_heads * self.head_dim
+        self.query = linear(dim, dim, bias=config.bias)
+        self.key_value = linear(memory_dim, 2 * kv_dim, bias=config.bias, blocks=2)
+        self.output = linear(dim, dim, bias=config.bias)
+        self.heads = _HeadNorms(config, self.head_dim)
+
+    def project_cross_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Project the encoder's output (M, D') to keys and values: (M, G, E) each."""
+        sizes = (self.num_kv_heads, self.num_kv_heads)
+        key, value = _split_heads(self.key_value(memory), sizes, self.head_dim)
+        return (self.heads.key_norm(key) if self._qk_norm else key), value
 
     @override
-    def forward(self, positions: Tensor, longest: int) -> Tensor:
-        """Return the vectors of ``positions`` (N,): (N, D). ``longest`` must fit the table."""
-        return self.rows(longest).index_select(0, positions)
+    def forward(
+        self,
+        values: Tensor,
+        memory: Tensor | None,
+        segments: Segments | None,
+        *,
+        cache: CrossCache | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """(N, D) -> (N, D).
 
-    def rows(self, longest: int) -> Tensor:
-        """Return the vectors of all positions; ``longest`` must fit."""
-        if longest > len(self.weight):
-            raise ValueError(f"{longest} positions, but the table holds {len(self.weight)}")
-        return self.weight
+        Args:
+            values: Packed tokens of the target.
+            memory: The encoder's output (M, D'); not used with a cache, as the next one.
+            segments: Sentences of target and source.
+            cache: While decoding: keys and values of the source.
+            weights: Where to append how much of each source token is read, the mean over the heads:
+                (B, T, S), or (B, K, S) with a cache; float32.
+        """
+        query = self.query(values).unflatten(-1, (-1, self.head_dim))
+        if self._qk_norm:
+            query = self.heads.query_norm(query)
+        key = value = None
+        if cache is None:
+            assert memory is not None
+            key, value = self.project_cross_kv(memory)
+        if weights is not None:
+            weights.append(self._mean_weights(query, key, segments, cache))
+        mixed = attention(query, key, value, segments, dropout=self._drop, cache=cache)
+        return self.output(mixed.flatten(1))
+
+    def _mean_weights(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        segments: Segments | None,
+        cache: CrossCache | None,
+    ) -> Tensor:
+        if cache is not None:
+            keys = cache.key.transpose(1, 2)
+            beams = query.unflatten(0, (len(keys), -1))
+            return mean_weights(beams, keys, cache.mask[:, 0, 0] == 0)
+        assert segments is not None
+        assert key is not None
+        queries, keys_of = segments
+        return mean_weights(queries.pad(query), keys_of.pad(key), keys_of.mask())
 
 
-def rotate(heads: Tensor, positions: Tensor) -> Tensor:
-    """Rotate pairs of features by angles that grow with the position (Su et al. 2021).
+class Residual(nn.Module):
+    """Wraps sub-layers of one width: norm, dropout and the sum, before or after (post or pre)."""
 
-    Feature i of the first half and of the second half form a pair.
+    def __init__(self, dim: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = make_norm(config.norm, dim, bias=config.bias)
+        self._is_pre = config.norm_position == "pre"
+        self._dropout = config.dropout
 
-    Args:
-        heads: Queries or keys. (N, H, E), E even.
-        positions: Position of each row. (N,), int64.
-    """
-    half = heads.shape[-1] // 2
-    rates = torch.arange(half, device=heads.device, dtype=torch.float32)
-    rates = torch.exp(rates * (-math.log(10_000.0) / half))
-    angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
-    cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    @override
+    def forward(self, values: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """(N, D) -> (N, D)."""
+        if self._is_pre:
+            return values + dropout(sublayer(self.norm(values)), self._dropout, self.training)
+        return self.norm(values + dropout(sublayer(values), self._dropout, self.training))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        dim = config.model_dim
+        self.self_attention = SelfAttention(dim, config)
+        self.self_residual = Residual(dim, config)
+        self.feed_forward = FeedForward(dim, config.ff_dim, config)
+        self.feed_forward_residual = Residual(dim, config)
+
+    @override
+    def forward(self, values: Tensor, segments: Packed) -> Tensor:
+        """(N, D) -> (N, D)."""
+        values = self.self_residual(values, lambda x: self.self_attention(x, segments))
+        return self.feed_forward_residual(values, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention, feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        dim = config.decoder_dim
+        self.self_attention = SelfAttention(dim, config)
+        self.self_residual = Residual(dim, config)
+        self.cross_attention = CrossAttention(dim, config.model_dim, config)
+        self.cross_residual = Residual(dim, config)
+        self.feed_forward = FeedForward(dim, config.decoder_ff, config)
+        self.feed_forward_residual = Residual(dim, config)
+
+    @override
+    def forward(
+        self,
+        values: Tensor,
+        memory: Tensor | None = None,
+        target: Packed | None = None,
+        source: Packed | None = None,
+        cache: LayerCache | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """(N, D) -> (N, D).
+
+        Args:
+            values: Packed tokens of the target; with a cache the new one of each row.
+            memory: The encoder's output (M, D').
+            target: Sentences of ``values``.
+            source: Sentences of ``memory``.
+            cache: While decoding it stands for the three before.
+            weights: See `CrossAttention.forward`.
+        """
+        segments = None if target is None or source is None else (target, source)
+        of_self, of_source = (None, None) if cache is None else cache
+        values = self.self_residual(
+            values, lambda x: self.self_attention(x, target, causal=True, cache=of_self)
+        )
+        values = self.cross_residual(
+            values,
+            lambda x: self.cross_attention(x, memory, segments, cache=of_source, weights=weights),
+        )
+        return self.feed_forward_residual(values, self.feed_forward)

@@ -1,15 +1,15 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017) and its step-by-step decoding.
 
-Shapes: B sentences, S source and T target positions, N and M packed target and source tokens,
-V vocabulary, D model width, K beams.
+Shapes: B sentences, S source and T target positions, N packed target and M source tokens, V
+vocabulary, D model width. Decoding: K beams, R = B * K rows; caches: `nmt.model.decoder_state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,32 +18,72 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.blocks import DecoderLayer, EncoderLayer
-from nmt.model.decoder_state import DecoderState
-from nmt.model.embedding import Embedding
-from nmt.model.layers import make_norm
-from nmt.model.layout import Layout
+from nmt.model.attention import Rectangle, to_rectangle
+from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache
+from nmt.model.dropout import dropout
+from nmt.model.layers import (
+    CrossAttention,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    SelfAttention,
+    make_norm,
+)
+from nmt.model.positions import POSITIONS
+from nmt.packed import Packed
 
 _Forward = Callable[..., Tensor]
+DecodeToken = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], Tensor]
+"""`Transformer.decode_token`, or what does the same faster."""
 
 
-class Readers(NamedTuple):
-    """What decoding spends its time in: `read_source`, `read_token` and `logits` of a Transformer.
+class Embedding(nn.Module):
+    """Vectors of tokens, scaled, with those of their positions.
 
-    They hold nothing but tensor operations that depend on no values, so that faster forms may stand
-    for them.
+    Args:
+        config: The model section.
+        dim: Width D.
     """
 
-    source: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    token: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    logits: Callable[[Tensor], Tensor]
+    def __init__(self, config: ModelConfig, dim: int) -> None:
+        super().__init__()
+        self._scale = dim**0.5 if config.scale_embeddings else 1.0
+        self._dropout, self._word_dropout = config.dropout, config.word_dropout
+        absolute = POSITIONS[config.positions].absolute
+        self.positions = absolute(config, dim) if absolute else None
+
+    def position_table(self, num_positions: int) -> Tensor | None:
+        """Return vectors of at least ``num_positions`` positions; None where none are added."""
+        return None if self.positions is None else self.positions.table(num_positions)
+
+    @override
+    def forward(
+        self, ids: Tensor, positions: Tensor, vectors: Tensor, table: Tensor | None
+    ) -> Tensor:
+        """Embed ``ids`` (N,) at ``positions``, (N,) or (1,): (N, D).
+
+        Args:
+            ids: Tokens.
+            positions: Of each token, or of all.
+            vectors: Of the vocabulary. (V, D).
+            table: From `position_table`.
+        """
+        values = F.embedding(ids, vectors)
+        if self._scale != 1:
+            values = values * self._scale
+        if self.training and self._word_dropout:
+            kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
+            values = values * kept.to(values.dtype)
+        if table is not None:
+            values = values + table.index_select(0, positions).to(values.dtype)
+        return dropout(values, self._dropout, self.training)
 
 
 class Transformer(nn.Module):
     """Encoder, decoder and output projection.
 
     Training calls it whole (`forward`, then the loss on `output_weight`); decoding calls `start`
-    once, and for each position `step` and `DecoderState.select`.
+    once, and for each position `decode_step`, `logits` and `DecoderState.select`.
 
     Args:
         config: The model section.
@@ -70,24 +110,8 @@ class Transformer(nn.Module):
         self.target_embedding = Embedding(config, config.decoder_dim)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        is_pre = config.norm_position == "pre"
-        self.encoder_norm = (
-            make_norm(config.norm, config.model_dim, bias=config.bias) if is_pre else nn.Identity()
-        )
-        self.decoder_norm = (
-            make_norm(config.norm, config.decoder_dim, bias=config.bias)
-            if is_pre
-            else nn.Identity()
-        )
-
-    @property
-    def _decoder(self) -> list[DecoderLayer]:
-        return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
-
-    @property
-    def aligning_layers(self) -> list[DecoderLayer]:
-        """The upper half of the decoder: by what it reads of the source, words are aligned."""
-        return self._decoder[len(self.decoder) // 2 :]
+        self.encoder_norm = _final_norm(config, config.model_dim)
+        self.decoder_norm = _final_norm(config, config.decoder_dim)
 
     @property
     def target_table(self) -> Tensor:
@@ -100,12 +124,16 @@ class Transformer(nn.Module):
         separate = self.config.embeddings == "separate"
         return self.output_vectors if separate else self.target_table
 
-    def encode(self, source: Tensor, layout: Layout) -> Tensor:
-        """Encode packed source ids (M,): (M, D)."""
-        values = self.source_embedding(source, layout.positions, layout.width, self.source_vectors)
-        for layer in self.encoder:
-            values = self._run(layer, values, layout)
-        return self.encoder_norm(values)
+    @property
+    def _aligning_layers(self) -> range:
+        """The upper half of the decoder, whose attention over the source aligns words.
+
+        Upper layers say it best: Garg et al. (2019), Jointly Learning to Align and Translate, found
+        the last but one of six. In a model with three decoder layers, trained on Multi30k, the step
+        that predicts a token looked at its source; that of Chen et al. (2020), which reads it,
+        looked further.
+        """
+        return range(len(self.decoder) // 2, len(self.decoder))
 
     def compile_layers(self, compiled: Callable[[_Forward], _Forward] | None) -> None:
         """Run the layers by what ``compiled`` makes of their `forward`; None undoes it.
@@ -116,46 +144,53 @@ class Transformer(nn.Module):
         kinds = (EncoderLayer, DecoderLayer) if compiled else ()
         self._forwards = {kind: compiled(kind.forward) for kind in kinds if compiled}
 
-    def _run(self, layer: nn.Module, *inputs: Tensor | Layout) -> Tensor:
+    def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
         forward = self._forwards.get(type(layer))
         run = layer if forward is None else partial(forward, layer)
         if self.recompute and self.training:
             return checkpoint(run, *inputs, use_reentrant=False)
         return run(*inputs)
 
+    def encode(self, source: Packed, *, run: Callable[..., Tensor] | None = None) -> Tensor:
+        """Encode packed source ids: (M, D). ``run`` calls a layer with its inputs."""
+        run = run or self._run
+        table = self.source_embedding.position_table(source.max_length)
+        values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
+        for layer in self.encoder:
+            values = run(layer, values, source)
+        return self.encoder_norm(values)
+
     def decode(
-        self, target: Tensor, memory: Tensor, target_layout: Layout, source_layout: Layout
+        self,
+        target: Packed,
+        memory: Tensor,
+        source: Packed,
+        *,
+        run: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """Read packed target inputs (N,) and the encoder's output (M, D): hidden states (N, D)."""
-        values = self.target_embedding(
-            target, target_layout.positions, target_layout.width, self.target_table
-        )
+        """Read target inputs and the encoder's output (M, D): hidden states (N, D)."""
+        run = run or self._run
+        table = self.target_embedding.position_table(target.max_length)
+        values = self.target_embedding(target.ids, target.positions, self.target_table, table)
         for layer in self.decoder:
-            values = self._run(layer, values, memory, target_layout, source_layout)
+            values = run(layer, values, memory, target, source)
         return self.decoder_norm(values)
 
     @override
-    def forward(
-        self, source: Tensor, source_index: Tensor, target_input: Tensor, target_index: Tensor
-    ) -> Tensor:
-        """Return the decoder's hidden state before each real target token.
+    def forward(self, source: Packed, target: Packed) -> Tensor:
+        """Return the decoder's hidden state before each token that is to be predicted.
 
         Args:
-            source: Source ids, padded. (B, S), int64.
-            source_index: Positions of real tokens in the flattened ``source``. (M,), int64.
-            target_input: BOS and target ids, padded. (B, T), int64.
-            target_index: Positions of real tokens in the flattened ``target_input``. (N,), int64.
+            source: Source ids, each sentence ending in EOS.
+            target: BOS and target ids.
 
         Returns:
             (N, D). `logits` or a loss on `output_weight` goes on from there.
         """
-        source_layout = Layout(source_index, *source.shape)
-        target_layout = Layout(target_index, *target_input.shape)
         if self._forwards:
-            for layout in (source_layout, target_layout):
-                layout.cells()  # here: no layer is to make what the next one finds
-        memory = self.encode(source_layout.pack(source), source_layout)
-        return self.decode(target_layout.pack(target_input), memory, target_layout, source_layout)
+            for packed in (source, target):
+                Rectangle.of(packed)  # here: no layer is to make what the next one finds
+        return self.decode(target, self.encode(source), source)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V), not normalised."""
@@ -167,131 +202,194 @@ class Transformer(nn.Module):
         bias = None if self.output_bias is None else self.output_bias.index_select(0, tokens)
         return lambda hidden: F.linear(hidden, weight, bias)
 
-    @property
-    def readers(self) -> Readers:
-        """All as they are."""
-        return Readers(self.read_source, self.read_token, self.logits)
+    @torch.inference_mode()
+    def align(self, source: Packed, target: Packed) -> Tensor:
+        """Return how much of each source token the decoder reads before it says each target token.
 
+        Runs in evaluation mode whatever mode the model is in, and without compiled layers.
+
+        Args:
+            source: Source ids, each sentence ending in EOS.
+            target: BOS and target ids.
+
+        Returns:
+            (B, T, S), float32: row t is of the token after the t-th one; the mean over the heads of
+            the upper half of the layers. Rows sum to 1; those of padding are to be ignored.
+        """
+        weights: list[Tensor] = []
+        aligning = {id(self.decoder[number]) for number in self._aligning_layers}
+
+        def run(layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
+            return layer(*inputs, weights=weights) if id(layer) in aligning else layer(*inputs)
+
+        with evaluating(self):
+            self.decode(target, self.encode(source, run=run), source, run=run)
+        return torch.stack(weights).mean(0)
+
+    @torch.inference_mode()
     def start(
-        self,
-        source: Tensor,
-        source_lengths: Tensor,
-        readers: Readers | None = None,
-        *,
-        with_coverage: bool = False,
-        choice: Tensor | None = None,
+        self, source: Packed, *, with_coverage: bool = False, choice: Tensor | None = None
     ) -> DecoderState:
         """Encode a batch of sources, with one beam a sentence.
 
         Args:
-            source: Source ids, padded, ending in EOS. (B, S), int64.
-            source_lengths: Tokens of each source with EOS. (B,), int64.
-            readers: Faster forms of the model's own.
+            source: Source ids, each sentence ending in EOS.
             with_coverage: Whether to count from here on how much of each source token is read.
             choice: See `DecoderState.choice`.
         """
-        layout = Layout.from_lengths(source_lengths, source.shape[1])
-        values = self.source_embedding(
-            layout.pack(source), layout.positions, layout.width, self.source_vectors
-        )
-        bias = values.new_zeros(source.shape).masked_fill_(~layout.mask(), -torch.inf)
-        bias = bias[:, None, None, :]
-        readers = readers or self.readers
-        heads = self._decoder[0].self_attention
-        shape = len(self._decoder), 2, len(source), heads.num_heads, 0, heads.head_dim
+        memory = self.encode(source, run=lambda layer, *inputs: layer(*inputs))
+        layers = [layer.cross_attention for layer in self._decoder]
+        groups, width = layers[0].num_kv_heads, source.max_length
+        projected = [heads for layer in layers for heads in layer.project_cross_kv(memory)]
+        cross_kv = torch.stack([to_rectangle(heads, source) for heads in projected])
+        cross_kv = cross_kv.view(len(layers), 2, len(source), groups, width, -1)
+        mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
+        coverage = torch.zeros(mask.shape, device=mask.device) if with_coverage else None
         return DecoderState(
-            memory=readers.source(
-                values, layout.positions, bias, layout.heads_to_rectangle(1, 1), layout.index
-            ),
-            bias=bias,
-            past=values.new_empty(shape),
+            cross_kv=cross_kv,
+            source_mask=mask[:, None, None, :].repeat(1, groups, 1, 1),
+            self_kv=cross_kv[..., :0, :],
             num_beams=1,
             length=0,
-            coverage=torch.zeros(source.shape, device=source.device) if with_coverage else None,
+            coverage=coverage,
             choice=choice,
         )
 
-    def read_source(
-        self, values: Tensor, positions: Tensor, bias: Tensor, cells: Tensor, index: Tensor
-    ) -> Tensor:
-        """Encode embedded tokens (M, D), and project them for each layer of the decoder.
-
-        Other arguments as in `SelfAttention.read`; the result is `DecoderState.memory`.
-        """
-        for layer in self.encoder:
-            assert isinstance(layer, EncoderLayer)
-            values = layer.read(values, positions, bias, cells, index)
-        values = self.encoder_norm(values)
-        found = [layer.cross_attention.remember(values, bias, cells) for layer in self._decoder]
-        return torch.stack([part for pair in found for part in pair]).unflatten(0, (-1, 2))
-
-    def step(
-        self, state: DecoderState, tokens: Tensor, readers: Readers | None = None
+    @torch.inference_mode()
+    def decode_step(
+        self, state: DecoderState, tokens: Tensor, run: DecodeToken | None = None
     ) -> tuple[Tensor, DecoderState]:
-        """Read the next token of each beam (B, K): logits (B, K, V) and the state after it.
+        """Read the next token of each beam (B, K): hidden states (B, K, D) and the state after it.
 
-        Where the state has a coverage, the model's own reader of tokens is used: others do not tell
-        it.
+        Args:
+            state: Where decoding is. Its caches are reused.
+            tokens: (B, K), int64.
+            run: Does what `decode_token` does; not asked where the state counts a coverage.
         """
-        readers, state, longer = readers or self.readers, state.with_room(), state.length + 1
+        state, longer = state.with_room(), state.length + 1
         position = tokens.new_full((1,), state.length)
-        table = self.target_embedding.places(longer, self.target_table)
-        filled = state.past.narrow(4, 0, longer)
-        ids, rows = tokens.flatten(), state.rows
+        table = self.target_embedding.position_table(longer)
+        kv = state.self_kv.narrow(4, 0, longer)
+        ids, rows, coverage = tokens.flatten(), state.rows, state.coverage
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)
-        inputs = (ids, position, table, state.bias, state.memory, filled)
-        coverage = state.coverage
+        inputs = (ids, position, table, state.source_mask, state.cross_kv, kv)
         if coverage is None:
-            hidden = readers.token(*inputs)
+            hidden = (run or self.decode_token)(*inputs)
         else:
-            seen: list[Tensor] = []
-            hidden = self.read_token(*inputs, seen)
-            newly = torch.stack(seen).mean(0)
+            weights: list[Tensor] = []
+            hidden = self.decode_token(*inputs, weights=weights)
+            newly = torch.stack(weights).mean(0).flatten(0, 1)
             coverage = coverage + (newly if rows is None else newly.index_select(0, rows))
         if rows is not None:
             hidden = hidden.index_select(0, rows)
         after = replace(state, length=longer, coverage=coverage)
-        logits = readers.logits(hidden).view(*tokens.shape, -1)
-        return logits if state.choice is None else logits.add_(state.choice), after
+        return hidden.view(*tokens.shape, -1), after
 
-    def read_token(
+    def decode_token(
         self,
         ids: Tensor,
         position: Tensor,
-        table: Tensor,
-        bias: Tensor,
-        memory: Tensor,
-        past: Tensor,
-        seen: list[Tensor] | None = None,
+        table: Tensor | None,
+        source_mask: Tensor,
+        cross_kv: Tensor,
+        self_kv: Tensor,
+        *,
         filled: Tensor | None = None,
+        weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """Send a token of each beam through the decoder. Other shapes: `DecoderState`.
+        """Send a token of each row through the decoder; nothing here depends on values.
 
         Args:
-            ids: Tokens. (B * K,), int64.
+            ids: Tokens. (R,), int64.
             position: Where they stand. (1,), int64.
-            table: From `Embedding.places`.
-            bias: Of the source.
-            memory: Keys and values of the source.
-            past: Keys and values of the target so far, and room for these tokens, which are filled
-                in. (L, 2, B * K, H, t + 1, E).
-            seen: Where the `aligning_layers` append what they read of the source. (B * K, S) each.
-            filled: See `SelfAttention.step`.
+            table: From `Embedding.position_table`.
+            source_mask: See `DecoderState`, as the next two.
+            cross_kv: Keys and values of the source.
+            self_kv: Those of the target so far, with room for these tokens, which are filled in.
+                (L, 2, R, G, t + 1, E).
+            filled: See `SelfCache.mask`.
+            weights: Where the aligning layers append what they read of the source. (B, K, S) each.
 
         Returns:
-            Hidden states. (B * K, D).
+            Hidden states. (R, D).
         """
-        values = self.target_embedding.look_up(ids, self.target_table)
-        if self.target_embedding.positions is not None:
-            values = values + table.index_select(0, position).to(values.dtype)
-        telling = [] if seen is None else self.aligning_layers
-        parts = memory.flatten(0, 1).unbind(0)
-        for number, layer in enumerate(self._decoder):
-            tell = seen if layer in telling else None
-            read = parts[2 * number], parts[2 * number + 1]
-            values = layer.step(values, past[number], read, bias, position, tell, filled)
+        values = self.target_embedding(ids, position, self.target_table, table)
+        sources, targets = cross_kv.flatten(0, 1).unbind(0), self_kv.unbind(0)
+        for number, layer in enumerate(self.decoder):
+            cache = (
+                SelfCache(targets[number], position, filled),
+                CrossCache(sources[2 * number], sources[2 * number + 1], source_mask),
+            )
+            found = weights if number in self._aligning_layers else None
+            values = layer(values, cache=cache, weights=found)
         return self.decoder_norm(values)
+
+    @property
+    def _decoder(self) -> list[DecoderLayer]:
+        return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Put models into evaluation mode, and back into training those that were in it."""
+    training = [model for model in models if model.training]
+    for model in training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model in training:
+            model.train()
+
+
+def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> Transformer:
+    """Build the Transformer on the CPU in float32, from torch's default random generator.
+
+    Raises:
+        ValueError: The embeddings are tied, but the vocabularies differ in size.
+    """
+    if config.embeddings == "tied" and source_vocab_size != target_vocab_size:
+        raise ValueError(
+            f"tied embeddings need one vocabulary, but the sizes are {source_vocab_size} "
+            f"and {target_vocab_size}"
+        )
+    return Transformer(config, source_vocab_size, target_vocab_size)
+
+
+def count_parameters(model: Transformer) -> Mapping[str, int]:
+    """Count parameters by part: embedding and output, encoder, decoder."""
+    sizes = {"embeddings": 0, "encoder": 0, "decoder": 0}
+    for name, parameter in model.named_parameters():
+        part = name.split("_")[0].split(".")[0]
+        sizes[part if part in sizes else "embeddings"] += parameter.numel()
+    return sizes
+
+
+def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
+    """Return, for each weight that holds several matrices one above the other, their rows.
+
+    Weight name -> rows of queries, keys and values; of keys and values; of gates and values.
+    """
+    fused = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            shared = [module.num_kv_heads * module.head_dim] * 2
+            if isinstance(module, SelfAttention):
+                rows = [module.num_heads * module.head_dim, *shared]
+                fused[f"{name}.query_key_value.weight"] = rows
+            else:
+                fused[f"{name}.key_value.weight"] = shared
+        elif isinstance(module, FeedForward):
+            inner, outer = module.inner.weight, module.outer.weight
+            fused[f"{name}.inner.weight"] = [outer.shape[1]] * (len(inner) // outer.shape[1])
+    return fused
+
+
+def _final_norm(config: ModelConfig, dim: int) -> nn.Module:
+    """Norm after a stack of pre-norm layers; nothing after post-norm ones."""
+    is_pre = config.norm_position == "pre"
+    return make_norm(config.norm, dim, bias=config.bias) if is_pre else nn.Identity()
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:

@@ -34,7 +34,7 @@ from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
 from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
-from nmt.model.factory import count_parameters
+from nmt.model.transformer import count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.runtime.make_shortlist import make_shortlist
 from nmt.training.batch_fit import fit_batches

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.model.transformer import Readers, Transformer
+from nmt.model.transformer import DecodeToken, Transformer
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 """Records what a function does: returns what repeats it in place, and the tensor it returned."""
@@ -34,9 +34,9 @@ _USES_BEFORE = (
 )
 
 
-def graph_readers(model: Transformer) -> Readers:
-    """Return what stands for ``model.readers`` of a model that trains no more and is on a GPU."""
-    return model.readers._replace(token=GraphedToken(model, CudaGraphs()))
+def graphed_decode_token(model: Transformer) -> DecodeToken:
+    """Return what stands for ``model.decode_token`` of a finished model on a GPU."""
+    return GraphedDecodeToken(model, CudaGraphs())
 
 
 class CudaGraphs:
@@ -68,7 +68,7 @@ class _Sizes(NamedTuple):
     sentences: int
     beams: int
     source: int
-    past: int
+    target: int
 
 
 class _Step:
@@ -78,9 +78,9 @@ class _Step:
         model: Whose step it is.
         record: How to record it.
         sizes: Sentences, beams of each, positions of the source and of the target.
-        table: Vectors of positions.
-        memory: Any of the dtype and the layers that will come.
-        past: The same.
+        table: Vectors of positions; None where none are added.
+        cross_kv: Any of the dtype and the layers that will come.
+        self_kv: The same.
     """
 
     def __init__(
@@ -88,55 +88,55 @@ class _Step:
         model: Transformer,
         record: Recorder,
         sizes: _Sizes,
-        table: Tensor,
-        memory: Tensor,
-        past: Tensor,
+        table: Tensor | None,
+        cross_kv: Tensor,
+        self_kv: Tensor,
     ) -> None:
-        layers, _, _, heads, _, width = past.shape
-        rows = sizes.sentences * sizes.beams
+        layers, _, _, groups, _, width = self_kv.shape
+        rows, sentences = sizes.sentences * sizes.beams, sizes.sentences
         self.table = table
-        self.ids = torch.zeros(rows, dtype=torch.int64, device=past.device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=past.device)
-        self.bias = memory.new_zeros(sizes.sentences, 1, 1, sizes.source)
-        self.memory = memory.new_zeros(layers, 2, sizes.sentences, heads, sizes.source, width)
-        self.past = past.new_zeros(layers, 2, rows, heads, sizes.past, width)
-        self.order = torch.arange(sizes.past, device=past.device)
+        self.ids = torch.zeros(rows, dtype=torch.int64, device=self_kv.device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=self_kv.device)
+        self.mask = cross_kv.new_zeros(sentences, groups, 1, sizes.source)
+        self.cross_kv = cross_kv.new_zeros(layers, 2, sentences, groups, sizes.source, width)
+        self.self_kv = self_kv.new_zeros(layers, 2, rows, groups, sizes.target, width)
+        self.order = torch.arange(sizes.target, device=self_kv.device)
 
         # A graph holds no tensor that it reads: each must be an attribute, or its memory is given
         # to another one.
         def step() -> Tensor:
-            filled = self.past.new_zeros(1, 1, 1, sizes.past)
+            filled = self.self_kv.new_zeros(1, 1, 1, sizes.target)
             filled.masked_fill_(self.order > self.position, -torch.inf)
-            inputs = (self.ids, self.position, self.table, self.bias, self.memory, self.past)
-            return model.read_token(*inputs, filled=filled)
+            inputs = (self.ids, self.position, self.table, self.mask, self.cross_kv, self.self_kv)
+            return model.decode_token(*inputs, filled=filled)
 
         self._repeat, self._hidden = record(step)
-        self._read: Callable[[], Tensor | None] = lambda: None
+        self._source: Callable[[], Tensor | None] = lambda: None
 
     def __call__(
-        self, ids: Tensor, position: Tensor, bias: Tensor, memory: Tensor, past: Tensor
+        self, ids: Tensor, position: Tensor, mask: Tensor, cross_kv: Tensor, self_kv: Tensor
     ) -> Tensor:
-        """Do what `Transformer.read_token` does."""
-        rows, last = len(ids), past.shape[4] - 1
-        if self._read() is not memory:
+        """Do what `Transformer.decode_token` does."""
+        rows, last = len(ids), self_kv.shape[4] - 1
+        if self._source() is not cross_kv:
             # What was left here is of another text: nothing of it may be read, not even times 0.
-            for tensor in (self.memory, self.past, self.bias):
+            for tensor in (self.cross_kv, self.self_kv, self.mask):
                 tensor.zero_()
-            sentences, width = bias.shape[0], bias.shape[3]
-            self.memory[:, :, :sentences, :, :width].copy_(memory)
-            self.bias[..., width:] = -torch.inf
-            self.bias[:sentences, ..., :width].copy_(bias)
-            self._read = weakref.ref(memory)
+            sentences, width = mask.shape[0], mask.shape[3]
+            self.cross_kv[:, :, :sentences, :, :width].copy_(cross_kv)
+            self.mask[..., width:] = -torch.inf
+            self.mask[:sentences, ..., :width].copy_(mask)
+            self._source = weakref.ref(cross_kv)
         self.ids[:rows].copy_(ids)
         self.position.copy_(position)
-        self.past[:, :, :rows, :, :last].copy_(past[..., :last, :])
+        self.self_kv[:, :, :rows, :, :last].copy_(self_kv[..., :last, :])
         self._repeat()
-        past[..., last, :].copy_(self.past[:, :, :rows, :, last])
+        self_kv[..., last, :].copy_(self.self_kv[:, :, :rows, :, last])
         return self._hidden[:rows].clone()
 
 
-class GraphedToken:
-    """Stands for `Transformer.read_token`, with recorded steps where rows are few.
+class GraphedDecodeToken:
+    """Stands for `Transformer.decode_token`, with recorded steps where rows are few.
 
     Threads may share it: their steps follow each other.
 
@@ -156,13 +156,13 @@ class GraphedToken:
         self,
         ids: Tensor,
         position: Tensor,
-        table: Tensor,
-        bias: Tensor,
-        memory: Tensor,
-        past: Tensor,
+        table: Tensor | None,
+        source_mask: Tensor,
+        cross_kv: Tensor,
+        self_kv: Tensor,
     ) -> Tensor:
-        """Do what `Transformer.read_token` does."""
-        sentences, width, length = bias.shape[0], bias.shape[3], past.shape[4]
+        """Do what `Transformer.decode_token` does."""
+        sentences, width, length = len(source_mask), source_mask.shape[3], self_kv.shape[4]
         beams = len(ids) // sentences
         sizes = _Sizes(
             _power_of_two(sentences),
@@ -170,15 +170,17 @@ class GraphedToken:
             _power_of_two(width, _LEAST_POSITIONS),
             _power_of_two(length, _LEAST_POSITIONS),
         )
-        fits = sizes.sentences * beams <= _MOST_ROWS and _num_bytes(sizes, past) <= _MOST_BYTES
+        fits = sizes.sentences * beams <= _MOST_ROWS and _num_bytes(sizes, self_kv) <= _MOST_BYTES
         if self._works and fits:
             with self._lock:
-                step = self._step(sizes, table, memory, past)
+                step = self._step(sizes, table, cross_kv, self_kv)
                 if step is not None:
-                    return step(ids, position, bias, memory, past)
-        return self._model.read_token(ids, position, table, bias, memory, past)
+                    return step(ids, position, source_mask, cross_kv, self_kv)
+        return self._model.decode_token(ids, position, table, source_mask, cross_kv, self_kv)
 
-    def _step(self, sizes: _Sizes, table: Tensor, memory: Tensor, past: Tensor) -> _Step | None:
+    def _step(
+        self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
+    ) -> _Step | None:
         """Find or record a step; None if that does not pay yet, or the device cannot.
 
         Those used longest ago are dropped.
@@ -189,7 +191,7 @@ class GraphedToken:
         step = self._steps.pop(sizes, None)
         if step is None or step.table is not table:
             try:
-                step = _Step(self._model, self._record, sizes, table, memory, past)
+                step = _Step(self._model, self._record, sizes, table, cross_kv, self_kv)
             except RuntimeError as error:
                 self._steps.clear()
                 self._uses.clear()
@@ -201,18 +203,18 @@ class GraphedToken:
         self._steps[sizes] = step
         while (
             len(self._steps) > _MOST_GRAPHS
-            or sum(_num_bytes(each, past) for each in self._steps) > _MOST_BYTES
+            or sum(_num_bytes(each, self_kv) for each in self._steps) > _MOST_BYTES
         ):
             oldest = next(iter(self._steps))
             del self._steps[oldest], self._uses[oldest]
         return step
 
 
-def _num_bytes(sizes: _Sizes, past: Tensor) -> int:
+def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
     """Return how much room a step of these sizes takes for what it reads."""
-    layers, _, _, heads, _, width = past.shape
-    cells = sizes.sentences * (sizes.source + sizes.beams * sizes.past)
-    return 2 * layers * cells * heads * width * past.element_size()
+    layers, _, _, groups, _, width = self_kv.shape
+    cells = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
+    return 2 * layers * cells * groups * width * self_kv.element_size()
 
 
 def _power_of_two(count: int, least: int = 1) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from nmt.model.decoder_state import DecoderState
-from nmt.model.transformer import Readers, Transformer
+from nmt.model.transformer import DecodeToken, Transformer
+from nmt.packed import Packed
 from nmt.runtime.shortlist import BatchVocabulary
 
 
@@ -14,7 +15,7 @@ class ModelStepper:
 
     Args:
         model: On its device.
-        readers: Faster forms of its own, if there are any.
+        run: Does what `Transformer.decode_token` does, faster.
         with_coverage: Whether a search will ask for the coverage of the source.
         vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
             then places in it.
@@ -23,16 +24,16 @@ class ModelStepper:
     def __init__(
         self,
         model: Transformer,
-        readers: Readers | None = None,
+        run: DecodeToken | None = None,
         *,
         with_coverage: bool = False,
         vocabulary: BatchVocabulary | None = None,
     ) -> None:
         self._model, self._with_coverage, self._vocabulary = model, with_coverage, vocabulary
-        self.readers = readers or model.readers
-        """What it reads with: of a few tokens, the logits are theirs."""
-        if vocabulary is not None:
-            self.readers = self.readers._replace(logits=model.narrow_output(vocabulary.tokens))
+        self._run = run
+        self._logits = (
+            model.logits if vocabulary is None else model.narrow_output(vocabulary.tokens)
+        )
 
     @property
     def tokens(self) -> Tensor | None:
@@ -48,9 +49,7 @@ class ModelStepper:
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Encode the source."""
         return self._model.start(
-            source,
-            source_lengths,
-            self.readers,
+            Packed.from_rectangle(source, source_lengths),
             with_coverage=self._with_coverage,
             choice=None if self._vocabulary is None else self._vocabulary.choice,
         )
@@ -59,7 +58,10 @@ class ModelStepper:
         """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""
         if self._vocabulary is not None:
             tokens = self._vocabulary.tokens.take(tokens)
-        logits, state = self._model.step(state, tokens, self.readers)
+        hidden, state = self._model.decode_step(state, tokens, self._run)
+        logits = self._logits(hidden)
+        if state.choice is not None:
+            logits.add_(state.choice)
         return logits.float().log_softmax(dim=-1), state
 
     def select(self, state: DecoderState, sentences: Tensor, beams: Tensor) -> DecoderState:

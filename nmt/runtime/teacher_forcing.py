@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from nmt.model.transformer import Transformer
+from nmt.packed import Packed
 from nmt.runtime.ensemble_stepper import Mixture
-from nmt.text import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 """Source and target ids of a sentence, without BOS and EOS."""
@@ -36,11 +35,11 @@ def forced_log_probs(
         For each pair the log probability of every target id, and of EOS.
     """
     device = models[0].output_weight.device
-    source, source_index = _rectangle([[*ids, EOS_ID] for ids, _ in pairs], device)
-    before, index = _rectangle([[BOS_ID, *ids] for _, ids in pairs], device)
-    after, _ = _rectangle([[*ids, EOS_ID] for _, ids in pairs], device)
-    gold = after.flatten()[index].unsqueeze(1)
-    hidden = [model(source, source_index, before, index) for model in models]
+    source = Packed.from_rows([[*ids, EOS_ID] for ids, _ in pairs], device)
+    target = Packed.from_rows([[BOS_ID, *ids] for _, ids in pairs], device)
+    gold = torch.tensor([token for _, ids in pairs for token in (*ids, EOS_ID)], device=device)
+    gold = gold.unsqueeze(1)
+    hidden = [model(source, target) for model in models]
     at_once = max(1, _MOST_PROBABILITIES // models[0].output_weight.shape[0])
     parts = []
     for start in range(0, len(gold), at_once):
@@ -54,12 +53,3 @@ def forced_log_probs(
         parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
     sizes = [len(ids) + 1 for _, ids in pairs]
     return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
-
-
-def _rectangle(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids; return them, and where the real ones are in the flattened rectangle."""
-    tensors = [torch.tensor(row) for row in rows]
-    padded = pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
-    lengths = torch.tensor([len(row) for row in rows])
-    real = torch.arange(padded.shape[1]) < lengths.unsqueeze(1)
-    return padded.to(device), real.flatten().nonzero().squeeze(1).to(device)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +14,9 @@ from typing_extensions import override
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.model.alignment import source_attention
-from nmt.model.transformer import Transformer
-from nmt.runtime.cuda_graphs import graph_readers
+from nmt.model.transformer import Transformer, evaluating
+from nmt.packed import Packed
+from nmt.runtime.cuda_graphs import graphed_decode_token
 from nmt.runtime.engine import Engine, Task
 from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.model_stepper import ModelStepper
@@ -54,7 +53,7 @@ class TorchEngine(Engine):
             for model in models:
                 model.eval()
         use_graphs = is_final and self._device.type == "cuda"
-        self._readers = [graph_readers(model) if use_graphs else None for model in models]
+        self._runs = [graphed_decode_token(model) if use_graphs else None for model in models]
 
     @override
     def search(
@@ -64,7 +63,7 @@ class TorchEngine(Engine):
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
         self._check(options)
-        with self._at_work():
+        with evaluating(*self._models):
             return self._search(Task(sources, constraints), options)
 
     @property
@@ -79,7 +78,7 @@ class TorchEngine(Engine):
     ) -> Generator[list[list[Hypothesis]], None, None]:
         self._check(options)
         count = min(self.num_workers, len(tasks))
-        with self._at_work():
+        with evaluating(*self._models):
             if count < 2:
                 for task in tasks:
                     yield self._search(task, options)
@@ -114,18 +113,6 @@ class TorchEngine(Engine):
         found = self._load_shortlist()
         return found and found.to(self._device)
 
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Let no model train meanwhile."""
-        training = [model for model in self._models if model.training]
-        for model in training:
-            model.eval()
-        try:
-            yield
-        finally:
-            for model in training:
-                model.train()
-
     @property
     def _device(self) -> torch.device:
         return self._models[0].output_weight.device
@@ -148,18 +135,9 @@ class TorchEngine(Engine):
     def attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[list[float]]]:
-        device = self._models[0].output_weight.device
-        rows = (
-            [torch.tensor([*ids, EOS_ID]) for ids in sources],
-            [torch.tensor([BOS_ID, *ids]) for ids in targets],
-        )
-        padded = [pad_sequence(side, batch_first=True, padding_value=PAD_ID) for side in rows]
-        lengths = [torch.tensor([len(row) for row in side]) for side in rows]
-        source, target, source_lengths, target_lengths = (x.to(device) for x in (*padded, *lengths))
-        found = [
-            source_attention(model, source, source_lengths, target, target_lengths)
-            for model in self._models
-        ]
+        source = Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device)
+        target = Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device)
+        found = [model.align(source, target) for model in self._models]
         weights = torch.stack(found).mean(0).cpu()
         return [
             weights[i, : len(target_ids), : len(source_ids)].tolist()
@@ -170,7 +148,7 @@ class TorchEngine(Engine):
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        with self._at_work():
+        with evaluating(*self._models):
             pairs = list(zip(sources, targets, strict=True))
             return forced_log_probs(self._models, self._mixture, pairs)
 
@@ -178,8 +156,8 @@ class TorchEngine(Engine):
         self, *, with_coverage: bool, vocabulary: BatchVocabulary | None = None
     ) -> Stepper[Any]:
         steppers = [
-            ModelStepper(model, readers, with_coverage=with_coverage, vocabulary=vocabulary)
-            for model, readers in zip(self._models, self._readers, strict=True)
+            ModelStepper(model, run, with_coverage=with_coverage, vocabulary=vocabulary)
+            for model, run in zip(self._models, self._runs, strict=True)
         ]
         return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)
 

@@ -10,7 +10,7 @@ from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-from nmt.model.factory import build_model
+from nmt.model.transformer import build_model
 from nmt.training.parameters import freeze
 
 # Of the model section: they change no weight's meaning.

@@ -64,12 +64,7 @@ def objective_name(config: TrainingConfig) -> str:
 
 def hidden_states(model: Transformer, batch: Batch) -> Tensor:
     """Run the model: the last states of the real target tokens. (N, D)."""
-    return model(batch.source, batch.source_index, batch.target_input, batch.target_index)
-
-
-def gold_ids(batch: Batch) -> Tensor:
-    """Return the ids to predict. (N,), int64."""
-    return batch.target_output.flatten().index_select(0, batch.target_index)
+    return model(batch.source, batch.target)
 
 
 class CrossEntropy:
@@ -85,7 +80,7 @@ class CrossEntropy:
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed loss of ``batch``."""
-        hidden, gold = hidden_states(model, batch), gold_ids(batch)
+        hidden, gold = hidden_states(model, batch), batch.gold
         weight, bias = model.output_weight, model.output_bias
         loss = self._form(hidden, weight, bias, gold, self._smoothing)
         return LossSum(loss, batch.num_target_tokens)
@@ -108,7 +103,7 @@ class RDrop:
             (hidden_states(model, batch), hidden_states(model, batch)),
             model.output_weight,
             model.output_bias,
-            gold_ids(batch),
+            batch.gold,
             smoothing=self._smoothing,
             strength=self._strength,
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.factory import fused_rows
+from nmt.model.transformer import fused_rows
 
 _NUM_SUMS = 2
 

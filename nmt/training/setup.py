@@ -19,7 +19,7 @@ from nmt.engine.device import choose_device, seed_rank
 from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import choose_precision
 from nmt.errors import ConfigError
-from nmt.model.factory import build_model
+from nmt.model.transformer import build_model
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.losses import choose_form

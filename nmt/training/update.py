@@ -247,10 +247,10 @@ def _halved(batches: Sequence[Batch]) -> list[Batch]:
 
 def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
     largest = max(batches, key=lambda batch: batch.num_padded_tokens)
-    pairs, width = largest.source.shape
     return DeviceError(
-        f"Memory does not hold a batch of {pairs} pairs with up to {width} source and "
-        f"{largest.target_input.shape[1]} target tokens, after it was halved {splits} times.",
+        f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
+        f"{largest.source.max_length} source and {largest.target.max_length} target tokens, "
+        f"after it was halved {splits} times.",
         fix="Lower batch.max_tokens and raise batch.accumulate, lower filters.max_length, or set "
         "training.activation_checkpointing.",
     )

@@ -23,7 +23,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
-from nmt.model.factory import build_model
+from nmt.model.transformer import build_model
 from nmt.text.tokenizer import tokenizer_hash, train_sentencepiece
 
 CONFIG = RunConfig.model_validate(

@@ -19,7 +19,7 @@ from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
-from nmt.model.factory import build_model
+from nmt.model.transformer import build_model
 from nmt.text.tokenizer import load_tokenizers, tokenizer_hash, train_sentencepiece
 from tests.translation.conftest import sentences
 

@@ -25,7 +25,7 @@ from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
-from nmt.model.factory import build_model
+from nmt.model.transformer import build_model
 from nmt.runtime.shortlist import shortlist_bytes
 from nmt.runtime.shortlist_file import ShortlistFile, ShortlistParts
 from nmt.text.tokenizer import SentencePieceTokenizer, tokenizer_hash, train_sentencepiece

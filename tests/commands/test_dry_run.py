@@ -25,8 +25,7 @@ from nmt.engine.compilation import Compilation
 from nmt.engine.precision import Precision
 from nmt.files.lock import run_lock
 from nmt.model.cost import Workload, matmul_parameters, training_flops
-from nmt.model.factory import build_model, count_parameters
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze

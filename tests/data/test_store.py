@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,25 +59,25 @@ def test_reading_gives_back_what_was_written(
 
 @settings(max_examples=30)
 @given(pairs=PAIRS)
-def test_a_batch_has_bos_eos_and_padding_where_they_belong(
+def test_a_batch_has_bos_and_eos_where_they_belong(
     pairs: list[tuple[list[int], list[int]]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = np.arange(len(pairs))[::-1].copy()
         batch = collate(store_of(Path(folder), pairs), rows)
 
-    def padded(lists: list[list[int]]) -> list[list[int]]:
-        width = max(map(len, lists))
-        return [ids + [0] * (width - len(ids)) for ids in lists]
-
     backwards = pairs[::-1]
-    assert batch.source.tolist() == padded([[*s, 3] for s, _ in backwards])
-    assert batch.target_input.tolist() == padded([[2, *t] for _, t in backwards])
-    assert batch.target_output.tolist() == padded([[*t, 3] for _, t in backwards])
-    real = [i for s, _ in backwards for i in [*s, 3]]
-    assert batch.source.flatten()[batch.source_index].tolist() == real
+    assert batch.source.ids.tolist() == [i for s, _ in backwards for i in [*s, 3]]
+    assert batch.target.ids.tolist() == [i for _, t in backwards for i in [2, *t]]
+    assert batch.gold.tolist() == [i for _, t in backwards for i in [*t, 3]]
+    for side, own in ((batch.source, 0), (batch.target, 1)):
+        lengths = [len(pair[own]) + 1 for pair in backwards]
+        assert side.lengths.tolist() == lengths
+        assert side.max_length == max(lengths)
+        assert side.cu_seqlens.dtype == torch.int32
     assert batch.num_target_tokens == sum(len(t) + 1 for _, t in pairs)
-    assert batch.num_padded_tokens == batch.source.numel() + batch.target_input.numel()
+    cells = [len(pairs) * max(len(pair[own]) + 1 for pair in pairs) for own in (0, 1)]
+    assert batch.num_padded_tokens == sum(cells)
 
 
 def test_a_damaged_store_is_refused(tmp_path: Path) -> None:

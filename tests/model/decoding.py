@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from nmt.config.model import ModelConfig
-from nmt.model.factory import build_model
-from nmt.model.transformer import Readers, Transformer
+from nmt.model.transformer import DecodeToken, Transformer, build_model
+from nmt.packed import Packed
 
 VOCAB_SIZE = 50
 SHAPE = {"model_dim": 32, "ff_dim": 48, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
@@ -30,9 +30,9 @@ def small_model(**changes: object) -> Transformer:
 
 
 def decode(
-    model: Transformer, readers: Readers | None, lengths: list[int], num_beams: int, num_steps: int
+    model: Transformer, run: DecodeToken | None, lengths: list[int], num_beams: int, num_steps: int
 ) -> list[Tensor]:
-    """All logits of some steps with made-up tokens, beams that change places, and fewer sentences.
+    """All logits of some steps with made-up tokens, beams that are reordered, and fewer sentences.
 
     The second half of the sentences leaves after the first step.
     """
@@ -40,12 +40,12 @@ def decode(
     source = torch.randint(4, VOCAB_SIZE, (len(lengths), max(lengths)), generator=draw)
     found = []
     with torch.inference_mode():
-        state = model.start(source, torch.tensor(lengths), readers)
+        state = model.start(Packed.from_rectangle(source, torch.tensor(lengths)))
         for step in range(num_steps):
-            count = len(state.bias)
+            count = len(state.source_mask)
             tokens = torch.randint(4, VOCAB_SIZE, (count, state.num_beams), generator=draw)
-            logits, state = model.step(state, tokens, readers)
-            found.append(logits)
+            hidden, state = model.decode_step(state, tokens, run)
+            found.append(model.logits(hidden))
             stay = torch.arange(count if step else (count + 1) // 2)
             beams = torch.randint(0, tokens.shape[1], (len(stay), num_beams), generator=draw)
             state = state.select(stay, beams)

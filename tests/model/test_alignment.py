@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from nmt.config.model import ModelConfig
-from nmt.model.alignment import _weights, source_attention
-from nmt.model.blocks import DecoderLayer
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
+from nmt.model.layers import DecoderLayer
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
 
-SOURCE = torch.tensor([[7, 8, 9, 10, 3], [11, 12, 3, 0, 0]])
-SOURCE_LENGTHS = torch.tensor([5, 3])
-TARGET = torch.tensor([[2, 20, 21, 0], [2, 22, 23, 24]])
-LENGTHS = torch.tensor([3, 4])
+SOURCE = [[7, 8, 9, 10, 3], [11, 12, 3]]
+TARGET = [[2, 20, 21], [2, 22, 23, 24]]
 
 
 def model_of(**options: object) -> Transformer:
@@ -28,10 +25,7 @@ def model_of(**options: object) -> Transformer:
 
 
 def attention(model: Transformer, rows: slice = slice(None)) -> Tensor:
-    lengths, target_lengths = SOURCE_LENGTHS[rows], LENGTHS[rows]
-    source = SOURCE[rows, : int(lengths.max())]
-    target = TARGET[rows, : int(target_lengths.max())]
-    return source_attention(model, source, lengths, target, target_lengths)
+    return model.align(Packed.from_rows(SOURCE[rows]), Packed.from_rows(TARGET[rows]))
 
 
 @pytest.mark.parametrize(
@@ -56,9 +50,8 @@ def test_a_sentence_does_not_depend_on_its_batch(row: int) -> None:
 
 def test_a_token_does_not_see_those_after_it() -> None:
     model = model_of()
-    changed = TARGET.clone()
-    changed[1, 3] = 25
-    found = source_attention(model, SOURCE, SOURCE_LENGTHS, changed, LENGTHS)
+    changed = [TARGET[0], [*TARGET[1][:3], 25]]
+    found = model.align(Packed.from_rows(SOURCE), Packed.from_rows(changed))
 
     torch.testing.assert_close(found[1, :3], attention(model)[1, :3])
     assert not torch.allclose(found[1, 3], attention(model)[1, 3])
@@ -90,11 +83,14 @@ def test_one_layer_by_hand() -> None:
 def test_the_upper_layers_count_alike() -> None:
     """Of three, the last two."""
     model = model_of()
-    seen: list[Tensor] = []
-    for layer in model.decoder:
-        assert isinstance(layer, DecoderLayer)
-        layer.cross_attention.register_forward_pre_hook(
-            lambda module, given: seen.append(_weights(module, *given))
+    source, seen = Packed.from_rows(SOURCE), list[Tensor]()
+    with torch.inference_mode():
+        memory = model.encode(source)
+        model.decode(
+            Packed.from_rows(TARGET),
+            memory,
+            source,
+            run=lambda layer, *inputs: layer(*inputs, weights=seen),
         )
     found = attention(model)
 
@@ -106,33 +102,32 @@ def test_the_upper_layers_count_alike() -> None:
 )
 @torch.no_grad()
 def test_what_is_read_step_by_step_adds_up_to_the_same(options: dict[str, Any]) -> None:
-    """With beams that go on twice, change places, or leave; and it changes no logit."""
+    """With beams that go on twice, change places, or leave; and it changes no state."""
     model = model_of(**options)
-    state = model.start(SOURCE, SOURCE_LENGTHS, with_coverage=True)
-    plain = model.start(SOURCE, SOURCE_LENGTHS)
+    state = model.start(Packed.from_rows(SOURCE), with_coverage=True)
+    plain = model.start(Packed.from_rows(SOURCE))
     both, twice = torch.tensor([0, 1]), torch.tensor([[0, 0], [0, 0]])
     tokens, swap = torch.tensor([[2], [2]]), torch.tensor([[1, 0]])
     for after in (torch.tensor([[20, 22], [22, 24]]), torch.tensor([[21, 23], [23, 25]])):
-        logits, state = model.step(state, tokens)
-        expected, plain = model.step(plain, tokens)
-        assert torch.equal(logits, expected)
+        hidden, state = model.decode_step(state, tokens)
+        expected, plain = model.decode_step(plain, tokens)
+        assert torch.equal(hidden, expected)
         state, plain = (s.select(both, twice[:, : after.shape[1]]) for s in (state, plain))
         tokens, twice = after, torch.tensor([[0, 1], [0, 1]])
-    _, state = model.step(state, tokens)
+    _, state = model.decode_step(state, tokens)
     state = state.select(both[1:], swap)
 
     assert plain.coverage is None
     assert state.coverage is not None
     for row, target in enumerate(([2, 24, 25], [2, 22, 23])):
-        read = source_attention(
-            model, SOURCE[1:], SOURCE_LENGTHS[1:], torch.tensor([target]), torch.tensor([3])
-        )
-        torch.testing.assert_close(state.coverage[row], read[0].sum(0))
+        read = model.align(Packed.from_rows(SOURCE[1:]), Packed.from_rows([target]))
+        torch.testing.assert_close(state.coverage[row, :3], read[0].sum(0))
 
 
-def test_nothing_is_left_behind_on_the_model() -> None:
-    model = model_of()
-    before = {name: len(part._forward_pre_hooks) for name, part in model.named_modules()}
-    attention(model)
+@pytest.mark.parametrize("training", [False, True])
+def test_aligning_is_without_dropout_whatever_mode_the_model_is_in(training: bool) -> None:
+    model = model_of(dropout=0.5, attention_dropout=0.5)
+    expected = attention(model)
 
-    assert {name: len(part._forward_pre_hooks) for name, part in model.named_modules()} == before
+    assert torch.equal(attention(model.train(training)), expected)
+    assert all(module.training == training for module in model.modules())

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from nmt.engine.compilation import compile_layers, compiled
 from nmt.engine.precision import Precision
-from nmt.model.layout import Layout
+from nmt.model.attention import Rectangle
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend, use_backend
-from tests.model.test_transformer import VARIANTS, padded, random_parameters, small_model
+from tests.model.test_transformer import VARIANTS, packed, random_parameters, small_model
 from tests.training.small import batch_of, updater_of
 from tests.training.small import small_model as model_to_train
 
@@ -60,11 +60,9 @@ def two_models(**options: Any) -> tuple[Transformer, Transformer]:
 
 
 def loss_of(model: Transformer, shape: Shape) -> Tensor:
-    source, source_index = padded(shape[0])
-    target, target_index = padded(shape[1])
-    hidden = model(source, source_index, target, target_index)
-    gold = target.flatten()[target_index].roll(-1)
-    return F.cross_entropy(model.logits(hidden).float(), gold)
+    target = packed(shape[1])
+    hidden = model(packed(shape[0]), target)
+    return F.cross_entropy(model.logits(hidden).float(), target.ids.roll(-1))
 
 
 def results(model: Transformer, shape: Shape) -> dict[str, Tensor]:
@@ -150,12 +148,12 @@ def test_nothing_but_running_layers_is_changed(counting: Backend) -> None:
 
     assert list(model.state_dict()) == list(plain.state_dict())
     model.load_state_dict(plain.state_dict())
-    lengths = torch.tensor([5, 3])
     with torch.inference_mode():
-        state = model.start(padded([5, 3])[0], lengths)
-        logits, _ = model.step(state, torch.full((2, 1), 4))
-        expected, _ = plain.step(plain.start(padded([5, 3])[0], lengths), torch.full((2, 1), 4))
-    assert torch.equal(logits, expected)
+        found, expected = (
+            each.decode_step(each.start(packed([5, 3])), torch.full((2, 1), 4))[0]
+            for each in (model, plain)
+        )
+    assert torch.equal(found, expected)
     model.compile_layers(None)
     assert torch.equal(loss_of(model, SHAPES[0]), loss_of(plain, SHAPES[0]))
     assert counting.num_graphs == 0
@@ -172,24 +170,23 @@ def test_code_that_does_not_compile_as_a_whole_is_an_error(counting: Backend) ->
 
 
 @pytest.mark.parametrize("lengths", [[3, 1, 2], [8], [8, 8], [9, 16]])
-def test_cells_give_tokens_and_gradients_back(lengths: list[int]) -> None:
-    layout = Layout.from_lengths(torch.tensor(lengths), max(lengths) + 1)
-    cells = layout.cells()
+def test_a_rectangle_gives_tokens_and_gradients_back(lengths: list[int]) -> None:
+    cells = Rectangle.of(packed(lengths))
     batch_size, width = cells.token.shape
-    packed = torch.randn(sum(lengths), 3, requires_grad=True)
-    rectangle = cells.spread(packed)
+    values = torch.randn(sum(lengths), 3, requires_grad=True)
+    rectangle = cells.pad(values)
 
-    assert (batch_size, width) == (max(len(lengths), 2), -(-(max(lengths) + 1) // 8) * 8)
-    for row, sentence in enumerate(packed.split(lengths)):
+    assert (batch_size, width) == (max(len(lengths), 2), -(-max(lengths) // 8) * 8)
+    for row, sentence in enumerate(values.split(lengths)):
         assert torch.equal(rectangle[row, : lengths[row]], sentence)
         assert cells.is_real[row].tolist() == [place < lengths[row] for place in range(width)]
-    assert torch.equal(cells.collect(rectangle), packed)
+    assert torch.equal(cells.unpad(rectangle), values)
     weights = torch.randn(rectangle.shape)
     (rectangle * weights).sum().backward()
-    assert packed.grad is not None
-    assert torch.equal(packed.grad, cells.collect(weights))
+    assert values.grad is not None
+    assert torch.equal(values.grad, cells.unpad(weights))
     leaf = rectangle.detach().requires_grad_()
-    cells.collect(leaf).sum().backward()
+    cells.unpad(leaf).sum().backward()
     assert leaf.grad is not None
     assert torch.equal(leaf.grad[: len(lengths), :, 0] == 1, cells.is_real[: len(lengths)])
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.model.cost import MatmulParameters, Workload, matmul_parameters, training_flops
-from nmt.model.factory import build_model, count_parameters
-from nmt.model.layout import Layout
+from nmt.model.transformer import build_model, count_parameters
+from nmt.packed import Packed
 
 BASE = ModelConfig.model_validate({"preset": "transformer-base"})
 SMALL = {"model_dim": 16, "ff_dim": 40, "num_heads": 4, "encoder_layers": 3, "decoder_layers": 2}
@@ -104,13 +104,14 @@ def test_torch_counts_the_same_flops_exactly(shape: dict[str, Any]) -> None:
     config = ModelConfig.model_validate({**SMALL, **shape})
     model = build_model(config, 50, 50)
     pairs, source_length, target_length = 3, 7, 5
-    source, target = (torch.randint(4, 50, (pairs, n)) for n in (source_length, target_length))
-    layouts = [Layout.from_lengths(torch.full((pairs,), x.shape[1]), x.shape[1])
-               for x in (source, target)]  # fmt: skip
+    source, target = (
+        Packed.from_rows(torch.randint(4, 50, (pairs, n)).tolist())
+        for n in (source_length, target_length)
+    )
 
     with FlopCounterMode(display=False) as counted:
-        hidden = model(source, layouts[0].index, target, layouts[1].index)
-        F.cross_entropy(model.logits(hidden), target.flatten()).backward()
+        hidden = model(source, target)
+        F.cross_entropy(model.logits(hidden), target.ids).backward()
 
     workload = Workload.of_pairs(np.full(pairs, source_length), np.full(pairs, target_length))
     assert training_flops(config, 50, workload).total == counted.get_total_flops()

@@ -1,4 +1,4 @@
-"""What decoding remembers: caches that grow in place, and beams that change places in them."""
+"""Caches that grow in place, and beams that are reordered in them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nmt.config.model import ModelConfig
 from nmt.model import decoder_state
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
 
 NUM_SENTENCES, NUM_TOKENS, NUM_STEPS = 5, 30, 20
 
@@ -32,12 +32,12 @@ def walk(model: Transformer, seed: int, num_beams: int, *, with_coverage: bool) 
     with torch.inference_mode():
         source = torch.randint(4, NUM_TOKENS, (alive, 6), generator=draw)
         lengths = torch.randint(2, 7, (alive,), generator=draw)
-        state = model.start(source, lengths, with_coverage=with_coverage)
+        state = model.start(Packed.from_rectangle(source, lengths), with_coverage=with_coverage)
         state = state.select(torch.arange(alive), torch.zeros(alive, beams, dtype=torch.int64))
         for step in range(NUM_STEPS):
             tokens = torch.randint(4, NUM_TOKENS, (alive, state.num_beams), generator=draw)
-            logits, state = model.step(state, tokens)
-            found.append(logits.clone())
+            hidden, state = model.decode_step(state, tokens)
+            found.append(hidden.clone())
             if state.coverage is not None:
                 found.append(state.coverage.clone())
             stay = torch.arange(alive)[(step % 6 == 5) :]
@@ -64,13 +64,13 @@ def test_moving_few_caches_is_the_same_as_copying_all(
         torch.testing.assert_close(moved, copied, rtol=1e-5, atol=1e-5)
 
 
-def test_the_first_that_goes_on_keeps_its_place_and_only_others_move() -> None:
+def test_the_first_beam_that_continues_another_keeps_its_slot_and_only_others_move() -> None:
     past = torch.arange(8.0).view(1, 1, 8, 1, 1, 1)
     beams = torch.tensor([[2, 2, 0, 2], [3, 2, 1, 0]])  # two move; none does
-    slots = decoder_state.change_places(past, None, beams)
+    slots = decoder_state.reorder_cache(past, None, beams)
 
     assert slots.tolist() == [[2, 1, 0, 3], [3, 2, 1, 0]]
     assert past.flatten().tolist() == [0, 2, 2, 2, 4, 5, 6, 7]
-    again = decoder_state.change_places(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))
+    again = decoder_state.reorder_cache(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))
     assert again.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
     assert past.flatten().tolist() == [0, 0, 0, 0, 4, 5, 6, 7]

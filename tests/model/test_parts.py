@@ -1,79 +1,147 @@
-"""Attention kernels, dropout, positions, layouts: each against its formula or a plain twin."""
+"""Attention backends, dropout, positions, packing: each against its formula or a plain twin."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from nmt.model.attention import bmm_attention, sdpa_attention
+from nmt.model.attention import (
+    Segments,
+    bmm_attention,
+    cached_attention,
+    sdpa_attention,
+    to_rectangle,
+)
 from nmt.model.dropout import dropout, dropped_share
-from nmt.model.layers import LearnedPositions, SinusoidalPositions, rotate, sinusoids
-from nmt.model.layout import Layout
+from nmt.model.positions import LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids
+from nmt.packed import Packed
 
 LENGTHS = st.lists(st.integers(1, 8), min_size=1, max_size=5)
 
 
-@settings(max_examples=40)
-@given(lengths=LENGTHS, extra=st.integers(0, 3), parts=st.integers(1, 3), heads=st.integers(1, 4))
-def test_tokens_survive_the_way_to_the_rectangle_and_back(
-    lengths: list[int], extra: int, parts: int, heads: int
-) -> None:
-    layout = Layout.from_lengths(torch.tensor(lengths), max(lengths) + extra)
-    packed = torch.randn(sum(lengths), parts * heads * 2)
-
-    assert torch.equal(layout.pack(layout.unpack(packed)), packed)
-    rows = packed.reshape(-1, 2)
-    cells = rows[layout.heads_to_rectangle(parts, heads)]
-    assert torch.equal(cells[layout.heads_to_packed(parts, heads)], rows)
-    rectangle = cells.view(parts, len(lengths), heads, layout.width, 2)
-    plain = layout.unpack(packed).unflatten(-1, (parts, heads, 2)).permute(2, 0, 3, 1, 4)
-    mask = layout.mask()[None, :, None, :, None]
-    assert torch.equal(rectangle * mask, plain)
-    assert len(layout.padded_head_rows(heads)) == heads * int((~layout.mask()).sum())
+def packed_of(lengths: list[int]) -> Packed:
+    return Packed.from_rows([[7] * length for length in lengths])
 
 
 @settings(max_examples=40)
-@given(queries=LENGTHS, keys=LENGTHS, kind=st.sampled_from(["self", "causal", "cross"]))
-def test_both_attention_kernels_agree_forwards_and_backwards(
-    queries: list[int], keys: list[int], kind: str
+@given(lengths=LENGTHS, heads=st.integers(1, 4))
+def test_tokens_survive_the_way_to_the_rectangle_and_back(lengths: list[int], heads: int) -> None:
+    packed = packed_of(lengths)
+    values = torch.randn(sum(lengths), heads, 2)
+
+    assert packed.positions.tolist() == [place for length in lengths for place in range(length)]
+    assert torch.equal(packed.unpad(packed.pad(values)), values)
+    assert packed.mask().sum(1).tolist() == lengths
+    fused = torch.randn(sum(lengths), heads + 3, 2)
+    for part in (values, fused[:, 2 : 2 + heads]):  # whole, or between others
+        rectangle = to_rectangle(part, packed).view(len(lengths), heads, -1, 2)
+        mask = packed.mask()[:, None, :, None]
+        assert torch.equal(rectangle * mask, packed.pad(part).transpose(1, 2))
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    segments: Segments,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """Sentence by sentence and head by head, by the formula."""
+    assert not dropout
+    rows, share = [], query.shape[1] // key.shape[1]
+    ends = [packed.cu_seqlens.tolist() for packed in segments]
+    for (q0, q1), (k0, k1) in zip(*map(pairwise, ends), strict=True):
+        heads = []
+        for head in range(query.shape[1]):
+            keys, values = (x[k0:k1, head // share] for x in (key, value))
+            scores = query[q0:q1, head] @ keys.T / query.shape[2] ** 0.5
+            if bias is not None:
+                scores = scores + bias[head, : q1 - q0, : k1 - k0]
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf)
+            heads.append(scores.softmax(-1) @ values)
+        rows.append(torch.stack(heads, dim=1))
+    return torch.cat(rows)
+
+
+@settings(max_examples=60)
+@given(
+    queries=LENGTHS,
+    keys=LENGTHS,
+    kind=st.sampled_from(["self", "causal", "cross"]),
+    groups=st.sampled_from([1, 2, 4]),
+    with_bias=st.booleans(),
+)
+def test_attention_equals_the_formula_forwards_and_backwards(
+    queries: list[int], keys: list[int], kind: str, groups: int, with_bias: bool
 ) -> None:
     size = min(len(queries), len(keys))
-    queries, keys = queries[:size], keys[:size]
-    query_layout = Layout.from_lengths(torch.tensor(queries), max(queries))
-    key_layout = Layout.from_lengths(torch.tensor(keys), max(keys))
+    of_queries = of_keys = packed_of(queries[:size])
     if kind == "cross":
-        inputs = [torch.randn(sum(queries), 12), torch.randn(sum(keys), 24)]
-    else:
-        key_layout, inputs = query_layout, [torch.randn(sum(queries), 36)]
+        of_keys = packed_of(keys[:size])
+    shapes = [(of_queries.num_tokens, 4, 3), *[(of_keys.num_tokens, groups, 3)] * 2]
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    widths = of_queries.max_length, of_keys.max_length
+    inputs += [torch.randn(4, *widths, dtype=torch.float64)] if with_bias else []
     results = []
-    for kernel in (bmm_attention, sdpa_attention):
+    for backend in (reference, bmm_attention, sdpa_attention):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        memory = leaves[1] if kind == "cross" else None
-        mixed = kernel(leaves[0], memory, (query_layout, key_layout), 3, kind == "causal", 0.0)
+        query, key, value, bias = (*leaves, None)[:4]
+        assert query is not None and key is not None and value is not None  # noqa: PT018
+        mixed = backend(query, key, value, bias, (of_queries, of_keys), kind == "causal", 0.0)
         (mixed * torch.arange(mixed.numel()).view_as(mixed)).sum().backward()
-        results.append((mixed, [leaf.grad for leaf in leaves]))
+        results.append((mixed.detach(), *[leaf.grad for leaf in leaves]))
 
-    (ours, our_gradients), (theirs, their_gradients) = results
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    for ours, theirs in zip(our_gradients, their_gradients, strict=True):  # type: ignore[assignment]
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+    for found in results[1:]:
+        for ours, expected in zip(found, results[0], strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
 
 
-def test_attention_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_mask() -> None:
-    layout = Layout.from_lengths(torch.tensor([64] * 8), 64)
-    fused = torch.randn(512, 3 * 16, dtype=torch.float64, requires_grad=True)
+def test_attention_dropout_scales_by_what_was_kept_and_its_gradient_has_the_same_mask() -> None:
+    torch.manual_seed(9)
+    packed = packed_of([64] * 8)
+    query, key = (torch.zeros(512, 4, 4, dtype=torch.float64) for _ in range(2))
+    value = torch.ones(512, 4, 4, dtype=torch.float64)
 
-    def mean(values: torch.Tensor) -> torch.Tensor:
+    def mixed(value: Tensor, dropout: float) -> Tensor:
         torch.manual_seed(9)
-        return bmm_attention(values, None, (layout, layout), 4, False, 0.25).square().mean()
+        return bmm_attention(query, key, value, None, (packed, packed), False, dropout)
 
-    rest = fused.detach()[2:]
-    first = fused.detach()[:2].requires_grad_()
-    assert torch.autograd.gradcheck(lambda part: mean(torch.cat((part, rest))), first)
+    assert torch.allclose(mixed(value, 0.0), value)
+    # 512 x 4 x 64 draws: the mean of kept / (1 - p) has a standard deviation of 0.0016.
+    assert mixed(value, 0.25).mean().item() == pytest.approx(1, abs=0.008)
+    assert mixed(value, 0.25).std() > 0.01
+    rest = value[2:]
+    first = value[:2].clone().requires_grad_()
+    squares = lambda part: mixed(torch.cat((part, rest)), 0.25).square().mean()  # noqa: E731
+    assert torch.autograd.gradcheck(squares, first)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 2, 200])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_cached_step_equals_reading_all_keys(groups: int, length: int, beams: int) -> None:
+    torch.manual_seed(2)
+    query = torch.randn(2 * beams, 4, 8)
+    key, value = torch.randn(2, 2, groups, length, 8).unbind(0)
+    mask, few = torch.zeros(2, groups, 1, length), length // 2 + 1
+    mask[1, ..., few:] = -torch.inf
+    bias = torch.randn(4, 1, length)
+    sentences = packed_of([beams] * 2), packed_of([length, few])
+    keys, values = (torch.cat((x[0], x[1, :, :few]), 1).transpose(0, 1) for x in (key, value))
+    for added in (None, bias):
+        whole = None if added is None else added.expand(-1, beams, -1)
+        expected = reference(query, keys, values, whole, sentences, False, 0.0)
+        found = cached_attention(query, key, value, mask, added)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_drops_the_share_it_says_and_keeps_the_sum() -> None:
@@ -122,18 +190,18 @@ def test_sinusoids_in_halves_follow_tensor2tensor_s_formula() -> None:
 
 
 def test_the_sinusoid_table_grows_with_the_sentence() -> None:
-    positions = SinusoidalPositions(8, "sinusoidal")
+    table = SinusoidalPositions(8, "sinusoidal").table(701)
 
-    assert torch.equal(positions(torch.tensor([700]), 701), sinusoids(701, 8, "sinusoidal")[700:])
+    assert torch.equal(table[700], sinusoids(701, 8, "sinusoidal")[700])
 
 
 def test_a_learned_table_refuses_positions_it_lacks() -> None:
     with pytest.raises(ValueError, match="9 positions, but the table holds 8"):
-        LearnedPositions(8, 4)(torch.tensor([8]), 9)
+        LearnedPositions(8, 4).table(9)
 
 
 def test_rotation_makes_scores_depend_on_the_distance_only() -> None:
-    query, key = torch.randn(1, 2, 8), torch.randn(1, 2, 8)
+    query, key, rotate = torch.randn(1, 2, 8), torch.randn(1, 2, 8), RotaryPositions().rotate
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
         rotated_query = rotate(query, torch.tensor([query_position]))

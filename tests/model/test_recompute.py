@@ -14,7 +14,7 @@ from nmt.engine.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze
-from tests.model.test_transformer import VARIANTS, padded, small_model
+from tests.model.test_transformer import VARIANTS, packed, small_model
 from tests.training.small import batch_of, updater_of
 
 DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.2, "word_dropout": 0.1}
@@ -28,11 +28,9 @@ def model_of(*, recompute: bool, **options: Any) -> Transformer:
 
 def loss_of(model: Transformer) -> Tensor:
     torch.manual_seed(7)
-    source, source_index = padded([5, 2, 7])
-    target, target_index = padded([4, 6, 3])
-    hidden = model(source, source_index, target, target_index)
-    gold = target.flatten()[target_index].roll(-1)
-    return F.cross_entropy(model.logits(hidden).float(), gold, reduction="sum")
+    target = packed([4, 6, 3])
+    hidden = model(packed([5, 2, 7]), target)
+    return F.cross_entropy(model.logits(hidden).float(), target.ids.roll(-1), reduction="sum")
 
 
 def results(model: Transformer) -> dict[str, Tensor]:
@@ -84,7 +82,7 @@ def test_dropout_matters_to_these_tests() -> None:
     model = model_of(recompute=True)
     first = loss_of(model)
     torch.manual_seed(8)
-    batch = (*padded([5, 2, 7]), *padded([4, 6, 3]))
+    batch = (packed([5, 2, 7]), packed([4, 6, 3]))
 
     assert not torch.equal(model(*batch), model(*batch))
     assert not torch.equal(first, loss_of(model.eval()))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.blocks import DecoderLayer, EncoderLayer, SelfAttention
-from nmt.model.factory import build_model, count_parameters
-from nmt.model.layout import Layout
-from nmt.model.transformer import Transformer
+from nmt.model.layers import DecoderLayer, EncoderLayer, SelfAttention
+from nmt.model.transformer import Transformer, build_model, count_parameters
+from nmt.packed import Packed
 
 SMALL = {"model_dim": 32, "ff_dim": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
 
@@ -49,20 +48,16 @@ def small_model(**options: Any) -> Transformer:
     return build_model(ModelConfig.model_validate({**SMALL, **options}), 50, 50).eval()
 
 
-def padded(lengths: list[int], width: int | None = None) -> tuple[Tensor, Tensor]:
-    """Random sentences of these lengths, and the positions of their tokens."""
-    width = width or max(lengths)
+def packed(lengths: list[int]) -> Packed:
+    """Random sentences of these lengths."""
     generator = torch.Generator().manual_seed(sum(lengths) + len(lengths))
-    ids = torch.randint(4, 50, (len(lengths), width), generator=generator)
-    layout = Layout.from_lengths(torch.tensor(lengths), width)
-    return ids * layout.mask(), layout.index
+    ids = torch.randint(4, 50, (sum(lengths),), generator=generator)
+    return Packed.from_rows([row.tolist() for row in ids.split(lengths)])
 
 
 def logits_of(model: Transformer, source: list[int], target: list[int]) -> Tensor:
-    source_ids, source_index = padded(source)
-    target_ids, target_index = padded(target)
     with torch.no_grad():
-        return model.logits(model(source_ids, source_index, target_ids, target_index))
+        return model.logits(model(packed(source), packed(target)))
 
 
 def test_the_base_model_has_the_published_number_of_parameters() -> None:
@@ -128,27 +123,26 @@ def test_layers_equal_torch_s_own_with_the_same_weights(
         theirs.out_proj.load_state_dict(cross.output.state_dict())
         torch_decoder.norm2.load_state_dict(decoder.cross_residual.norm.state_dict())
 
-    source_layout = Layout.from_lengths(torch.tensor([5, 3, 4]), 5)
-    target_layout = Layout.from_lengths(torch.tensor([2, 6, 4]), 6)
+    of_source, of_target = packed([5, 3, 4]), packed([2, 6, 4])
     source, target = torch.randn(3, 5, 32), torch.randn(3, 6, 32)
-    memory = encoder(source_layout.pack(source), source_layout)
-    mixed = decoder(target_layout.pack(target), memory, target_layout, source_layout)
+    memory = encoder(of_source.unpad(source), of_source)
+    mixed = decoder(of_target.unpad(target), memory, of_target, of_source)
 
     # In training mode torch takes its plain path, which keeps gradients and padding rows defined.
-    expected_memory = torch_encoder(source, src_key_padding_mask=~source_layout.mask())
+    expected_memory = torch_encoder(source, src_key_padding_mask=~of_source.mask())
     expected = torch_decoder(
         target,
         expected_memory,
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(6).isinf(),
-        memory_key_padding_mask=~source_layout.mask(),
+        memory_key_padding_mask=~of_source.mask(),
     )
-    torch.testing.assert_close(memory, source_layout.pack(expected_memory), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(mixed, target_layout.pack(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(memory, of_source.unpad(expected_memory), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mixed, of_target.unpad(expected), rtol=1e-4, atol=1e-5)
 
     # Gradients too: the backward of attention is our own.
     weight = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(1))
     (mixed * weight).sum().backward()
-    (target_layout.pack(expected) * weight).sum().backward()
+    (of_target.unpad(expected) * weight).sum().backward()
     ours = encoder.self_attention.query_key_value.weight.grad
     torch.testing.assert_close(
         ours, torch_encoder.self_attn.in_proj_weight.grad, rtol=1e-3, atol=1e-4
@@ -160,34 +154,33 @@ def test_layers_equal_torch_s_own_with_the_same_weights(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decoding_step_by_step_equals_reading_the_whole_target(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
-    source, source_index = padded([7, 4, 6])
-    target, target_index = padded([5, 6, 3])
+    source, target = packed([7, 4, 6]), packed([5, 6, 3])
+    ids = target.pad(target.ids)
     with torch.no_grad():
-        whole = model.logits(model(source, source_index, target, target_index))
-        state = model.start(source, torch.tensor([7, 4, 6]))
+        whole = model.logits(model(source, target))
+        state = model.start(source)
         steps = []
         for position in range(6):
-            logits, state = model.step(state, target[:, position : position + 1])
-            steps.append(logits[:, 0])
+            hidden, state = model.decode_step(state, ids[:, position : position + 1])
+            steps.append(model.logits(hidden)[:, 0])
 
-    one_by_one = torch.stack(steps, dim=1).flatten(0, 1)[target_index]
+    one_by_one = target.unpad(torch.stack(steps, dim=1))
     torch.testing.assert_close(one_by_one, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_selecting_beams_and_stepping_commute(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
-    source, _ = padded([7, 4, 6])
     with torch.no_grad():
-        state = model.start(source, torch.tensor([7, 4, 6]))
-        _, state = model.step(state, torch.tensor([[2], [2], [2]]))
+        state = model.start(packed([7, 4, 6]))
+        _, state = model.decode_step(state, torch.tensor([[2], [2], [2]]))
         state = state.select(torch.arange(3), torch.zeros(3, 2, dtype=torch.int64))
         tokens = torch.tensor([[4, 5], [6, 7], [8, 9]])
-        _, state = model.step(state, tokens)
+        _, state = model.decode_step(state, tokens)
         sentences, beams = torch.tensor([0, 2]), torch.tensor([[1, 0, 1], [0, 0, 1]])
         chosen = state.select(sentences, beams)
-        after, _ = model.step(chosen, torch.full((2, 3), 11))
-        full, _ = model.step(state, torch.full((3, 2), 11))
+        after, _ = model.decode_step(chosen, torch.full((2, 3), 11))
+        full, _ = model.decode_step(state, torch.full((3, 2), 11))
 
     expected = full[sentences].gather(1, beams.unsqueeze(-1).expand(-1, -1, full.shape[-1]))
     torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-5)
@@ -196,13 +189,10 @@ def test_selecting_beams_and_stepping_commute(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_token_changes_nothing_before_it(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
-    source, source_index = padded([6])
-    target, target_index = padded([7])
-    changed = target.clone()
-    changed[0, 4] = 49 if target[0, 4] != 49 else 48
+    source, target, changed = packed([6]), packed([7]), packed([7])
+    changed.ids[4] = 49 if target.ids[4] != 49 else 48
     with torch.no_grad():
-        before = model(source, source_index, target, target_index)
-        after = model(source, source_index, changed, target_index)
+        before, after = model(source, target), model(source, changed)
 
     torch.testing.assert_close(before[:4], after[:4], rtol=0, atol=0)
     assert not torch.allclose(before[4:], after[4:])
@@ -212,27 +202,17 @@ def test_a_token_changes_nothing_before_it(variant: str) -> None:
 @given(
     variant=st.sampled_from(sorted(VARIANTS)),
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=5),
-    extra=st.integers(0, 5),
 )
 def test_neither_padding_nor_batch_mates_change_a_sentence(
-    variant: str, lengths: list[tuple[int, int]], extra: int
+    variant: str, lengths: list[tuple[int, int]]
 ) -> None:
     model = small_model(**VARIANTS[variant])
-    source_lengths, target_lengths = [s for s, _ in lengths], [t for _, t in lengths]
-    source, source_index = padded(source_lengths, max(source_lengths) + extra)
-    target, target_index = padded(target_lengths, max(target_lengths) + extra)
+    source, target = packed([s for s, _ in lengths]), packed([t for _, t in lengths])
     with torch.no_grad():
-        together = model(source, source_index, target, target_index)
-        first_source = source[:1, : source_lengths[0]]
-        first_target = target[:1, : target_lengths[0]]
-        alone = model(
-            first_source,
-            torch.arange(source_lengths[0]),
-            first_target,
-            torch.arange(target_lengths[0]),
-        )
+        together = model(source, target)
+        alone = model(source.part(0, 1), target.part(0, 1))
 
-    torch.testing.assert_close(together[: target_lengths[0]], alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together[: len(alone)], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_tied_tables_are_one_parameter_and_stored_once() -> None:

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.model.transformer import Readers, Transformer
+from nmt.model.transformer import DecodeToken, Transformer
+from nmt.packed import Packed
 from nmt.runtime import cuda_graphs as graphed
-from nmt.runtime.cuda_graphs import CudaGraphs, GraphedToken, graph_readers
+from nmt.runtime.cuda_graphs import CudaGraphs, GraphedDecodeToken, graphed_decode_token
 from tests.model.decoding import VARIANTS, decode, small_model
 
 
@@ -44,13 +45,13 @@ def at_once() -> Iterator[None]:
         yield
 
 
-def with_fixed_sizes(model: Transformer) -> tuple[Readers, Repeater]:
+def with_fixed_sizes(model: Transformer) -> tuple[DecodeToken, Repeater]:
     repeater = Repeater()
-    return model.readers._replace(token=GraphedToken(model, repeater)), repeater
+    return GraphedDecodeToken(model, repeater), repeater
 
 
-def assert_alike(model: Transformer, readers: Readers, sizes: tuple[list[int], int, int]) -> None:
-    found, expected = (decode(model, own, *sizes) for own in (readers, None))
+def assert_alike(model: Transformer, run: DecodeToken, sizes: tuple[list[int], int, int]) -> None:
+    found, expected = (decode(model, own, *sizes) for own in (run, None))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -58,13 +59,13 @@ def assert_alike(model: Transformer, readers: Readers, sizes: tuple[list[int], i
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fixed_sizes_say_the_same(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
-    readers, _ = with_fixed_sizes(model)
+    run, _ = with_fixed_sizes(model)
     for sizes in (([5], 1, 4), ([7, 7, 7], 2, 20), ([9, 4, 6, 1, 33], 5, 36)):
-        assert_alike(model, readers, sizes)
+        assert_alike(model, run, sizes)
 
 
 @pytest.fixture(scope="module")
-def fixed() -> tuple[Transformer, Readers, Repeater]:
+def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
     model = small_model(preset="modern")
     return model, *with_fixed_sizes(model)
 
@@ -76,44 +77,44 @@ def fixed() -> tuple[Transformer, Readers, Repeater]:
     num_steps=st.integers(1, 20),
 )
 def test_a_few_sizes_serve_all(
-    fixed: tuple[Transformer, Readers, Repeater],
+    fixed: tuple[Transformer, DecodeToken, Repeater],
     lengths: list[int],
     num_beams: int,
     num_steps: int,
 ) -> None:
-    model, readers, repeater = fixed
-    assert_alike(model, readers, (lengths, num_beams, num_steps))
+    model, run, repeater = fixed
+    assert_alike(model, run, (lengths, num_beams, num_steps))
     # 1, 2, 4, 8 and 16 sentences, 1 to 3 beams, 16, 32 and 64 positions, 16 and 32 steps
     assert repeater.count <= 5 * 3 * 3 * 2
 
 
 def test_nothing_is_left_of_the_text_before() -> None:
     model = small_model()
-    readers, _ = with_fixed_sizes(model)
+    run, _ = with_fixed_sizes(model)
     with torch.no_grad():
         kept = model.source_vectors[7].clone()
         model.source_vectors[7] = torch.nan
-    state = model.start(torch.tensor([[7, 7, 7, 7, 7]]), torch.tensor([5]), readers)
-    logits, state = model.step(state, torch.tensor([[7]]), readers)
-    logits, _ = model.step(state, torch.tensor([[7]]), readers)
+    state = model.start(Packed.from_rows([[7] * 5]))
+    logits, state = model.decode_step(state, torch.tensor([[7]]), run)
+    logits, _ = model.decode_step(state, torch.tensor([[7]]), run)
     assert logits.isnan().all()
     with torch.no_grad():
         model.source_vectors[7] = kept
-    assert_alike(model, readers, ([3], 1, 2))
+    assert_alike(model, run, ([3], 1, 2))
 
 
 def test_a_result_outlives_the_next_step() -> None:
     model = small_model()
-    readers, _ = with_fixed_sizes(model)
+    run, _ = with_fixed_sizes(model)
     with torch.inference_mode():
-        state = model.start(torch.tensor([[5, 6, 3]]), torch.tensor([3]), readers)
+        state = model.start(Packed.from_rows([[5, 6, 3]]))
         state = state.with_room()
-        bias, memory, past = state.bias, state.memory, state.past[..., :1, :]
-        table = model.target_embedding.places(1, model.target_table)
-        inputs = (torch.zeros(1, dtype=torch.int64), table, bias, memory, past)
-        first = readers.token(torch.tensor([7]), *inputs)
+        table = model.target_embedding.position_table(1)
+        caches = state.source_mask, state.cross_kv, state.self_kv[..., :1, :]
+        inputs = (torch.zeros(1, dtype=torch.int64), table, *caches)
+        first = run(torch.tensor([7]), *inputs)
         kept = first.clone()
-        assert not torch.equal(readers.token(torch.tensor([8]), *inputs), kept)
+        assert not torch.equal(run(torch.tensor([8]), *inputs), kept)
     assert torch.equal(first, kept)
 
 
@@ -128,8 +129,8 @@ def test_what_a_step_reads_lives_as_long_as_the_step() -> None:
         return lambda: None, step()
 
     model = small_model()
-    token = GraphedToken(model, record)
-    decode(model, model.readers._replace(token=token), [5, 3], 1, 2)
+    run = GraphedDecodeToken(model, record)
+    decode(model, run, [5, 3], 1, 2)
     gc.collect()
     assert len(found) >= 6  # ids, position, positions in order, source and its bias, target
     assert all(each() is not None for each in found)
@@ -137,37 +138,37 @@ def test_what_a_step_reads_lives_as_long_as_the_step() -> None:
 
 def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
-    readers, repeater = with_fixed_sizes(model)
+    run, repeater = with_fixed_sizes(model)
     monkeypatch.setattr(graphed, "_MOST_ROWS", 4)
-    assert_alike(model, readers, ([5] * 9, 2, 2))
+    assert_alike(model, run, ([5] * 9, 2, 2))
     assert repeater.count == 0  # 9 rows, then 10
     monkeypatch.setattr(graphed, "_MOST_GRAPHS", 1)
     for _ in range(2):
-        assert_alike(model, readers, ([5], 2, 3))
+        assert_alike(model, run, ([5], 2, 3))
     assert repeater.count == 4  # one beam, two beams, and both again
 
 
 def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
     model = small_model()
-    readers, repeater = with_fixed_sizes(model)
+    run, repeater = with_fixed_sizes(model)
     position = 2 * 2 * 32 * 4  # keys and values, layers, width, bytes
     monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16 + 16 + 32) * position - 1)
     for _ in range(2):
-        assert_alike(model, readers, ([5], 2, 3))  # one beam at first, then two
+        assert_alike(model, run, ([5], 2, 3))  # one beam at first, then two
     assert repeater.count == 4
     monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16) * position - 1)
-    assert_alike(model, readers, ([5], 2, 3))
+    assert_alike(model, run, ([5], 2, 3))
     assert repeater.count == 4
 
 
 def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "_USES_BEFORE", 5)
     model = small_model()
-    readers, repeater = with_fixed_sizes(model)
+    run, repeater = with_fixed_sizes(model)
     counts = []
     for _ in range(3):
-        assert_alike(model, readers, ([5], 1, 3))
+        assert_alike(model, run, ([5], 1, 3))
         counts.append(repeater.count)
     assert counts == [0, 1, 1]
 
@@ -180,9 +181,9 @@ def test_a_device_that_records_nothing_goes_on_without() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     model = small_model()
-    readers = model.readers._replace(token=GraphedToken(model, fails))
+    run = GraphedDecodeToken(model, fails)
     with pytest.warns(UserWarning, match="not recorded: operation not permitted"):
-        assert_alike(model, readers, ([5, 3], 2, 4))
+        assert_alike(model, run, ([5, 3], 2, 4))
     assert len(calls) == 1
 
 
@@ -196,10 +197,10 @@ def test_a_lack_of_memory_passes() -> None:
         return repeater(step)
 
     model = small_model()
-    readers = model.readers._replace(token=GraphedToken(model, record))
-    assert_alike(model, readers, ([5, 3], 2, 4))
+    run = GraphedDecodeToken(model, record)
+    assert_alike(model, run, ([5, 3], 2, 4))
     is_full = False
-    assert_alike(model, readers, ([5, 3], 2, 4))
+    assert_alike(model, run, ([5, 3], 2, 4))
     assert repeater.count > 0
 
 
@@ -271,18 +272,18 @@ def test_a_failed_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
     model = small_model().to("cuda", dtype)
-    readers = graph_readers(model)
+    run = graphed_decode_token(model)
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2
     torch.manual_seed(0)
     source = torch.randint(4, 50, (6, 20), device="cuda")
     lengths = torch.tensor([20, 17, 9, 5, 3, 2], device="cuda")
     with torch.inference_mode():
-        states = [model.start(source, lengths, own) for own in (readers, None)]
+        states = [model.start(Packed.from_rectangle(source, lengths)) for _ in range(2)]
         tokens = torch.full((6, 1), 4, device="cuda")
         for _ in range(40):
             found = []
-            for number, own in enumerate((readers, None)):
-                logits, states[number] = model.step(states[number], tokens, own)
+            for number, own in enumerate((run, None)):
+                logits, states[number] = model.decode_step(states[number], tokens, own)
                 found.append(logits)
             torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
             tokens = found[1].argmax(-1)

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.model.alignment import source_attention
-from nmt.model.factory import build_model
-from nmt.model.layout import Layout
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
 from nmt.runtime.model_stepper import ModelStepper
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
@@ -35,11 +33,9 @@ def batch(lengths: list[int]) -> tuple[Tensor, Tensor]:
 def again_from_the_beginning(model: Transformer, source: Tensor, longest: int) -> tuple[int, ...]:
     """Greedy search that decodes the whole prefix at every step."""
     ids = [BOS_ID]
-    layout = Layout(torch.arange(len(source)), 1, len(source))
+    packed = Packed.from_rows([source.tolist()])
     while True:
-        target = Layout(torch.arange(len(ids)), 1, len(ids))
-        memory = model.encode(source, layout)
-        scores = model.logits(model.decode(torch.tensor(ids), memory, target, layout)[-1])
+        scores = model.logits(model(packed, Packed.from_rows([ids]))[-1])
         scores[:EOS_ID] = -torch.inf
         token = int(scores.argmax())
         if token == EOS_ID or len(ids) == longest:
@@ -81,11 +77,10 @@ def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
     for row, found in enumerate(search(stepper, source, lengths, options)):
         own = lengths[row : row + 1]
         for hypothesis in found:
-            target = torch.tensor([[BOS_ID, *hypothesis.ids]])
-            size = torch.tensor([target.shape[1]])
-            read = source_attention(model, source[row : row + 1, : own[0]], own, target, size)[0]
-            lost = read.sum(0)[:-1].clamp(max=1).log().sum()
-            normalized = hypothesis.log_prob / target.shape[1]
+            target = Packed.from_rows([[BOS_ID, *hypothesis.ids]])
+            read = model.align(Packed.from_rectangle(source[row : row + 1, : own[0]], own), target)
+            lost = read[0].sum(0)[:-1].clamp(max=1).log().sum()
+            normalized = hypothesis.log_prob / target.num_tokens
             assert hypothesis.score == pytest.approx(normalized + 0.4 * float(lost), abs=1e-4)
 
 

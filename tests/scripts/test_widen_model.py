@@ -12,8 +12,8 @@ import torch
 from nmt.checkpoint.bundle import load_model
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
 from nmt.recipes.export import export
 from nmt.translation.translator import Translator
 from tests.translation.conftest import sentences
@@ -45,12 +45,11 @@ def small_model(changes: dict[str, Any]) -> Transformer:
 @torch.inference_mode()
 def logits(model: Transformer) -> torch.Tensor:
     """What ``model`` says of two sentences, one of them padded, in four steps."""
-    source = torch.tensor([[5, 9, 14, 7, 3], [8, 30, 3, 0, 0]])
-    state = model.start(source, torch.tensor([5, 3]))
+    state = model.start(Packed.from_rows([[5, 9, 14, 7, 3], [8, 30, 3]]))
     said = []
     for tokens in ([[2], [2]], [[11], [4]], [[12], [39]], [[13], [6]]):
-        found, state = model.step(state, torch.tensor(tokens))
-        said.append(found)
+        hidden, state = model.decode_step(state, torch.tensor(tokens))
+        said.append(model.logits(hidden))
     return torch.stack(said)
 
 

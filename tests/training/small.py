@@ -11,9 +11,8 @@ from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.engine.precision import Precision
-from nmt.model.factory import build_model
-from nmt.model.layout import Layout
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
 from nmt.training.losses import choose_form
 from nmt.training.objective import build_objective
 from nmt.training.optimizer import ModelOptimizer, build_optimizer
@@ -34,19 +33,13 @@ def small_model(**options: object) -> Transformer:
 
 def batch_of(lengths: list[int], seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    layout = Layout.from_lengths(torch.tensor(lengths), max(lengths))
+    width = max(lengths)
 
-    def ids() -> Tensor:
-        return torch.randint(4, VOCAB_SIZE, (len(lengths), max(lengths)), generator=generator)
+    def packed() -> Packed:
+        ids = torch.randint(4, VOCAB_SIZE, (len(lengths), width), generator=generator)
+        return Packed.from_rectangle(ids, torch.tensor(lengths))
 
-    return Batch(
-        source=ids(),
-        source_index=layout.index,
-        target_input=ids(),
-        target_output=ids(),
-        target_index=layout.index,
-        rows=np.arange(len(lengths)),
-    )
+    return Batch(packed(), packed(), packed().ids, np.arange(len(lengths)))
 
 
 def updater_of(

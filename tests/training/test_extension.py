@@ -15,7 +15,7 @@ from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training import objective, optimizers, schedule
 from nmt.training.losses import plain_cross_entropy
-from nmt.training.objective import LossSum, build_objective, gold_ids, hidden_states
+from nmt.training.objective import LossSum, build_objective, hidden_states
 from nmt.training.optimizer import ModelOptimizer, build_optimizer
 from nmt.training.optimizers import OptimizerConstructor, from_torch
 from nmt.training.parameters import is_matrix
@@ -39,7 +39,7 @@ class SquaredError:
     """A toy loss: squared distance of each state from the vector of the right subword."""
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
-        aim = model.output_weight[gold_ids(batch)]
+        aim = model.output_weight[batch.gold]
         loss = (hidden_states(model, batch) - aim).square().sum()
         return LossSum(loss, batch.num_target_tokens)
 

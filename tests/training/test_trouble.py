@@ -103,14 +103,13 @@ def test_halves_hold_every_pair_once_and_no_padding_of_the_other_half(
     assert np.array_equal(np.concatenate([half.rows for half in halves]), batch.rows)
     for half in halves:
         own = [lengths[row] for row in half.rows]
-        assert half.source.shape == half.target_input.shape == (len(own), max(own))
-        assert half.source_index.tolist() == [
-            pair * max(own) + place for pair, length in enumerate(own) for place in range(length)
-        ]
-    for name in ("source", "target_input", "target_output"):
-        real = getattr(batch, name).flatten()[batch.source_index]
-        parts = [getattr(half, name).flatten()[half.source_index] for half in halves]
-        assert torch.equal(torch.cat(parts), real)
+        for side in (half.source, half.target):
+            assert side.lengths.tolist() == own
+            assert side.max_length == max(own)
+            assert side.cu_seqlens[0] == 0
+    assert torch.equal(torch.cat([half.source.ids for half in halves]), batch.source.ids)
+    assert torch.equal(torch.cat([half.target.ids for half in halves]), batch.target.ids)
+    assert torch.equal(torch.cat([half.gold for half in halves]), batch.gold)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from nmt.data.batch import Batch
 from nmt.engine.precision import Precision
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
+from nmt.packed import Packed
 from nmt.training.losses import chunked_cross_entropy
 from nmt.training.objective import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import build_optimizer
@@ -27,9 +27,8 @@ from tests.training.test_losses import assert_close, naive
 
 
 def plain_loss(model: Transformer, batch: Batch) -> Tensor:
-    hidden = model(batch.source, batch.source_index, batch.target_input, batch.target_index)
-    gold = batch.target_output.flatten()[batch.target_index]
-    return F.cross_entropy(model.logits(hidden), gold, label_smoothing=0.1, reduction="sum")
+    hidden = model(batch.source, batch.target)
+    return F.cross_entropy(model.logits(hidden), batch.gold, label_smoothing=0.1, reduction="sum")
 
 
 def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
@@ -68,14 +67,7 @@ def test_accumulated_batches_count_by_their_tokens() -> None:
     """One batch of all pairs equals two of unequal size: the sum is divided once."""
     whole, parts = small_model(), small_model()
     batch = batch_of([6, 6, 6])
-    first = Batch(
-        batch.source[:1], torch.arange(6), batch.target_input[:1], batch.target_output[:1],
-        torch.arange(6), np.arange(1),
-    )  # fmt: skip
-    rest = Batch(
-        batch.source[1:], torch.arange(12), batch.target_input[1:], batch.target_output[1:],
-        torch.arange(12), np.arange(2),
-    )  # fmt: skip
+    first, rest = batch.halves()
 
     one = updater_of(whole)([batch], 0.01)
     two = updater_of(parts)([first, rest], 0.01)
@@ -197,7 +189,7 @@ def test_a_warm_up_leaves_no_trace(fails: bool, monkeypatch: pytest.MonkeyPatch)
     weights = {name: value.clone() for name, value in updater.optimizer.weights().items()}
     random, modes = torch.get_rng_state(), []
 
-    def forward(model: Transformer, *inputs: Tensor) -> Tensor:
+    def forward(model: Transformer, *inputs: Packed) -> Tensor:
         modes.append((model.training, torch.is_inference_mode_enabled()))
         if fails and not model.training:
             raise RuntimeError("no compiler")
@@ -219,12 +211,7 @@ def test_a_warm_up_leaves_no_trace(fails: bool, monkeypatch: pytest.MonkeyPatch)
 def uneven_batch() -> Batch:
     """Twelve source tokens and seven target tokens."""
     batch, target = batch_of([7, 5]), batch_of([4, 3])
-    return replace(
-        batch,
-        target_input=target.target_input,
-        target_output=target.target_output,
-        target_index=target.target_index,
-    )
+    return replace(batch, target=target.target, gold=target.gold)
 
 
 def test_the_gradient_is_of_the_mean_over_target_tokens() -> None:
@@ -286,18 +273,14 @@ def test_an_update_makes_two_passes_with_other_dropout_or_one(strength: float) -
     model, twin = small_model(dropout=0.3), small_model(dropout=0.3)
     loss, gradient = gradient_of(model, strength)
     batch = batch_of([5, 4])
-    gold = batch.target_output.flatten()[batch.target_index]
     flat = FlatParameters(twin, torch.float32)
     torch.manual_seed(5)
-    passes = [
-        twin.logits(twin(batch.source, batch.source_index, batch.target_input, batch.target_index))
-        for _ in range(2)
-    ]
+    passes = [twin.logits(twin(batch.source, batch.target)) for _ in range(2)]
     assert not torch.equal(*passes)
     if strength:
-        expected = naive((passes[0], passes[1]), gold, smoothing=0.1, strength=strength)
+        expected = naive((passes[0], passes[1]), batch.gold, smoothing=0.1, strength=strength)
     else:
-        expected = F.cross_entropy(passes[0], gold, label_smoothing=0.1, reduction="sum")
+        expected = F.cross_entropy(passes[0], batch.gold, label_smoothing=0.1, reduction="sum")
     expected.backward()
 
     torch.testing.assert_close(loss, expected.detach())

@@ -10,8 +10,7 @@ import torch
 from nmt.config.data import TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
 from nmt.translation.translator import Translator

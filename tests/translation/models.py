@@ -12,8 +12,7 @@ from nmt.checkpoint.run import write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.model.factory import build_model
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.ensemble_stepper import Mixture
 from nmt.runtime.torch_loading import LoadedModels
 from nmt.text import EOS_ID

@@ -1,0 +1,148 @@
+"""How tokens know where they stand: position schemes and their registry.
+
+A scheme has up to two parts: a table that is added to the embeddings (`AbsolutePositions`), and
+what self-attention does with distances (`RelativePositions`): rotating queries and keys, or adding
+a bias to the scores. To add one, write its parts in a file of their own, call `register_positions`
+there, and import the file in `nmt.model.transformer`; then ``model.positions: NAME`` selects it.
+
+Shapes: N packed tokens, D model width, H heads, E head width, T query and S key positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nmt.config.model import ModelConfig
+
+
+class AbsolutePositions(nn.Module):
+    """Vectors that are added to the embeddings."""
+
+    def table(self, num_positions: int) -> Tensor:
+        """Return the vectors of all positions below ``num_positions`` or more: (>= that, D)."""
+        raise NotImplementedError
+
+
+class RelativePositions(nn.Module):
+    """What self-attention does with positions; does nothing unless overridden."""
+
+    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Change queries or keys (N, H, E) that stand at ``positions``, (N,) or (1,)."""
+        del positions
+        return heads
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Return what is added to the scores, (H, T, S), for positions (T,) and (S,); or None."""
+        del queries, keys
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScheme:
+    """Constructors of the parts of a scheme, of the model section and a width; None: no part."""
+
+    absolute: Callable[[ModelConfig, int], AbsolutePositions] | None = None
+    """Gets the width D; made for encoder and decoder."""
+    relative: Callable[[ModelConfig, int], RelativePositions] | None = None
+    """Gets the head width E; made for each self-attention."""
+
+
+POSITIONS: dict[str, PositionScheme] = {}
+"""Value of ``model.positions`` -> scheme."""
+
+
+def register_positions(name: str, scheme: PositionScheme) -> None:
+    """Let ``model.positions: name`` select ``scheme``."""
+    POSITIONS[name] = scheme
+
+
+def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
+    """Return the fixed position encodings of Vaswani et al. (2017), section 3.5.
+
+    Args:
+        num_positions: Rows.
+        dim: Width D, even.
+        layout: ``sinusoidal`` interleaves sines and cosines of wavelengths from 2 pi to
+            10000 * 2 pi, as in the paper; ``sinusoidal-halves`` puts all sines first, in D / 2
+            wavelengths that end exactly at 10000 * 2 pi, as in Tensor2Tensor.
+
+    Returns:
+        (num_positions, D), float32.
+    """
+    half = dim // 2
+    steps = half if layout == "sinusoidal" else max(half - 1, 1)
+    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
+    angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
+    if layout == "sinusoidal":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+    return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
+
+
+class SinusoidalPositions(AbsolutePositions):
+    """Sinusoids for any position; the table grows when a longer sentence comes."""
+
+    _table: Tensor
+
+    def __init__(self, dim: int, layout: str) -> None:
+        super().__init__()
+        self._dim, self._layout = dim, layout
+        self.register_buffer("_table", sinusoids(256, dim, layout), persistent=False)
+
+    @override
+    def table(self, num_positions: int) -> Tensor:
+        table = self._table  # another thread may change it meanwhile
+        if num_positions > len(table):
+            table = sinusoids(2 * num_positions, self._dim, self._layout).to(table)
+            self._table = table
+        return table
+
+
+class LearnedPositions(AbsolutePositions):
+    """One trained vector for each of ``num_positions`` positions."""
+
+    def __init__(self, num_positions: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_positions, dim) * dim**-0.5)
+
+    @override
+    def table(self, num_positions: int) -> Tensor:
+        if num_positions > len(self.weight):
+            raise ValueError(f"{num_positions} positions, but the table holds {len(self.weight)}")
+        return self.weight
+
+
+class RotaryPositions(RelativePositions):
+    """Rotates pairs of features by angles that grow with the position (Su et al. 2021).
+
+    Feature i of the first half and of the second half form a pair; E is even.
+    """
+
+    @override
+    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+        half = heads.shape[-1] // 2
+        rates = torch.arange(half, device=heads.device, dtype=torch.float32)
+        rates = torch.exp(rates * (-math.log(10_000.0) / half))
+        angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
+        cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+register_positions("none", PositionScheme())
+register_positions(
+    "sinusoidal", PositionScheme(lambda _, dim: SinusoidalPositions(dim, "sinusoidal"))
+)
+register_positions(
+    "sinusoidal-halves",
+    PositionScheme(lambda _, dim: SinusoidalPositions(dim, "sinusoidal-halves")),
+)
+register_positions(
+    "learned", PositionScheme(lambda config, dim: LearnedPositions(config.max_positions, dim))
+)
+register_positions("rotary", PositionScheme(relative=lambda *_: RotaryPositions()))
