@@ -151,7 +151,7 @@ def updates(
         is_compiled,
         device,
         switch=model.compile_layers,
-        rehearse=lambda: updater.warm_up(batches[0]),
+        warm_up=lambda: updater.warm_up(batches[0]),
     )
     return lambda: read_together([updater([batch], 1e-4) for batch in batches])
 

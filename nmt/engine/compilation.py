@@ -1,10 +1,12 @@
-"""Code that is compiled for this machine (`torch.compile`): whether, and how."""
+"""Layers compiled for this machine by `torch.compile`: whether, and how."""
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ from nmt.errors import DeviceError, NmtError
 
 Forward = Callable[..., Tensor]
 
-_MOST_GRAPHS = 64
+_MAX_GRAPHS = 64
 _BACKEND: Any = "inductor"
 
 
@@ -25,32 +27,27 @@ class Compilation:
 
     is_on: bool
     remark: str = ""
-    """What to say of it when training starts; empty where nobody asks."""
+    """Outcome for the first message of a training; empty where nothing was tried."""
 
 
 def compiled(forward: Forward) -> Forward:
-    """Return ``forward``, to be compiled when it is called first, once for inputs of all sizes.
+    """Return ``forward``, compiled at its first call, once for inputs of all sizes.
 
-    What cannot be compiled as a whole is an error, and so is what has to be compiled again and
-    again: neither is left to run slowly.
+    A graph break is an error, and so are too many recompilations: neither is left to run slowly.
     """
-    result: Forward = torch.compile(
-        forward, fullgraph=True, dynamic=True, backend=_BACKEND, options=_options()
-    )
-    dynamo: Any = torch._dynamo.config
-    dynamo.recompile_limit = _MOST_GRAPHS
-    dynamo.specialize_float = True  # probabilities and the like; else each of them is tried first
-    # Two sizes that are equal in the first batch are not in the next one.
+    # Private, as no public setting says so: two sizes that are equal in the first batch are not
+    # bound to be so in the next one. Without it, more graphs are made than one for each layer.
     shapes: Any = torch.fx.experimental._config
-    shapes.use_duck_shape = False
-    return result
-
-
-def _options() -> dict[str, Any] | None:
-    """Choose no kernel by timing it: a run that is resumed shall find the same ones."""
-    if _BACKEND != "inductor" or "deterministic" not in torch._inductor.list_options():
-        return None
-    return {"deterministic": True}
+    if hasattr(shapes, "use_duck_shape"):
+        shapes.use_duck_shape = False
+    options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": _BACKEND}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        options["recompile_limit"] = _MAX_GRAPHS
+    if _BACKEND == "inductor":
+        with suppress(RuntimeError):  # an older one has no such option
+            # No kernel is chosen by timing it: a run that is resumed finds the same ones.
+            return torch.compile(forward, **options, options={"deterministic": True})
+    return torch.compile(forward, **options)
 
 
 def compile_layers(
@@ -58,16 +55,15 @@ def compile_layers(
     device: torch.device,
     *,
     switch: Callable[[Callable[[Forward], Forward] | None], None],
-    rehearse: Callable[[], None],
+    warm_up: Callable[[], None],
 ) -> Compilation:
-    """Have layers compiled where it is wanted; ``auto`` wants it on GPUs, as far as it works there.
+    """Compile the layers where it is wanted; ``auto`` is on GPUs, as far as it works there.
 
     Args:
         wanted: The setting.
         device: Where the layers are.
-        switch: Given `compiled`, has the layers run by what it makes of them; given None, as they
-            are.
-        rehearse: Runs them all, forwards and backwards, in every way that they will be run.
+        switch: Takes `compiled` and has each layer run what that returns; None undoes it.
+        warm_up: Runs all layers forwards and backwards, in every mode that training uses.
 
     Raises:
         DeviceError: It is wanted, not only by ``auto``, and does not work.
@@ -78,7 +74,7 @@ def compile_layers(
     try:
         switch(compiled)
         with warnings.catch_warnings(action="ignore"):  # they are for those who write layers
-            rehearse()
+            warm_up()
     except NmtError:  # of memory, say
         raise
     except Exception as error:

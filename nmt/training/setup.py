@@ -87,7 +87,7 @@ class TrainingSetup:
             training.compile,
             device,
             switch=model.compile_layers,
-            rehearse=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
+            warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         )
         return cls(config, data, device, updater, loader, compilation)
 

@@ -24,13 +24,13 @@ class Layers:
         self.told: list[Any] = []
         self._trouble = trouble
 
-    def rehearse(self) -> None:
-        self.told.append("rehearse")
+    def warm_up(self) -> None:
+        self.told.append("warm_up")
         if self._trouble is not None:
             raise self._trouble
 
     def set_up(self, wanted: Literal["auto"] | bool, device: torch.device) -> Compilation:
-        return compile_layers(wanted, device, switch=self.told.append, rehearse=self.rehearse)
+        return compile_layers(wanted, device, switch=self.told.append, warm_up=self.warm_up)
 
 
 @pytest.mark.parametrize(("wanted", "device"), [("auto", CPU), (False, CPU), (False, GPU)], ids=str)
@@ -50,7 +50,7 @@ def test_layers_are_compiled_before_anything_depends_on_it(
 
     assert found.is_on
     assert found.remark.startswith("layers compiled in ")
-    assert layers.told == [compiled, "rehearse"]
+    assert layers.told == [compiled, "warm_up"]
 
 
 def test_auto_goes_on_without_where_it_does_not_work_and_says_why() -> None:
@@ -58,7 +58,7 @@ def test_auto_goes_on_without_where_it_does_not_work_and_says_why() -> None:
     found = layers.set_up("auto", GPU)
 
     assert found == Compilation(is_on=False, remark="layers not compiled (No C compiler)")
-    assert layers.told == [compiled, "rehearse", None]
+    assert layers.told == [compiled, "warm_up", None]
 
 
 def test_what_is_asked_for_and_does_not_work_is_an_error() -> None:
@@ -86,7 +86,7 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compilation, "_BACKEND", BACKEND)
     forward = compiled(lambda values: values.sin() + values.cos())
 
-    def rehearse() -> None:
+    def warm_up() -> None:
         forward(torch.ones(99))
 
     missing = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
@@ -94,4 +94,4 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
         inductor.patch(missing),
         pytest.raises(DeviceError, match=r"No working C\+\+ compiler .*no-such-compiler"),
     ):
-        compile_layers(True, CPU, switch=lambda _: None, rehearse=rehearse)
+        compile_layers(True, CPU, switch=lambda _: None, warm_up=warm_up)

@@ -203,7 +203,7 @@ def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
             wanted,
             device,
             switch=model.compile_layers,
-            rehearse=lambda updater=updater: updater.warm_up(batch_of([9, 5, 12])),  # type: ignore[misc]
+            warm_up=lambda updater=updater: updater.warm_up(batch_of([9, 5, 12])),  # type: ignore[misc]
         )
         assert found.is_on == wanted
         batches = [batch_of([5 + step, 4, 3], step) for step in range(12)]
