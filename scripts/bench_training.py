@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=4, help="updates in a round")
-    parser.add_argument("--precision", nargs="*", default=["float32", "bf16"])
+    parser.add_argument("--precision", nargs="*", default=["float32", "bfloat16"])
     options = parser.parse_args()
     prepare_process(options.threads)
     config = SIZES[options.size]

@@ -15,7 +15,12 @@ from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from nmt.config.training import (
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainingConfig,
+    full_dtype_name,
+)
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors, write_json, write_text
@@ -104,7 +109,12 @@ def changed_model(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
 def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """The same for `machine`: the run goes on, but not to the bit."""
     was, now = (
-        {**_UNSAID, "deterministic": record["device"] == "cpu", **record}
+        {
+            **_UNSAID,
+            "deterministic": record["device"] == "cpu",
+            **record,
+            "precision": full_dtype_name(record.get("precision")),
+        }
         for record in (recorded, present)
     )
     found = _differences(was, now, "")
@@ -123,6 +133,7 @@ def _completed(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> dict[
     training |= recorded["training"]
     training["optimizer"] = _with_defaults(OptimizerConfig, training["optimizer"])
     training["schedule"] = _with_defaults(ScheduleConfig, training["schedule"])
+    training["precision"] = full_dtype_name(training["precision"])
     return filled | {"training": training}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from nmt.config import FilePath, Many, Pair, Registered, Section
 
@@ -12,6 +12,18 @@ _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon")
 _OBJECTIVES = ("auto", "cross_entropy", "r_drop")
 _METRICS = ("bleu", "chrf", "loss")
+
+
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def full_dtype_name(name: object) -> object:
+    """Return the full name of a dtype that may be abbreviated.
+
+    >>> full_dtype_name("bf16")
+    'bfloat16'
+    """
+    return _SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
 
 
 class ScheduleConfig(Section):
@@ -80,8 +92,11 @@ class TrainingConfig(Section):
     """Stop after this many passes through the training data."""
     seed: int = Field(default=1, ge=0, lt=2**31)
     """Seed of initial weights, data order and dropout."""
-    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
-    """Arithmetic; ``auto`` is bf16 where the hardware computes in it and float32 elsewhere."""
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(full_dtype_name)
+    ] = "auto"
+    """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it and float32 elsewhere.
+    ``bf16`` and ``fp16`` are accepted."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; ``auto`` is the GPU if there is one."""
     compile: Literal["auto"] | bool = "auto"

@@ -1,4 +1,4 @@
-"""Which arithmetic forward and backward use, decided once."""
+"""Mixed precision: the dtypes of weights and products, and the loss scale of float16."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-_FIRST_SCALE = 2.0**15
-_UPDATES_TO_GROW = 2000
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_INITIAL_SCALE, _MAX_SCALE = 2.0**15, 2.0**127
+_GROWTH_INTERVAL = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """A policy for dtypes.
 
-    bf16 on a CPU keeps the working weights in bf16 beside a float32 master copy: casting them in
-    every layer, as autocast does, costs more than it saves there. Elsewhere autocast is used.
+    On a CPU, bfloat16 keeps the working weights in bfloat16 beside a float32 master copy: casting
+    them in every layer, as autocast does, costs more than it saves there. Elsewhere autocast is
+    used.
     """
 
-    name: Literal["float32", "bf16", "fp16"]
+    name: Literal["float32", "bfloat16", "float16"]
     device_type: str
     """``cpu`` or ``cuda``."""
 
     @property
     def dtype(self) -> torch.dtype:
         """What most products are computed in."""
-        names = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-        return names[self.name]
+        return _DTYPES[self.name]
 
     @property
     def weight_dtype(self) -> torch.dtype:
         """What the working weights are stored in."""
-        has_bf16_weights = self.name == "bf16" and self.device_type == "cpu"
+        has_bf16_weights = self.name == "bfloat16" and self.device_type == "cpu"
         return torch.bfloat16 if has_bf16_weights else torch.float32
 
     @property
     def scales_loss(self) -> bool:
         """Whether gradients need a loss scale to stay in range."""
-        return self.name == "fp16"
+        return self.name == "float16"
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
@@ -51,24 +52,25 @@ class Precision:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bf16 matrices itself; others emulate it, slowly."""
+    """Whether the hardware multiplies bfloat16 matrices itself instead of emulating it."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
-    # AMX tiles imply the AVX-512 instructions that torch reports here.
-    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    # A release of torch without this call says nothing of the CPU: then it computes in float32.
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16", False))
 
 
 def choose_precision(
-    wanted: Literal["auto", "float32", "bf16", "fp16"], device: torch.device
+    wanted: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device
 ) -> Precision:
-    """Return the policy; ``auto`` is bf16 where the hardware has it, float32 elsewhere."""
+    """Return the policy; ``auto`` is bfloat16 where the hardware has it, float32 elsewhere."""
     if wanted == "auto":
-        wanted = "bf16" if has_fast_bf16(device) else "float32"
+        wanted = "bfloat16" if has_fast_bf16(device) else "float32"
     return Precision(wanted, device.type)
 
 
 class LossScale(Protocol):
-    """A factor of the loss that is taken out of the gradient again."""
+    """A factor on the loss, divided out of the gradient before the update."""
 
     @property
     def factor(self) -> Tensor | float:
@@ -76,7 +78,7 @@ class LossScale(Protocol):
         ...
 
     def adapt(self, skipped: Tensor) -> None:
-        """Take note of an update; ``skipped`` is 1 if its gradient was not finite, else 0."""
+        """Adapt to the last update; ``skipped`` is 1 if its gradient was not finite, else 0."""
         ...
 
     def counters(self) -> dict[str, float]:
@@ -112,16 +114,17 @@ class AdaptiveLossScale:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.factor = torch.full((), _FIRST_SCALE, device=device)
+        self.factor = torch.full((), _INITIAL_SCALE, device=device)
         self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
 
     def adapt(self, skipped: Tensor) -> None:
         """Halve, double or leave the factor."""
-        # One kernel, the one behind torch.amp.GradScaler.
-        torch._amp_update_scale_(
-            self.factor, self._good_in_a_row, skipped, 2.0, 0.5, _UPDATES_TO_GROW
-        )
-        self.factor.clamp_(min=1.0)
+        is_skipped = skipped > 0
+        good = torch.where(is_skipped, 0, self._good_in_a_row + 1)
+        grows = good == _GROWTH_INTERVAL
+        change = torch.where(is_skipped, 0.5, torch.where(grows, 2.0, 1.0))
+        self.factor.mul_(change).clamp_(1.0, _MAX_SCALE)
+        self._good_in_a_row.copy_(good.masked_fill_(grows, 0))
 
     def counters(self) -> dict[str, float]:
         """Return the factor, and the good updates since it last changed."""
@@ -129,8 +132,8 @@ class AdaptiveLossScale:
 
     def load_counters(self, counters: Mapping[str, float]) -> None:
         """Take `counters` back; those of another precision say nothing."""
-        self.factor.fill_(counters.get("loss_scale", _FIRST_SCALE))
-        self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _UPDATES_TO_GROW)
+        self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
+        self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)
 
 
 def make_loss_scale(precision: Precision, device: torch.device) -> LossScale:

@@ -222,3 +222,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, tokenizer: Pat
 
     with pytest.raises(CheckpointError, match="run cannot be written"):
         write_run_files(tmp_path / "run", config_with({}), tokenizer)
+
+
+def test_abbreviated_names_of_earlier_releases_are_the_same_precision() -> None:
+    was, now = record({"training.precision": "bf16"}), record({"training.precision": "bfloat16"})
+    assert was == now
+    was["identity"]["training"]["precision"] = "bf16"
+    was["machine"]["precision"], now["machine"]["precision"] = "bf16", "bfloat16"
+
+    assert check_resumable(was, now, run_dir=Path("runs/toy"), exact=True) == []

@@ -287,7 +287,7 @@ def base_on_two_pairs() -> DryRunReport:
     return DryRunReport(
         name="base",
         device="cuda",
-        precision=Precision("bf16", "cuda").name,
+        precision=Precision("bfloat16", "cuda").name,
         compilation=Compilation(is_on=True, remark="layers compiled in 40 s"),
         threads=8,
         parameters={"embeddings": 18_944_000, "encoder": 18_914_304, "decoder": 25_224_192},

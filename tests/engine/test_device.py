@@ -97,19 +97,20 @@ def test_what_a_lack_of_memory_is(error: BaseException, is_it: bool) -> None:
 
 
 def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_it, name in ((True, "bf16"), (False, "float32")):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has_it=has_it: has_it)
+    for has_it, name in ((True, "bfloat16"), (False, "float32")):
+        found = {"avx512_bf16": has_it}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
         assert has_fast_bf16(CPU) is has_it
         assert choose_precision("auto", CPU).name == name
 
 
 def test_bf16_keeps_bf16_weights_on_a_cpu_and_casts_elsewhere() -> None:
-    on_cpu = choose_precision("bf16", CPU)
-    on_gpu = choose_precision("bf16", torch.device("cuda"))
+    on_cpu = choose_precision("bfloat16", CPU)
+    on_gpu = choose_precision("bfloat16", torch.device("cuda"))
 
     assert (on_cpu.weight_dtype, on_gpu.weight_dtype) == (torch.bfloat16, torch.float32)
     assert not on_cpu.scales_loss
-    assert choose_precision("fp16", CPU).scales_loss
+    assert choose_precision("float16", CPU).scales_loss
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

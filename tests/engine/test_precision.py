@@ -13,12 +13,15 @@ from nmt.engine.precision import AdaptiveLossScale, FixedLossScale, Precision, m
 CPU = torch.device("cpu")
 
 
-@given(outcomes=st.lists(st.booleans(), max_size=60), first=st.sampled_from([1.0, 2.0, 1024.0]))
+@given(
+    outcomes=st.lists(st.booleans(), max_size=60),
+    first=st.sampled_from([1.0, 2.0, 1024.0, 2.0**126]),
+)
 def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
     outcomes: list[bool], first: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_UPDATES_TO_GROW", 7)
+        patch.setattr(module, "_GROWTH_INTERVAL", 7)
         scale, expected, good = AdaptiveLossScale(CPU), first, 0
         scale.load_counters({"loss_scale": first, "good_in_a_row": 0})
         for skipped in outcomes:
@@ -27,7 +30,7 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
             if skipped:
                 expected = max(expected / 2, 1.0)
             elif good % 7 == 0:
-                expected *= 2
+                expected = min(expected * 2, 2.0**127)
             assert scale.factor == expected
             other = AdaptiveLossScale(CPU)  # resumed here
             other.load_counters(scale.counters())
@@ -35,7 +38,9 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
 
 
 def test_counters_of_another_precision_say_nothing() -> None:
-    fixed, adaptive = (make_loss_scale(Precision(name, "cpu"), CPU) for name in ("bf16", "fp16"))
+    fixed, adaptive = (
+        make_loss_scale(Precision(name, "cpu"), CPU) for name in ("bfloat16", "float16")
+    )
     adaptive.load_counters(fixed.counters())
     fixed.load_counters(adaptive.counters())
 

@@ -193,7 +193,7 @@ def test_a_rectangle_gives_tokens_and_gradients_back(lengths: list[int]) -> None
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
     device, losses = torch.device("cuda"), []
     for wanted in (False, True):

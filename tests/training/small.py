@@ -20,7 +20,7 @@ from nmt.training.parameters import FlatParameters
 from nmt.training.update import Updater
 
 FLOAT32 = Precision("float32", "cpu")
-BF16 = Precision("bf16", "cpu")
+BF16 = Precision("bfloat16", "cpu")
 VOCAB_SIZE = 30
 
 

@@ -197,13 +197,13 @@ def test_something_must_be_left_to_train() -> None:
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "source_vectors", "target_vectors"])
 @pytest.mark.parametrize("ema_decay", [None, 0.5])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_frozen_parameters_never_change(
     kind: str, precision: str, ema_decay: float | None, part: str
 ) -> None:
     model = model_with([part])
-    policy = Precision("bf16" if precision == "bf16" else "float32", "cpu")
+    policy = Precision("bfloat16" if precision == "bfloat16" else "float32", "cpu")
     optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=policy.weight_dtype)
     updater = updater_of(model, optimizer, policy)
     before = weights_of(model)

@@ -54,10 +54,12 @@ def everything(updater: Updater, optimizer: ModelOptimizer) -> dict[str, Tensor]
     return {name: t.clone() for name, t in (parts | working | gradients | counters).items()}
 
 
-@pytest.mark.parametrize("name", ["float32", "bf16"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("updates_before", [0, 2])
 def test_measuring_leaves_no_trace(name: str, updates_before: int) -> None:
-    updater, optimizer = updater_in(Precision("bf16" if name == "bf16" else "float32", "cpu"))
+    updater, optimizer = updater_in(
+        Precision("bfloat16" if name == "bfloat16" else "float32", "cpu")
+    )
     batches, _ = next(LOADER.updates(Position()))
     for _ in range(updates_before):
         updater(batches, 0.01)

@@ -109,7 +109,7 @@ def test_the_chunked_loss_of_large_vocabularies_works_in_fp16_as_in_float32(
 ) -> None:
     """Under autocast the products are fp16, while hidden states and weights are float32."""
     stats = []
-    for precision in (FLOAT32, Precision("fp16", "cpu")):
+    for precision in (FLOAT32, Precision("float16", "cpu")):
         model = small_model(norm_position=norm_position, output_bias=True)
         updater = updater_of(model, precision=precision)
         updater._objective = CrossEntropy(0.1, chunked_cross_entropy)
@@ -150,7 +150,7 @@ def _poisoned(original: Objective) -> Objective:
 def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     exact, rounded = small_model(), small_model()
     exact_updater = updater_of(exact)
-    rounded_updater = updater_of(rounded, precision=Precision("bf16", "cpu"))
+    rounded_updater = updater_of(rounded, precision=Precision("bfloat16", "cpu"))
     assert next(rounded.parameters()).dtype == torch.bfloat16
 
     losses = []
@@ -167,7 +167,7 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
 
 
 def test_fp16_halves_its_loss_scale_at_an_overflow_and_remembers_it() -> None:
-    updater = updater_of(small_model(), precision=Precision("fp16", "cpu"))
+    updater = updater_of(small_model(), precision=Precision("float16", "cpu"))
     assert not updater([batch_of([5, 4])], 0.01).skipped
     scale = float(updater.loss_scale.factor)
     original = updater._objective
@@ -176,7 +176,7 @@ def test_fp16_halves_its_loss_scale_at_an_overflow_and_remembers_it() -> None:
     updater._objective = original
 
     assert updater.loss_scale.factor == scale / 2
-    other = updater_of(small_model(), precision=Precision("fp16", "cpu"))
+    other = updater_of(small_model(), precision=Precision("float16", "cpu"))
     other.loss_scale.load_counters(updater.loss_scale.counters())
     assert other.loss_scale.factor == scale / 2
 

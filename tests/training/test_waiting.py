@@ -40,7 +40,7 @@ from tests.training.test_trouble import poison, run
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 TENSORS_OF_A_BATCH = 5
-FP16 = Precision("fp16", "cuda")
+FP16 = Precision("float16", "cuda")
 
 values = test_trouble.values
 
