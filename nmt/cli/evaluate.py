@@ -13,8 +13,10 @@ from nmt.cli.options import (
     MbrOptions,
     ModelOptions,
     SearchOptions,
+    given_flags,
     print_json,
 )
+from nmt.errors import ConfigError
 from nmt.metrics.metric import METRICS
 
 EPILOG = """\b
@@ -29,6 +31,7 @@ Exit code 6 means that a score is below --fail-under.
 
 
 def evaluate(
+    ctx: typer.Context,
     search: SearchOptions,
     mbr: MbrOptions,
     options: ModelOptions,
@@ -134,19 +137,22 @@ def evaluate(
     from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
 
-    use = ModelUse(
-        **options.loading(),
-        dtype=engine.dtype.value,
-        mbr=mbr.choice(search.beam_size),
-        guard=not search.no_guard,
-        overrides=tuple(search.set_),
-        decoding=search.decoding(),
-        save_hypotheses=save_hypotheses,
-    )
+    use = None
+    if model is None:
+        _refuse_model_flags(ctx)
+    else:
+        loading = options.loading() | {"dtype": engine.dtype.value, "guard": not search.no_guard}
+        use = ModelUse(
+            folder=model,
+            loading=loading,
+            mbr=mbr.choice(search.beam_size),
+            overrides=search.set_,
+            decoding=search.decoding(),
+            save_hypotheses=save_hypotheses,
+        )
     evaluation = run_evaluation(
         EvaluateOptions(
-            model=model,
-            use=use,
+            model=use,
             hypotheses=tuple(hypothesis),
             test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
             limit=limit,
@@ -165,3 +171,14 @@ def evaluate(
     if evaluation.unsaved is not None:
         raise evaluation.unsaved
     raise_if_missed(evaluation.gates)
+
+
+def _refuse_model_flags(ctx: typer.Context) -> None:
+    """Refuse what would change nothing without a model."""
+    groups = (ModelOptions, EngineOptions, SearchOptions, MbrOptions)
+    if flags := given_flags(ctx, *groups, "save_hypotheses"):
+        is_one = len(flags) == 1
+        raise ConfigError(
+            f"{', '.join(flags)} {'needs' if is_one else 'need'} a model.",
+            fix=f"Name a model folder, or drop the flag{'' if is_one else 's'}.",
+        )

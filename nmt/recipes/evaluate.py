@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
@@ -31,8 +31,6 @@ from nmt.evaluation.test_set import (
 )
 from nmt.files.line_streams import check_output, is_standard, open_output
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
-from nmt.runtime.engine import Dtype
-from nmt.runtime.ensemble import Ensemble
 from nmt.translation.guard import GuardCount
 from nmt.translation.mbr import MbrChoice
 
@@ -46,38 +44,34 @@ _READ = ("decoding", "data", "source_language", "target_language")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """How the model is loaded and searched. Each field is a flag that needs a model."""
+    """A model, and how it is loaded and searched."""
 
-    checkpoint: str = "best"
-    """Which checkpoint of a run folder."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to translate."""
-    dtype: Dtype = "float32"
-    """What the model's weights are multiplied in."""
-    threads: int | None = None
-    """CPU threads for translating."""
-    ensemble: Ensemble | None = None
-    """Models that translate together with it."""
+    folder: Path
+    """Run folder or model folder."""
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Translator.load`, for example ``checkpoint``."""
     mbr: MbrChoice | None = None
-    """Choose among many candidates by a metric."""
-    guard: bool = True
-    """Retry translations that look degenerate."""
-    overrides: tuple[str, ...] = ()
+    """Minimum Bayes risk decoding."""
+    overrides: Sequence[str] = ()
     """``key=value`` changes of the model's configuration."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the decoding section to change, for example ``beam_size``."""
     save_hypotheses: Path | None = None
     """Write the translations to this file."""
 
+    @property
+    def name(self) -> str:
+        """The model, with those that translate together with it, in reports."""
+        ensemble = self.loading.get("ensemble")
+        return " + ".join(map(str, (self.folder, *(ensemble.others if ensemble else ()))))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOptions:
     """Everything that ``nmt evaluate`` can be told."""
 
-    model: Path | None = None
-    """Run folder or model folder whose translations are scored."""
-    use: ModelUse = field(default_factory=ModelUse)
-    """How the model translates."""
+    model: ModelUse | None = None
+    """The model whose translations are scored."""
     hypotheses: tuple[Path, ...] = ()
     """Files of translations to score; ``-`` is standard input."""
     test: SetChoice = field(default_factory=SetChoice)
@@ -154,7 +148,8 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
         CheckpointError: The model cannot be loaded.
     """
     _check_options(options)
-    config = _load_model_config(options.model, options.use) if options.model else None
+    model = options.model
+    config = _load_model_config(model) if model else None
     whole = load_evaluation_set(options.test, _model_sets(config))
     chosen = whole.first(options.limit)
     metric_options = MetricOptions(
@@ -168,13 +163,13 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
     (baseline,) = (
         _read_systems([options.baseline], whole, options.limit) if options.baseline else (None,)
     )
-    _check_place(options, whole)
     unsaved = None
-    if config is not None and options.model is not None:
-        translated = _translate(options.model, options.use, config, chosen)
+    if model is not None and config is not None:
+        _check_place(model, [*options.hypotheses, options.baseline, *whole.files])
+        translated = _translate(model, config, chosen)
         systems.insert(0, translated)
-        if options.use.save_hypotheses is not None:
-            unsaved = _save(options.use.save_hypotheses, translated.lines)
+        if model.save_hypotheses is not None:
+            unsaved = _save(model.save_hypotheses, translated.lines)
     _warn(systems, chosen, options)
     scored, base = score_systems(systems, scorers, baseline=baseline, resampling=options.resampling)
     return Evaluation(
@@ -194,20 +189,18 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
 
 def _check_options(options: EvaluateOptions) -> None:
     """Check what can be checked before anything is read."""
-    if options.model is None:
-        if not options.hypotheses:
-            raise ConfigError(
-                "There is nothing to score.", fix="Name a model folder, or give --hypothesis FILE."
-            )
-        _refuse_model_flags(options.use)
+    if options.model is None and not options.hypotheses:
+        raise ConfigError(
+            "There is nothing to score.", fix="Name a model folder, or give --hypothesis FILE."
+        )
     inputs = [*options.hypotheses, *options.test.references, options.test.source, options.baseline]
     if inputs.count(STANDARD_INPUT) > 1:
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
 
 
-def _check_place(options: EvaluateOptions, chosen: EvaluationSet) -> None:
+def _check_place(model: ModelUse, inputs: Iterable[Path | None]) -> None:
     """Refuse to save translations where they cannot be, or over something that is read."""
-    place = options.use.save_hypotheses
+    place, ensemble = model.save_hypotheses, model.loading.get("ensemble")
     if place is None:
         return
     if is_standard(place):
@@ -216,49 +209,28 @@ def _check_place(options: EvaluateOptions, chosen: EvaluationSet) -> None:
         )
     if not place.parent.is_dir():
         raise ConfigError(f"The folder of {place} does not exist.", fix="Create it first.")
-    ensemble = options.use.ensemble
-    models = (options.model, *(ensemble.others if ensemble else ()))
-    check_output(place, *models, *options.hypotheses, options.baseline, *chosen.files)
+    check_output(place, model.folder, *(ensemble.others if ensemble else ()), *inputs)
 
 
-_FLAGS = {"ensemble": "--with", "guard": "--no-guard", "overrides": "--set"}
-"""Of fields of `ModelUse` that have another name than their flag."""
-
-
-def _refuse_model_flags(use: ModelUse) -> None:
-    default = ModelUse()
-    changed = [
-        each.name for each in fields(use) if getattr(use, each.name) != getattr(default, each.name)
-    ]
-    names = [name for each in changed for name in (use.decoding if each == "decoding" else [each])]
-    flags = [_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in names]
-    if flags:
-        verb = "needs" if len(flags) == 1 else "need"
-        raise ConfigError(
-            f"{', '.join(flags)} {verb} a model.",
-            fix=f"Name a model folder, or drop the flag{'s' if len(flags) > 1 else ''}.",
-        )
-
-
-def _load_model_config(model: Path, use: ModelUse) -> RunConfig:
+def _load_model_config(model: ModelUse) -> RunConfig:
     """Read the configuration of the model, before anything slow is loaded.
 
     Decoding flags are overrides of its decoding section, so that they are checked as such.
     """
-    path = model / "config.yaml"
+    folder, path = model.folder, model.folder / "config.yaml"
     if not path.is_file():
-        if model.is_dir():
+        if folder.is_dir():
             problem = f"{path} does not exist."
         else:
-            problem = f"{model} {'is no folder' if model.exists() else 'does not exist'}."
+            problem = f"{folder} {'is no folder' if folder.exists() else 'does not exist'}."
         raise CheckpointError(
             problem,
             fix="Name a run folder or an exported model folder, for example runs/demo.",
         )
-    flags = [f"decoding.{name}={value}" for name, value in use.decoding.items()]
+    flags = [f"decoding.{name}={value}" for name, value in model.decoding.items()]
     # One translation is scored; a beam smaller than the model's n_best is no contradiction here.
-    config = load_config(path, [*use.overrides, *flags, "decoding.n_best=1"])
-    refuse_idle(use.overrides, _READ)
+    config = load_config(path, [*model.overrides, *flags, "decoding.n_best=1"])
+    refuse_idle(model.overrides, _READ)
     return config
 
 
@@ -295,34 +267,20 @@ def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None
     return systems
 
 
-def _translate(model: Path, use: ModelUse, config: RunConfig, chosen: EvaluationSet) -> System:
+def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> System:
     """Translate the source lines with the model."""
     if chosen.source is None:
         raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
     from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
 
-    translator = Translator.load(
-        model,
-        device=use.device,
-        dtype=use.dtype,
-        checkpoint=use.checkpoint,
-        threads=use.threads,
-        ensemble=use.ensemble,
-        guard=use.guard,
-    )
-    if use.mbr is not None:
-        translator = translator.with_mbr(use.mbr.build(config.target_language))
-    name = model_name(model, use.ensemble)
-    logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, name)
+    translator = Translator.load(model.folder, **model.loading)
+    if model.mbr is not None:
+        translator = translator.with_mbr(model.mbr.build(config.target_language))
+    logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)
     results = translator.translate(chosen.source, **config.decoding.model_dump())
     if found := GuardCount.of(results).message():
         logger.info("%s", found)
-    return System(name, [result.text for result in results])
-
-
-def model_name(model: Path, ensemble: Ensemble | None) -> str:
-    """Name a model in reports, with those that translate together with it."""
-    return " + ".join(map(str, (model, *(ensemble.others if ensemble else ()))))
+    return System(model.name, [result.text for result in results])
 
 
 def _save(path: Path, lines: Iterable[str]) -> DataError | None:
@@ -338,7 +296,7 @@ def _save(path: Path, lines: Iterable[str]) -> DataError | None:
 def _warn(systems: Sequence[System], chosen: EvaluationSet, options: EvaluateOptions) -> None:
     """Say what looks like a mistake but may be meant."""
     warnings = list(tokenized_systems(systems))
-    mbr = options.use.mbr
+    mbr = options.model.mbr if options.model else None
     if mbr is not None and mbr.utility in (*options.metrics, *options.gates):
         name = METRICS[mbr.utility].label
         warnings.append(

@@ -23,7 +23,7 @@ from nmt import Score, evaluate
 from nmt.cli.app import app
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.recipes.evaluate import model_name
+from nmt.recipes.evaluate import ModelUse
 from nmt.runtime.ensemble import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
@@ -304,11 +304,11 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
         (["-l", "en-ar_MA"], "write ar"),
         (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
-        (["--set", "decoding.beam_size=1", "-b", "2"], "--set, --beam-size need a model"),
+        (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
         (["--no-guard"], "--no-guard needs a model"),
         (
             ["--checkpoint", "last", "--device", "cpu", "--dtype", "int8", "--threads", "2"],
-            "--checkpoint, --device, --dtype, --threads need a model",
+            "--checkpoint, --device, --threads, --dtype need a model",
         ),
         (["--no-such-flag"], "--no-such-flag"),
         (["--hypothesis", "-", "--baseline", "-"], "once only"),
@@ -666,5 +666,6 @@ def test_the_python_function_takes_one_reference_or_several() -> None:
 
 def test_an_ensemble_is_named_by_all_of_its_models() -> None:
     together = Ensemble(others=(Path("runs/b"), Path("runs/c")))
-    assert model_name(Path("runs/a"), None) == "runs/a"
-    assert model_name(Path("runs/a"), together) == "runs/a + runs/b + runs/c"
+    assert ModelUse(folder=Path("runs/a")).name == "runs/a"
+    both = ModelUse(folder=Path("runs/a"), loading={"ensemble": together})
+    assert both.name == "runs/a + runs/b + runs/c"
