@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -53,3 +55,20 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared/data is not there: real parallel text is not part of the repository")
     return folder
+
+
+@pytest.fixture
+def stopped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal comes before the third update, whichever training makes it."""
+    from nmt.training.update import Updater
+
+    call, updates = Updater.__call__, 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(Updater, "__call__", counted)

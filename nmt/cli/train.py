@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -75,12 +74,11 @@ def train(
     resolved = load_config(config, overrides)
     if dry_run or prove_resume:
         _check_alone(ctx, "--dry-run" if dry_run else "--prove-resume")
-    quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
     if dry_run:
-        _dry_run(resolved, json=json, quiet=quiet)
+        _dry_run(resolved, json=json)
         return
     if prove_resume:
-        _prove_resume(config, overrides, json=json, quiet=quiet)
+        _prove_resume(config, overrides, json=json)
         return
     if devices > 1:
         from nmt.training.launch import launch
@@ -93,7 +91,7 @@ def train(
         return
     from nmt.recipes.train import train as run
 
-    summary = run(resolved, quiet=quiet, strict_resume=strict_resume, exact=exact)
+    summary = run(resolved, strict_resume=strict_resume, exact=exact)
     from nmt.engine import is_first
 
     if not is_first():
@@ -122,24 +120,30 @@ def _check_alone(ctx: typer.Context, mode: str) -> None:
         )
 
 
-def _dry_run(config: RunConfig, *, json: bool, quiet: bool) -> None:
-    from nmt.diagnostics.dry_run import dry_run
+def _dry_run(config: RunConfig, *, json: bool) -> None:
+    from nmt.engine import is_first
 
-    report = dry_run(config, quiet=quiet)
+    if not is_first():  # the others of torchrun would measure and say the same
+        return
+    from nmt.recipes.train import dry_run
+
+    report = dry_run(config)
     if json:
         print_json(report.as_dict())
     else:
         typer.echo(report.as_text())
 
 
-def _prove_resume(config: Path, overrides: list[str], *, json: bool, quiet: bool) -> None:
-    from nmt.diagnostics.prove_resume import prove_resume
+def _prove_resume(config: Path, overrides: list[str], *, json: bool) -> None:
+    from nmt.engine import is_one_of_torchrun
 
-    def say(line: str) -> None:
-        if not quiet:
-            typer.echo(line, err=True)
+    if is_one_of_torchrun():
+        raise ConfigError(
+            "--prove-resume starts processes of its own.", fix="Start it without torchrun."
+        )
+    from nmt.recipes.train import prove_resume
 
-    proof = prove_resume(config, overrides, say=say, quiet=quiet)
+    proof = prove_resume(config, overrides)
     if json:
         print_json(asdict(proof))
     else:

@@ -1,9 +1,9 @@
-"""The configuration and prepared data -> what training would take, before any of it is done."""
+"""A setup of training -> what training would take: parameters, FLOPs, memory, time."""
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -11,74 +11,48 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nmt.checkpoint.run import data_check
-from nmt.config.run import RunConfig
 from nmt.data.batching import padding_waste
 from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
-from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.distributed import OneProcess
 from nmt.engine.memory import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
-from nmt.recipes.prepare import prepare
-from nmt.training.batch_fit import fit_batches
+from nmt.training.measure import measure_update_seconds
+from nmt.training.objective import objective_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
-from nmt.training.timing import measure_update_seconds
 
-__all__ = ["DryRunReport", "dry_run", "held_bytes"]
+logger = logging.getLogger(__name__)
 
 
-def dry_run(config: RunConfig, *, quiet: bool = False, num_updates: int = 12) -> DryRunReport:
-    """Work out and measure what training ``config`` from its first update would take.
+def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) -> DryRunReport:
+    """Compute and measure what training with ``setup`` from its first update would take.
 
-    Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
-    that is thrown away. Neither locks nor writes ``config.run_dir``.
+    Makes a few updates of its model, which is not to be used afterwards.
 
     Args:
-        config: The experiment.
-        quiet: Say nothing on the way.
+        setup: A setup of one process.
+        name: Name of the run.
         num_updates: Updates of the probe behind the time.
-
-    Raises:
-        NmtError: Data, configuration or device do not allow it; see the message.
     """
-    prepare_process(config.training.threads)
-    prepared = prepare(config, check=data_check(config))
-    if not quiet and not prepared.up_to_date:
-        sys.stderr.write("Prepared the data first: a dry run needs their lengths.\n")
-        sys.stderr.write(prepared.as_text() + "\n")
-    device = choose_device(config.training.device)
-    with deterministic(device, wanted=config.training.deterministic):
-        return _measure(config, quiet=quiet, num_updates=num_updates)
-
-
-def _measure(config: RunConfig, *, quiet: bool, num_updates: int) -> DryRunReport:
-    batch = fit_batches(config, OneProcess())
-    setup = TrainingSetup.build(config.model_copy(update={"batch": batch}))
     plan = setup.loader.plan(0)
     epoch = _epoch(setup, plan)
-    if not quiet:
-        sys.stderr.write(
-            "Measuring memory on the largest batches, and time in a probe of "
-            f"{num_updates} updates.\n"
-        )
-    memory = _memory(setup, plan)
-    seconds = measure_update_seconds(
-        setup.updater, setup.updater.optimizer, setup.loader, num_updates=num_updates
+    logger.info(
+        "Measuring memory on the largest batches, and time in a probe of %d updates.", num_updates
     )
+    memory = _memory(setup, plan)
+    seconds = measure_update_seconds(setup.updater, setup.loader, num_updates=num_updates)
     vocab_size = setup.data.manifest.target_vocab_size
-    passes = 2 if config.training.r_drop else 1
+    passes = 2 if objective_name(setup.training) == "r_drop" else 1
     return DryRunReport(
-        name=config.name,
+        name=name,
         device=str(setup.device),
         precision=setup.updater.precision.name,
         compilation=setup.compilation,
         threads=torch.get_num_threads(),
         parameters=count_parameters(setup.updater.model),
-        matrices=matmul_parameters(config.model, vocab_size),
+        matrices=matmul_parameters(setup.model, vocab_size),
         passes=passes,
-        flops=training_flops(config.model, vocab_size, epoch.workload, passes=passes),
+        flops=training_flops(setup.model, vocab_size, epoch.workload, passes=passes),
         memory=memory,
         epoch=epoch,
         budget=_budget(setup, epoch, seconds),
@@ -92,7 +66,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> EpochReport:
     return EpochReport(
         pairs=len(rows),
         batches=len(plan),
-        updates=-(-len(plan) // setup.config.batch.accumulate),
+        updates=-(-len(plan) // setup.batch.accumulate),
         workload=Workload.of_pairs(*setup.lengths(rows)),
         padding_waste=padding_waste(plan, store.source_lengths + 1, store.target_lengths + 1),
     )
@@ -150,7 +124,7 @@ def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> MemoryReport:
 
 def _budget(setup: TrainingSetup, epoch: EpochReport, seconds: float) -> BudgetReport:
     """Find the limit that ends training first, as `nmt train` does at its start."""
-    training, limits = setup.config.training, {}
+    training, limits = setup.training, {}
     if training.max_steps is not None:
         limits["training.max_steps"] = training.max_steps
     if training.max_epochs is not None:

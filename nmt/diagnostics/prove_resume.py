@@ -7,21 +7,23 @@ what a killed training finds when it starts again is what a full queue or a lost
 from __future__ import annotations
 
 import json
+import logging
 import random
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nmt.checkpoint.files import list_checkpoints
-from nmt.config.loader import load_config
 from nmt.diagnostics.compare_runs import compare_runs
 from nmt.diagnostics.watched_training import Stopwatch, WatchedTraining
 from nmt.errors import CheckpointError
-from nmt.recipes.prepare import prepare
+from nmt.files.atomic import write_errors
 from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal
+
+logger = logging.getLogger(__name__)
 
 _LEAST_KILLS = 2
 _MOST_ATTEMPTS = 3
@@ -125,59 +127,47 @@ class Proof:
         )
 
 
-def prove_resume(
-    config_path: Path,
-    overrides: Sequence[str],
+def prove(
+    command: Sequence[str],
+    run_dir: Path,
     *,
     kills: int = 5,
     seed: int | None = None,
-    say: Callable[[str], None],
-    quiet: bool = False,  # noqa: ARG001
     plan: Plan | None = None,
 ) -> Proof:
     """Train shortly in one go, train the same with kills at random moments, and compare.
 
-    Nothing is left but the prepared data: both run folders are beside ``run_dir`` for as long as
-    this takes, about two minutes.
+    Nothing is left: both run folders are beside ``run_dir`` for as long as this takes, about two
+    minutes.
 
     Args:
-        config_path: YAML file of the experiment.
-        overrides: ``section.key=value`` each, as of ``--set``.
+        command: Trains, without a run folder; settings and flags of `nmt train` are appended.
+        run_dir: Folder of the run that is proved to resume; not touched.
         kills: How often to kill, 2 at least; fewer where a start takes long.
         seed: Of the random moments; others each time when None.
-        say: Told what goes on, a line at a time.
-        quiet: Show no progress of preparing.
         plan: The training to be made; `Plan` itself when None.
 
     Raises:
-        NmtError: The configuration or the data do not allow training.
         CheckpointError: The ends differ, or a training failed; see the message.
         StoppedBySignal: The process was asked to stop.
     """
     if kills < _LEAST_KILLS:
         raise ValueError(f"kills must be at least {_LEAST_KILLS}, not {kills}")
-    config = load_config(config_path, overrides)
-    prepare(config)
-    command = [sys.executable, "-m", "nmt", "train", str(config_path), "--quiet"]
-    command += [f"--set={text}" for text in overrides]
-    parent = config.run_dir.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        place = TemporaryDirectory(prefix=f".{config.run_dir.name}.prove-resume-", dir=parent)
-    except OSError as error:
-        raise CheckpointError(
-            f"{parent} cannot be written: {error.strerror}.",
-            fix="Set run_dir to a folder you can write to.",
-        ) from error
-    with place as folder, StopSignal() as stop:
-        trial = _Trial(command, Path(folder), plan or Plan(), random.Random(seed), stop, say)
+    parent = run_dir.parent
+    fix = "Set run_dir to a folder you can write to."
+    with ExitStack() as cleanup:
+        with write_errors(parent, CheckpointError, fix=fix):
+            parent.mkdir(parents=True, exist_ok=True)
+            place = TemporaryDirectory(prefix=f".{run_dir.name}.prove-resume-", dir=parent)
+        folder, stop = cleanup.enter_context(place), cleanup.enter_context(StopSignal())
+        trainings = _Trainings(command, Path(folder), plan or Plan(), random.Random(seed), stop)
         try:
-            return trial.run(kills)
+            return trainings.prove(kills)
         except Interrupted as interrupted:
             raise StoppedBySignal(interrupted.number) from None
 
 
-class _Trial:
+class _Trainings:
     """Both trainings, and their comparison."""
 
     def __init__(
@@ -187,15 +177,14 @@ class _Trial:
         plan: Plan,
         draw: random.Random,
         stop: StopSignal,
-        say: Callable[[str], None],
     ) -> None:
         self._command, self._folder, self._plan = command, folder, plan
-        self._draw, self._stop, self._say = draw, stop, say
+        self._draw, self._stop = draw, stop
         self._killed_at: list[int] = []
         self._kills_while_saving = 0
 
-    def run(self, kills: int) -> Proof:
-        """Do it all."""
+    def prove(self, kills: int) -> Proof:
+        """Train in one go, train with kills, and compare."""
         begin = time.monotonic()
         watch, length = self._train_whole()
         # A kill costs a start and, on the average, half of what is between two saves.
@@ -203,7 +192,9 @@ class _Trial:
         left = self._plan.total_seconds - (time.monotonic() - begin) - length
         affordable = max(_LEAST_KILLS, int(left / cost))
         if affordable < kills:
-            self._say(f"{affordable} kills, not {kills}: a start takes {watch.start_seconds:.1f} s")
+            logger.info(
+                f"{affordable} kills, not {kills}: a start takes {watch.start_seconds:.1f} s"
+            )
         run_dir = self._train_killed(min(kills, affordable), watch, limit=60 + 10 * length)
         return self._compare(run_dir)
 
@@ -213,7 +204,7 @@ class _Trial:
         Returns:
             The measured training, and the seconds it took.
         """
-        self._say(f"training {self._plan.updates} updates in one go")
+        logger.info(f"training {self._plan.updates} updates in one go")
         watch, fitting = Stopwatch(), self._plan
         with self._start(self._folder / _WHOLE) as training:
             while fitting == self._plan and not training.has_ended():
@@ -224,9 +215,9 @@ class _Trial:
                     fitting = self._plan.fit(watch.seconds_per_update)
         if fitting == self._plan:
             seconds = watch.seconds
-            self._say(f"  done in {seconds:.1f} s")
+            logger.info(f"  done in {seconds:.1f} s")
             return watch, seconds
-        self._say(f"  that would be long: {watch.seconds_per_update:.1f} s an update")
+        logger.info(f"  that would be long: {watch.seconds_per_update:.1f} s an update")
         training.run_dir.rename(training.run_dir.with_name("broken-off"))
         self._plan = fitting
         return self._train_whole(may_break_off=False)
@@ -243,7 +234,7 @@ class _Trial:
         """
         for attempt in range(_MOST_ATTEMPTS):
             run_dir = self._folder / f"killed-{attempt}"
-            self._say(f"training {self._plan.updates} updates again, killed {kills} times")
+            logger.info(f"training {self._plan.updates} updates again, killed {kills} times")
             self._killed_at.clear()
             self._kills_while_saving = 0
             self._kill_repeatedly(run_dir, kills, whole, limit)
@@ -251,9 +242,9 @@ class _Trial:
                 watch = Stopwatch()
                 with self._start(run_dir) as training:
                     self._wait(training, None, limit)
-                self._say(f"  went on to step {self._plan.updates} in {watch.seconds:.1f} s")
+                logger.info(f"  went on to step {self._plan.updates} in {watch.seconds:.1f} s")
                 return run_dir
-            self._say("  it was over too soon")
+            logger.info("  it was over too soon")
         raise CheckpointError(
             "The training was over each time before it could be killed twice.",
             fix="Start the proof again; if it stays so, take a larger model or more updates.",
@@ -279,7 +270,7 @@ class _Trial:
         self._killed_at.append(step)
         self._kills_while_saving += is_saving
         moment = "in the middle of a save" if is_saving else "between two saves"
-        self._say(f"  killed at step {step}, {moment}")
+        logger.info(f"  killed at step {step}, {moment}")
 
     def _start(self, run_dir: Path) -> WatchedTraining:
         settings = [f"--set={text}" for text in self._plan.settings()]

@@ -12,7 +12,7 @@ from nmt.checkpoint.files import STATE, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import check_new_folder
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
-from nmt.training.stopping import History
+from nmt.training.progress import History
 
 DEFAULT_LAST = 10
 """Checkpoints that are averaged if nothing is said."""

@@ -1,71 +1,63 @@
-"""The configuration and prepared data -> a run folder with checkpoints."""
+"""The configuration and prepared data -> a run folder; dry run and proof of exact resume."""
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-import torch
-
 from nmt.checkpoint.bundle import load_model
-from nmt.checkpoint.files import (
-    Checkpoint,
-    clean_partial,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    set_damaged_aside,
-)
-from nmt.checkpoint.model_folder import EXTRAS, forget_extras
-from nmt.checkpoint.run import (
-    check_resumable,
-    data_check,
-    identity,
-    machine,
-    write_run_files,
-)
+from nmt.checkpoint.files import Checkpoint, list_checkpoints
+from nmt.checkpoint.run import check_resumable, data_check, identity, machine, write_run_files
 from nmt.config.data import BatchConfig
+from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
-from nmt.data.prepared import PreparedManifest
+from nmt.data.prepared import PreparedData
+from nmt.diagnostics.dry_run import measure_training
+from nmt.diagnostics.dry_run_report import DryRunReport
+from nmt.diagnostics.prove_resume import Proof, prove
 from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join, tell_launcher
+from nmt.engine.distributed import OneProcess, Processes, join
 from nmt.files.lock import run_lock
-from nmt.metrics.metric import check_metric
-from nmt.model.transformer import count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.runtime.make_shortlist import make_shortlist
-from nmt.training.batch_fit import fit_batches
-from nmt.training.budget import MeasuredOnce, time_budget, updates_in_all
-from nmt.training.checkpoint_saver import CheckpointSaver
-from nmt.training.decoding_validator import decoding_validator
-from nmt.training.final_average import average_at_end
-from nmt.training.fine_tuning import check_start, start_notes
-from nmt.training.html_report import HtmlReport
-from nmt.training.progress import TrainingSummary
-from nmt.training.report import AllReporters, NoteReport, Reporter, make_reporter
+from nmt.training.checkpoints import (
+    CheckpointSaver,
+    average_at_end,
+    load_newest,
+    tidy_run_folder,
+)
+from nmt.training.html_report import make_reporters
+from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
+from nmt.training.progress import Progress, TrainingSummary
+from nmt.training.report import NoteReport, ReporterList, RunLog
 from nmt.training.schedule import build_schedule
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
-from nmt.training.tensorboard import TensorBoard
-from nmt.training.timing import measure_update_seconds
-from nmt.training.trainer import Surroundings, Trainer
-from nmt.training.validation import Validator
+from nmt.training.setup import TrainingSetup, check_start, start_notes
+from nmt.training.signals import (
+    Interrupted,
+    SharedStop,
+    StoppedBySignal,
+    StopSignal,
+    one_failure_told,
+)
+from nmt.training.trainer import Trainer
+from nmt.training.validation import Validator, decoding_validator
 from nmt.translation.guard_calibration import calibrate_guard
 
-_SECONDS_TO_TELL = 5
+logger = logging.getLogger(__name__)
 
 
 def train(
-    config: RunConfig, *, quiet: bool = False, strict_resume: bool = False, exact: bool = False
+    config: RunConfig, *, strict_resume: bool = False, exact: bool = False
 ) -> TrainingSummary:
-    """Train, or go on training, in ``config.run_dir``; prepare the data first if need be.
+    """Train in ``config.run_dir``, or resume from its last checkpoint; prepare data if need be.
 
     Args:
         config: The experiment.
-        quiet: Show no progress.
         strict_resume: Refuse to fall back when the newest checkpoint is damaged.
         exact: Refuse to resume where the result would not be the same to the bit.
 
@@ -73,265 +65,274 @@ def train(
         NmtError: Data, configuration, checkpoint or device do not allow it; see the message.
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
-    if config.training.validation.metric != "loss":
-        check_metric(config.training.validation.metric)
     prepare_process(config.training.threads)
     processes = join()
-    try:
-        with run_lock(config.run_dir) if processes.rank == 0 else nullcontext():
-            if processes.rank == 0:
-                _prepare(config, processes.size, quiet=quiet)
-            processes.wait()
-            device, wanted = choose_device(config.training.device), config.training.deterministic
-            with StopSignal() as stop, deterministic(device, wanted=wanted):
-                run = _Run(config, stop, processes, quiet=quiet, strict_resume=strict_resume)
-                summary = run.train(exact=exact)
-            numbers = [number for number in processes.gather(stop.number) if number is not None]
-    except Interrupted as interrupted:  # before or after all updates: nothing is to be saved
-        processes.leave()
-        raise StoppedBySignal(interrupted.number) from None
-    except Exception as error:
-        is_told = isinstance(error, PeerLostError) and tell_launcher(error)
-        if not is_told and processes.is_first_to_fail():
-            raise
-        if not is_told:  # the launcher ends this process as soon as the one that tells has ended
-            time.sleep(_SECONDS_TO_TELL)
-        raise SystemExit(PEER_LOST) from None
+    with one_failure_told(processes):
+        try:
+            with run_lock(config.run_dir) if processes.rank == 0 else nullcontext():
+                if processes.rank == 0:
+                    if not list_checkpoints(config.run_dir):
+                        check_start(config)
+                    _prepare(config, num_processes=processes.size)
+                processes.wait()
+                device = choose_device(config.training.device)
+                with (
+                    StopSignal() as stop,
+                    deterministic(device, wanted=config.training.deterministic),
+                    RunLog() as log,
+                ):
+                    summary = _run(config, processes, stop, log, strict=strict_resume, exact=exact)
+                numbers = [each for each in processes.gather(stop.number) if each is not None]
+        except Interrupted as interrupted:  # before or after all updates: nothing is to be saved
+            processes.leave()
+            raise StoppedBySignal(interrupted.number) from None
     processes.leave()
     if numbers:
         raise StoppedBySignal(numbers[0])
     return summary
 
 
-def _prepare(config: RunConfig, num_processes: int, *, quiet: bool) -> None:
+def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
+    """Compute and measure what training ``config`` from its first update would take.
+
+    Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
+    that is thrown away. Neither locks nor writes ``config.run_dir``.
+
+    Args:
+        config: The experiment.
+        num_updates: Updates of the probe behind the time.
+
+    Raises:
+        NmtError: Data, configuration or device do not allow it; see the message.
+    """
+    prepare_process(config.training.threads)
+    _prepare(config, why="Prepared the data first: a dry run needs their lengths.")
+    device = choose_device(config.training.device)
+    with deterministic(device, wanted=config.training.deterministic):
+        data = PreparedData.open(config.prepared_dir)
+        batch = _fitted(config, data, OneProcess())
+        setup = _setup(config, data, batch, OneProcess())
+        return measure_training(setup, name=config.name, num_updates=num_updates)
+
+
+def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: Any) -> Proof:
+    """Prove that a training of ``config_path`` that is killed and resumed ends with equal bytes.
+
+    Both are short, and processes of their own. Nothing is left but the prepared data.
+
+    Args:
+        config_path: YAML file of the experiment.
+        overrides: ``section.key=value`` each, as of ``--set``.
+        options: Of `nmt.diagnostics.prove_resume.prove`.
+
+    Raises:
+        NmtError: The configuration or the data do not allow training.
+        CheckpointError: The ends differ, or a training failed; see the message.
+        StoppedBySignal: The process was asked to stop.
+    """
+    config = load_config(config_path, overrides)
+    _prepare(config)
+    command = [sys.executable, "-m", "nmt", "train", str(config_path), "--quiet"]
+    command += [f"--set={text}" for text in overrides]
+    if config.batch.max_tokens == "auto":  # each training would measure other numbers
+        prepare_process(config.training.threads)
+        batch = _fitted(config, PreparedData.open(config.prepared_dir), OneProcess())
+        for name in ("max_tokens", "accumulate", "tokens_per_update"):
+            command.append(f"--set=batch.{name}={json.dumps(getattr(batch, name))}")
+    return prove(command, config.run_dir, **options)
+
+
+def _prepare(config: RunConfig, num_processes: int | None = None, *, why: str = "") -> None:
     """Prepare the data if need be: it may take long, and stops at once when told to."""
-    if not list_checkpoints(config.run_dir):
-        check_start(config)
     prepared = prepare(config, check=data_check(config, num_processes))
-    if not quiet and not prepared.up_to_date:
-        sys.stderr.write(prepared.as_text() + "\n")
+    if not prepared.up_to_date:
+        logger.info("\n".join(filter(None, (why, prepared.as_text()))))
 
 
-class _Run:
-    """One process's part of a run: everything wired together."""
+def _setup(
+    config: RunConfig, data: PreparedData, batch: BatchConfig, processes: Processes, **training: Any
+) -> TrainingSetup:
+    return TrainingSetup.build(
+        config.training.model_copy(update=training),
+        config.model,
+        batch,
+        data,
+        corpus_weights=[corpus.weight for corpus in config.data.train],
+        max_length=config.filters.max_length,
+        processes=processes,
+    )
 
-    def __init__(
-        self,
-        config: RunConfig,
-        stop: StopSignal,
-        processes: Processes,
-        *,
-        quiet: bool,
-        strict_resume: bool,
-    ) -> None:
-        self.config, self.stop, self.quiet = config, stop, quiet
-        self.processes, self.shared_stop = processes, SharedStop(stop, processes)
-        self.warnings: list[str] = []
-        self.checkpoint = self._newest(strict=strict_resume)
-        manifest = PreparedManifest.read(config.prepared_dir)
-        self.identity = identity(
-            config,
-            data_hash=manifest.data_hash,
-            vocab_hash=manifest.vocab_hash,
-            num_processes=processes.size,
+
+def _fitted(config: RunConfig, data: PreparedData, processes: Processes) -> BatchConfig:
+    """Return the batch section with numbers in place of ``auto``."""
+
+    # Compiled, layers take less memory; but that takes a minute, and would be for small batches.
+    def build(batch: BatchConfig) -> TrainingSetup:
+        return _setup(config, data, batch, OneProcess(), compile=False)
+
+    return fit_batches(config.batch, config.filters.max_length, build, processes)
+
+
+def _run(
+    config: RunConfig, processes: Processes, stop: StopSignal, log: RunLog, **resume: bool
+) -> TrainingSummary:
+    """Do one process's part of a training, from its checkpoint to its end."""
+    run_dir, training, is_first = config.run_dir, config.training, processes.rank == 0
+    shared_stop = SharedStop(stop, processes)
+    data = PreparedData.open(config.prepared_dir)
+    checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
+    record, measured_once = _identify(config, data, processes)
+    batch = _batch(config, data, checkpoint, measured_once)
+    setup = _setup(config, data, batch, processes)
+    record |= setup.record()
+    notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
+    progress = Progress.from_dict(checkpoint.state["progress"]) if checkpoint else Progress()
+    plan_budget(training, setup, progress, measured_once, shared_stop)
+    if is_first:
+        notes += _tidy(config, data, checkpoint)
+    reporter = _reporters(config, progress, log) if is_first else ReporterList()
+    try:
+        validator = _validator(config, setup, shared_stop)
+        trainer = Trainer(
+            training,
+            updater=setup.updater,
+            loader=setup.loader,
+            schedule=build_schedule(
+                training.schedule,
+                model_dim=config.model.model_dim,
+                total_steps=progress.total_steps,
+            ),
+            validator=validator,
+            saver=CheckpointSaver(run_dir, training, record),
+            reporter=reporter,
+            stop=stop,
         )
-        conditions = {
-            "identity": self.identity,
-            "machine": machine(choose_device(config.training.device)),
-            "compile": config.training.compile,
-            "activation_checkpointing": config.training.activation_checkpointing,
-        }
-        self.measured_once = MeasuredOnce(config.run_dir, conditions, processes)
-        state = self.checkpoint.state if self.checkpoint else {}
-        self.batch = self._batch(state)
-        setup = TrainingSetup.build(config.model_copy(update={"batch": self.batch}), processes)
-        self.data, self.device, self.loader = setup.data, setup.device, setup.loader
-        self.updater, self.optimizer = setup.updater, setup.updater.optimizer
-        self.compilation = setup.compilation
-        self.model = self.updater.model
-        self.record = {
-            "identity": self.identity,
-            "machine": machine(self.device)
-            | {"precision": self.updater.precision.name, "compiled": self.compilation.is_on},
-            "batch": self.batch.model_dump(mode="json"),
-        }
-
-    def _batch(self, state: Mapping[str, Any]) -> BatchConfig:
-        """Find numbers for ``auto`` once; a run that goes on keeps them."""
-        if self.config.batch.max_tokens == "auto" and "batch" in state:
-            return BatchConfig.model_validate(state["batch"])
-        if self.config.batch.max_tokens != "auto":
-            return self.config.batch
-        found = self.measured_once(
-            "batch",
-            lambda: fit_batches(self.config, self.processes).model_dump(mode="json"),
-        )
-        return BatchConfig.model_validate(found)
-
-    def train(self, *, exact: bool) -> TrainingSummary:
-        """Resume if there is something to resume, and train to the end."""
-        warnings, checkpoint = self.warnings, self.checkpoint
-        run_dir, is_first = self.config.run_dir, self.processes.rank == 0
         if checkpoint is not None:
-            warnings += check_resumable(checkpoint.state, self.record, run_dir=run_dir, exact=exact)
-        else:
-            self._fine_tune()
-        recorded = checkpoint.state["progress"].get("timed") if checkpoint else None
-        timed = time_budget(self.config.training.max_minutes, recorded, self._update_seconds)
-        total_steps = updates_in_all(self.config.training, self.loader, timed)
-        if is_first:
-            clean_partial(run_dir)
-            if checkpoint is None:  # what an earlier run with other data has left here
-                forget_extras(run_dir, *EXTRAS)
-            else:
-                aside = set_damaged_aside(run_dir, checkpoint.step)
-                warnings += [f"kept, to be looked at and removed: {place}" for place in aside]
-            changes = write_run_files(run_dir, self.config, self.data.tokenizer_dir)
-            if checkpoint is not None:
-                warnings += [f"setting changed since the last start: {line}" for line in changes]
-        start = checkpoint.step if checkpoint else 0
-        reporter = self._reporter(checkpoint, total_steps)
-        validator = self._validator()
-        try:
-            trainer = self._trainer(reporter, validator, total_steps)
-            if checkpoint is not None:
-                trainer.resume(
-                    model=checkpoint.model, optimizer=checkpoint.optimizer, state=checkpoint.state
-                )
-            trainer.progress.total_steps, trainer.progress.timed = total_steps, timed
-            for text in [*warnings, self._greeting(start, total_steps)]:
-                reporter.report(NoteReport(start, text))
-            trained = trainer.run()
-            is_whole = is_first and trained.reason != "signal"
-            if is_whole:
-                make_shortlist(run_dir, self.data)
-                calibrate_guard(run_dir, self.data)
-            return average_at_end(
-                self.config,
-                trained,
-                optimizer=self.optimizer,
-                validator=validator,
-                processes=self.processes,
-                note=lambda text: reporter.report(NoteReport(trained.step, text)),
-            )
-        finally:
-            reporter.close()
-
-    def _newest(self, *, strict: bool) -> Checkpoint | None:
-        """Load the newest whole checkpoint; the first process says which that is."""
-        found = None
-        if self.processes.rank == 0:
-            warn = self.warnings.append
-            found = newest_checkpoint(self.config.run_dir, strict=strict, warn=warn)
-        found = self.processes.share(found)
-        checkpoint = load_checkpoint(found) if found else None
-        self.processes.wait()  # the first process tidies up next
-        return checkpoint
-
-    def _reporter(self, checkpoint: Checkpoint | None, total_steps: int | None) -> Reporter:
-        if self.processes.rank:
-            return AllReporters([])
-        history = checkpoint.state["progress"]["history"] if checkpoint else []
-        run_dir, start = self.config.run_dir, checkpoint.step if checkpoint else 0
-        reporters: list[Reporter] = [
-            make_reporter(
-                run_dir,
-                start=start,
-                total=total_steps,
-                quiet=self.quiet,
-                last_validation=history[-1][0] if history else 0,
-            ),
-            HtmlReport(run_dir, self.config.name),
-        ]
-        if self.config.training.tensorboard:
-            reporters.append(TensorBoard(run_dir, start))
-        return AllReporters(reporters)
-
-    def _fine_tune(self) -> None:
-        """Begin with the weights of another model, if the configuration says so.
-
-        Raises:
-            ConfigError: It is of another shape.
-        """
-        folder = self.config.training.start_from
-        if folder is None:
-            return
-        start = load_model(folder)
-        self.warnings += start_notes(self.config, start)
-        self.optimizer.load_weights(start.model.state_dict())
-
-    def _update_seconds(self) -> float:
-        """Measure an update, but for a start before this one that has."""
-        stop = self.shared_stop
-        seconds: float = self.measured_once(
-            "update_seconds",
-            lambda: measure_update_seconds(
-                self.updater, self.optimizer, self.loader, check=lambda: stop.gather(stop.check)
-            ),
+            trainer.restore(checkpoint)
+        for text in [
+            *notes,
+            f"{progress.describe()}: {setup.describe()}{_fitted_note(config, batch)}",
+        ]:
+            reporter.report(NoteReport(progress.step, text))
+        trained = trainer.run(progress)
+        if is_first and trained.reason != "signal":
+            make_shortlist(run_dir, data)
+            calibrate_guard(run_dir, data)
+        return average_at_end(
+            run_dir,
+            training,
+            trained,
+            updater=setup.updater,
+            validator=validator,
+            reporter=reporter,
         )
-        return seconds
+    finally:
+        reporter.close()
 
-    def _greeting(self, start: int, total_steps: int | None) -> str:
-        sizes = count_parameters(self.model)
-        parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        if total_steps is not None and start >= total_steps:
-            where = f"at step {start:,}, and training ends at step {total_steps:,}"
-        else:
-            where = f"resuming at step {start:,}" if start else "training"
-            where += f" to step {total_steps:,}" if total_steps else " until patience ends"
-        many = f" in each of {self.processes.size} processes" if self.processes.size > 1 else ""
-        return (
-            f"{where}: {sum(sizes.values()):,} parameters ({parts}), "
-            f"{len(self.data.train):,} pairs, {self.updater.precision.name} on {self.device}, "
-            f"{torch.get_num_threads()} threads{many}{self._compiled()}{self._fitted()}"
-        )
 
-    def _compiled(self) -> str:
-        remark = self.compilation.remark
-        return f", {remark}" if remark else ""
+def _identify(
+    config: RunConfig, data: PreparedData, processes: Processes
+) -> tuple[dict[str, Any], MeasuredOnce]:
+    """Return what a run is known by, and what its starts before the first checkpoint measure."""
+    known = identity(
+        config,
+        data_hash=data.manifest.data_hash,
+        vocab_hash=data.manifest.vocab_hash,
+        num_processes=processes.size,
+    )
+    training = config.training
+    conditions = {
+        "identity": known,
+        "machine": machine(choose_device(training.device)),
+        "compile": training.compile,
+        "activation_checkpointing": training.activation_checkpointing,
+    }
+    return {"identity": known}, MeasuredOnce(config.run_dir, conditions, processes)
 
-    def _fitted(self) -> str:
-        batch = self.batch
-        if self.config.batch.max_tokens != "auto":
-            return ""
-        return f"; batches of {batch.max_tokens:,} tokens fit, {batch.accumulate} to an update"
 
-    def _validator(self) -> Validator:
-        text_validator = decoding_validator(
-            self.config,
-            self.data,
-            self.model,
-            processes=self.processes,
-            stop=self.shared_stop,
-        )
-        return Validator(
-            self.updater,
-            self.data.valid,
-            max_tokens=int(self.batch.max_tokens),
-            text_validator=text_validator,
-            stop=self.shared_stop,
-        )
+def _batch(
+    config: RunConfig,
+    data: PreparedData,
+    checkpoint: Checkpoint | None,
+    measured_once: MeasuredOnce,
+) -> BatchConfig:
+    """Find numbers for ``auto`` once; a resumed run keeps them."""
+    if config.batch.max_tokens != "auto":
+        return config.batch
+    if checkpoint is not None and "batch" in checkpoint.state:
+        return BatchConfig.model_validate(checkpoint.state["batch"])
 
-    def _trainer(
-        self, reporter: Reporter, validator: Validator, total_steps: int | None
-    ) -> Trainer:
-        config = self.config
-        saver = CheckpointSaver(
-            config.run_dir,
-            config,
-            self.record,
-            lambda step, text: reporter.report(NoteReport(step, text)),
-        )
-        schedule = build_schedule(
-            config.training.schedule, model_dim=config.model.model_dim, total_steps=total_steps
-        )
-        return Trainer(
-            config.training,
-            updater=self.updater,
-            optimizer=self.optimizer,
-            loader=self.loader,
-            schedule=schedule,
-            surroundings=Surroundings(
-                validator=validator, saver=saver, reporter=reporter, stop=self.stop
-            ),
-        )
+    def fit() -> dict[str, Any]:
+        return _fitted(config, data, measured_once.processes).model_dump(mode="json")
+
+    return BatchConfig.model_validate(measured_once("batch", fit))
+
+
+def _fitted_note(config: RunConfig, batch: BatchConfig) -> str:
+    if config.batch.max_tokens != "auto":
+        return ""
+    return f"; batches of {batch.max_tokens:,} tokens fit, {batch.accumulate} to an update"
+
+
+def _begin(
+    config: RunConfig,
+    setup: TrainingSetup,
+    checkpoint: Checkpoint | None,
+    record: Mapping[str, Any],
+    *,
+    exact: bool,
+) -> list[str]:
+    """Check that the run may be resumed; or begin with the weights of another model, with notes."""
+    start_from = config.training.start_from
+    if checkpoint is not None:
+        found = check_resumable(checkpoint.state, record, run_dir=config.run_dir, exact=exact)
+        for warning in found if setup.updater.processes.rank == 0 else ():
+            logger.warning(warning)
+    elif start_from is not None:
+        start = load_model(start_from)
+        notes = list(start_notes(config, start))
+        setup.updater.optimizer.load_weights(start.model.state_dict())
+        return notes
+    return []
+
+
+def _tidy(config: RunConfig, data: PreparedData, checkpoint: Checkpoint | None) -> list[str]:
+    """Make the run folder fit for this start; return what changed since the last one."""
+    tidy_run_folder(config.run_dir, checkpoint)
+    changes = write_run_files(config.run_dir, config, data.tokenizer_dir)
+    if checkpoint is None:
+        return []
+    return [f"setting changed since the last start: {line}" for line in changes]
+
+
+def _reporters(config: RunConfig, progress: Progress, log: RunLog) -> ReporterList:
+    last = progress.history.entries[-1:]
+    return make_reporters(
+        config.run_dir,
+        config.name,
+        log,
+        start=progress.step,
+        last_validation=last[0].step if last else 0,
+        total_steps=progress.total_steps,
+        tensorboard=config.training.tensorboard,
+    )
+
+
+def _validator(config: RunConfig, setup: TrainingSetup, stop: SharedStop) -> Validator:
+    decoding = decoding_validator(
+        setup.data,
+        setup.updater.model,
+        config.training.validation,
+        config.decoding,
+        max_length=config.filters.max_length,
+        target_language=config.target_language,
+        processes=setup.updater.processes,
+        stop=stop,
+    )
+    return Validator(
+        setup.updater,
+        setup.data.valid,
+        max_tokens=int(setup.batch.max_tokens),
+        decoding=decoding,
+        stop=stop,
+    )

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nmt.errors import CheckpointError
+from nmt.files.atomic import write_errors
 from nmt.report.charts import (
     LIMIT,
     NUM_AVERAGES,
@@ -20,7 +22,17 @@ from nmt.report.charts import (
     short_number,
 )
 from nmt.report.page import render
-from nmt.training.report import Event, UpdateReport, ValidationReport
+from nmt.training.report import (
+    Console,
+    Event,
+    JsonLines,
+    Reporter,
+    ReporterList,
+    RunLog,
+    UpdateReport,
+    ValidationReport,
+)
+from nmt.training.tensorboard import TensorBoard
 
 _Line = Mapping[str, Any]
 _MAX_ROWS = 100
@@ -192,3 +204,41 @@ def _parsed(lines: Iterable[str]) -> Iterable[_Line]:
             values = json.loads(line)
             if isinstance(values, dict):
                 yield values
+
+
+def make_reporters(
+    run_dir: Path,
+    name: str,
+    log: RunLog,
+    *,
+    start: int,
+    last_validation: int,
+    total_steps: int | None,
+    tensorboard: bool,
+) -> ReporterList:
+    """Return the reporters of a run: metrics.jsonl, log.txt, the console, report.html, TensorBoard.
+
+    Args:
+        run_dir: Folder of the run.
+        name: Name of the run.
+        log: Opened on log.txt.
+        start: Updates made before.
+        last_validation: Update of the last validation made before.
+        total_steps: Updates in all, if known.
+        tensorboard: Whether to write TensorBoard files.
+
+    Raises:
+        CheckpointError: The files cannot be written.
+        ConfigError: TensorBoard is not installed.
+    """
+    fix = "Set run_dir to a folder you can write to, or free disk space."
+    with write_errors(run_dir, CheckpointError, fix=fix):
+        reporters: list[Reporter] = [
+            JsonLines(run_dir / "metrics.jsonl", start, last_validation),
+            log.open(run_dir / "log.txt"),
+            Console(start, total_steps),
+            HtmlReport(run_dir, name),
+        ]
+    if tensorboard:
+        reporters.append(TensorBoard(run_dir, start))
+    return ReporterList(reporters)

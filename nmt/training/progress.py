@@ -1,17 +1,66 @@
-"""Where training stands, and how it ended: plain numbers."""
+"""Where training stands, what its validations found, and how it ended: plain numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nmt.checkpoint.files import checkpoint_name
+from nmt.checkpoint.retention import rank
 from nmt.data.loader import Position
 from nmt.training.report import UpdateReport
-from nmt.training.stopping import History
 from nmt.training.update import UpdateStats
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One validation."""
+
+    step: int
+    """Update it was made after."""
+    score: float
+    """Higher is better: BLEU, chrF, or minus the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All validations of a run, oldest first.
+
+    >>> history = History().add(10, 21.5).add(20, 24.0).add(30, 23.9)
+    >>> history.best.step
+    20
+    >>> history.should_stop(patience=1), history.should_stop(patience=2)
+    (True, False)
+    """
+
+    entries: tuple[Entry, ...] = ()
+
+    def add(self, step: int, score: float) -> History:
+        """Return the history with one more validation."""
+        return History((*self.entries, Entry(step, score)))
+
+    @property
+    def best(self) -> Entry | None:
+        """The validation with the highest score, the earlier of two equal ones; NaN is lowest."""
+        return max(self.entries, key=lambda entry: rank(entry.score), default=None)
+
+    def should_stop(self, patience: int | None) -> bool:
+        """Whether the last ``patience`` validations were no better than one before them."""
+        best = self.best
+        if patience is None or best is None:
+            return False
+        return len(self.entries) - 1 - self.entries.index(best) >= patience
+
+    def as_dict(self) -> list[list[float]]:
+        """Return plain data for JSON."""
+        return [[entry.step, entry.score] for entry in self.entries]
+
+    @classmethod
+    def from_dict(cls, values: Sequence[Sequence[float]]) -> History:
+        """Take `as_dict` back."""
+        return cls(tuple(Entry(int(step), float(score)) for step, score in values))
 
 
 @dataclass(slots=True)
@@ -26,6 +75,8 @@ class Progress:
     """Updates in all; None when only patience ends training."""
     timed: tuple[float, int] | None = None
     """A time budget in minutes, and the updates it was measured to hold."""
+    epoch_updates: tuple[int, int] | None = None
+    """A budget of epochs, and the updates that these hold."""
     history: History = field(default_factory=History)
     """Validation scores so far."""
     loss_sum: float = 0.0
@@ -93,10 +144,27 @@ class Progress:
             training_seconds=seconds,
         )
 
+    def describe(self) -> str:
+        """Return where training stands, in a phrase."""
+        start, total = self.step, self.total_steps
+        if total is not None and start >= total:
+            return f"at step {start:,}, and training ends at step {total:,}"
+        where = f"resuming at step {start:,}" if start else "training"
+        return where + (f" to step {total:,}" if total else " until patience ends")
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
         tokens = ("scored_tokens", "source_tokens", "target_tokens", "padded_tokens")
-        names = ("step", "total_steps", "timed", "loss_sum", *tokens, "skipped", "skipped_in_a_row")
+        names = (
+            "step",
+            "total_steps",
+            "timed",
+            "epoch_updates",
+            "loss_sum",
+            *tokens,
+            "skipped",
+            "skipped_in_a_row",
+        )
         values = {name: getattr(self, name) for name in names}
         return values | {"position": asdict(self.position), "history": self.history.as_dict()}
 
@@ -104,7 +172,7 @@ class Progress:
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
         """Take `as_dict` back."""
         plain = dict(values)
-        timed = plain.pop("timed", None)
+        timed, epoch_updates = (plain.pop(name, None) for name in ("timed", "epoch_updates"))
         if "nats" in plain:  # of an earlier release
             plain["loss_sum"] = plain.pop("nats")
         plain.setdefault("scored_tokens", plain["target_tokens"])  # of an earlier release
@@ -112,6 +180,7 @@ class Progress:
             position=Position(**plain.pop("position")),
             history=History.from_dict(plain.pop("history")),
             timed=(float(timed[0]), int(timed[1])) if timed else None,
+            epoch_updates=(int(epoch_updates[0]), int(epoch_updates[1])) if epoch_updates else None,
             **plain,
         )
 

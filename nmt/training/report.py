@@ -1,22 +1,29 @@
-"""Events of training -> JSON lines, a log, a progress bar."""
+"""What happens in training -> metrics.jsonl, log.txt, messages and a progress bar.
+
+Updates, validations, saves and notes are events: each reporter of a run is given all of them. To
+add one, write a `Reporter` and put it into the list that `nmt.recipes.train` makes. Warnings are
+logged; `RunLog` writes those of all rooms into log.txt, too.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
-from tqdm import tqdm
+from typing_extensions import override
 
-from nmt.errors import CheckpointError
 from nmt.files.atomic import write_bytes
+from nmt.files.progress import progress_bar
 from nmt.metrics.metric import METRICS
+
+logger = logging.getLogger(__name__)
 
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
@@ -122,6 +129,8 @@ class NoteReport:
     """Updates so far."""
     text: str
     """What happened."""
+    level: int = logging.INFO
+    """Of the log message; a warning is shown also with ``-q``."""
 
     def line(self) -> str:
         """Return one line to read."""
@@ -143,16 +152,20 @@ class Reporter(Protocol):
         ...
 
 
-class _LineFile:
-    """Appends lines. While the disk is full they wait in memory: reporting stops no training."""
+class PatientFile:
+    """Appends to a file. While the disk is full, data wait in memory: that stops no training.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self._waiting = b""
 
-    def write(self, line: str) -> None:
-        """Write one line at once, if there is room."""
-        self._waiting += f"{line}\n".encode()
+    def write(self, data: bytes) -> None:
+        """Write at once, if there is room."""
+        self._waiting += data
         with suppress(OSError):
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
@@ -178,7 +191,7 @@ class JsonLines:
         if path.exists():
             last = resume_step if last_validation is None else last_validation
             _keep_lines(path, {UpdateReport.kind: resume_step, ValidationReport.kind: last})
-        self._file = _LineFile(path)
+        self._file = PatientFile(path)
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
@@ -187,7 +200,8 @@ class JsonLines:
         values = asdict(event)
         values |= values.pop("scores", {})
         line = {"kind": event.kind, **{key: _json(value) for key, value in values.items()}}
-        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False))
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+        self._file.write(f"{text}\n".encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -211,23 +225,61 @@ def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
     write_bytes(path, b"".join(kept))  # a kill here must not cost the lines
 
 
-class Log:
-    """Appends readable lines with the time to ``log.txt``."""
+class RunLog(logging.Handler):
+    """Writes events and the warnings of all rooms, with the time, to ``log.txt`` of a run.
 
-    def __init__(self, path: Path) -> None:
-        self._file = _LineFile(path)
+    A context: warnings that come before `open` wait in memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._early = b""
+        self._file: PatientFile | None = None
+
+    def __enter__(self) -> Self:
+        logging.getLogger("nmt").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("nmt").removeHandler(self)
+        self.close()
+
+    def open(self, path: Path) -> Self:
+        """Begin to append to a file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._file = PatientFile(path)
+        self._file.write(self._early)
+        return self
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != __name__:  # those of `Console` come as events
+            self._write(record.getMessage())
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {event.line()}")
+        self._write(event.line())
 
+    def _write(self, text: str) -> None:
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode()
+        if self._file is None:
+            self._early += line
+        else:
+            self._file.write(line)
+
+    @override
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        super().close()
 
 
 class Console:
-    """A progress bar on a terminal, plain lines elsewhere. Writes to standard error only.
+    """A progress bar on a terminal; elsewhere, and for all but updates and saves, log messages.
 
     Args:
         start: Updates made before.
@@ -236,45 +288,35 @@ class Console:
 
     def __init__(self, start: int, total: int | None) -> None:
         self._bleu = ""
-        self._bar = tqdm(
-            total=total,
-            initial=start,
-            unit=" updates",
-            desc="training",
-            disable=not sys.stderr.isatty(),
-            file=sys.stderr,
-            dynamic_ncols=True,
-        )
+        self._bar = progress_bar("training", unit="updates", total=total, initial=start)
 
     def report(self, event: Event) -> None:
-        """Move the bar, or print a line."""
-        if self._bar.disable:
-            sys.stderr.write(f"{event.line()}\n")
-            return
-        if isinstance(event, UpdateReport):
+        """Move the bar, or log a line."""
+        if isinstance(event, ValidationReport) and event.scores.get("bleu") is not None:
+            self._bleu = f", BLEU {event.scores['bleu']:.2f}"
+        if isinstance(event, NoteReport):
+            logger.log(event.level, event.line())
+        elif self._bar.disable or isinstance(event, ValidationReport):
+            logger.info(event.line())
+        elif isinstance(event, UpdateReport):
             self._bar.update(event.step - self._bar.n)
             rate = f"{event.target_tokens_per_second:,.0f} tok/s"
             text = f"loss {event.loss:.3f}{self._bleu}, {rate}, padding {event.padding_waste:.0%}"
             self._bar.set_postfix_str(text, refresh=True)
-            return
-        if isinstance(event, ValidationReport) and event.scores["bleu"] is not None:
-            self._bleu = f", BLEU {event.scores['bleu']:.2f}"
-        if not isinstance(event, SavedReport):
-            self._bar.write(event.line(), file=sys.stderr)
 
     def close(self) -> None:
         """Leave the terminal clean."""
         self._bar.close()
 
 
-class AllReporters:
+class ReporterList:
     """Passes every event on to several reporters."""
 
-    def __init__(self, reporters: Sequence[Reporter]) -> None:
+    def __init__(self, reporters: Sequence[Reporter] = ()) -> None:
         self._reporters = reporters
 
     def report(self, event: Event) -> None:
-        """Tell all."""
+        """Pass an event on."""
         for reporter in self._reporters:
             reporter.report(event)
 
@@ -282,31 +324,3 @@ class AllReporters:
         """Close all."""
         for reporter in self._reporters:
             reporter.close()
-
-
-def make_reporter(
-    run_dir: Path,
-    *,
-    start: int,
-    total: int | None,
-    quiet: bool,
-    last_validation: int | None = None,
-) -> Reporter:
-    """Return the reporter of a run: metrics.jsonl, log.txt and, unless ``quiet``, the console.
-
-    Raises:
-        CheckpointError: The files cannot be written.
-    """
-    try:
-        reporters: list[Reporter] = [
-            JsonLines(run_dir / "metrics.jsonl", start, last_validation),
-            Log(run_dir / "log.txt"),
-        ]
-    except OSError as error:
-        raise CheckpointError(
-            f"{error.filename or run_dir} cannot be written: {error.strerror}.",
-            fix="Set run_dir to a folder you can write to, or free disk space.",
-        ) from error
-    if not quiet:
-        reporters.append(Console(start, total))
-    return AllReporters(reporters)

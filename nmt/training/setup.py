@@ -1,16 +1,22 @@
-"""The configuration and prepared data -> what makes updates: model, optimizer, loader."""
+"""Configuration and prepared data -> what makes updates; and what fine-tuning begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nmt.checkpoint.bundle import ModelBundle
+from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.run import machine
+from nmt.config.data import BatchConfig
+from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import Resegmenter
@@ -19,7 +25,7 @@ from nmt.engine.device import choose_device, seed_rank
 from nmt.engine.distributed import OneProcess, Processes
 from nmt.engine.precision import choose_precision
 from nmt.errors import ConfigError
-from nmt.model.transformer import build_model
+from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.losses import choose_form
@@ -29,13 +35,18 @@ from nmt.training.parameters import freeze
 from nmt.training.update import Updater, UpdateStats
 
 Rows = npt.NDArray[np.int64]
+# Keys of the model section that change no weight's meaning.
+_REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
+_ANY_SIZE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
     """What one process trains with, before its first update."""
 
-    config: RunConfig
+    training: TrainingConfig
+    model: ModelConfig
+    batch: BatchConfig
     data: PreparedData
     device: torch.device
     updater: Updater
@@ -45,51 +56,80 @@ class TrainingSetup:
     """Whether the layers are compiled."""
 
     @classmethod
-    def build(cls, config: RunConfig, processes: Processes | None = None) -> TrainingSetup:
+    def build(
+        cls,
+        training: TrainingConfig,
+        model: ModelConfig,
+        batch: BatchConfig,
+        data: PreparedData,
+        *,
+        corpus_weights: Sequence[float],
+        max_length: int,
+        processes: Processes | None = None,
+    ) -> TrainingSetup:
         """Make everything, and seed the random generators.
+
+        Args:
+            training: The training section.
+            model: The model section.
+            batch: The batch section, with numbers.
+            data: The prepared data.
+            corpus_weights: How often an epoch reads each corpus.
+            max_length: Most tokens of a side of a pair.
+            processes: Those that train together.
 
         Raises:
             NmtError: Data, configuration or device do not allow it; see the message.
         """
         processes = processes or OneProcess()
-        training = config.training
-        data, device = PreparedData.open(config.prepared_dir), choose_device(training.device)
-        manifest = data.manifest
-        torch.manual_seed(training.seed)
-        vocab_sizes = (manifest.source_vocab_size, manifest.target_vocab_size)
-        model = build_model(config.model, *vocab_sizes).to(device)
-        model.recompute = training.activation_checkpointing
-        freeze(model, training.freeze)
-        precision = choose_precision(training.precision, device)
-        optimizer = build_optimizer(
-            model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
-        )
-        form = choose_form(precision.dtype, device, manifest.target_vocab_size)
-        updater = Updater(
-            model,
-            optimizer,
-            precision,
-            build_objective(training, form),
-            clip_norm=training.optimizer.clip_norm,
-            processes=processes,
-        )
+        device = choose_device(training.device)
+        updater = _updater(training, model, data, device, processes)
         loader = Loader(
             data.train,
-            config.batch,
-            weights=[corpus.weight for corpus in config.data.train],
+            batch,
+            weights=corpus_weights,
             seed=training.seed,
             rank=processes.rank,
             num_ranks=processes.size,
-            resegment=_resegmenter(config, data.tokenizer_dir),
+            resegment=_resegmenter(batch.bpe_dropout, data, training.seed, max_length),
         )
         seed_rank(training.seed, processes.rank)
         compilation = compile_layers(
             training.compile,
             device,
-            switch=model.compile_layers,
+            switch=updater.model.compile_layers,
             warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         )
-        return cls(config, data, device, updater, loader, compilation)
+        return cls(
+            training=training,
+            model=model,
+            batch=batch,
+            data=data,
+            device=device,
+            updater=updater,
+            loader=loader,
+            compilation=compilation,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint says of machine and batches, compared when it is resumed."""
+        precision, is_compiled = self.updater.precision.name, self.compilation.is_on
+        return {
+            "machine": machine(self.device) | {"precision": precision, "compiled": is_compiled},
+            "batch": self.batch.model_dump(mode="json"),
+        }
+
+    def describe(self) -> str:
+        """Return in a line what trains, on what."""
+        sizes, size = count_parameters(self.updater.model), self.updater.processes.size
+        parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
+        remark = self.compilation.remark
+        return (
+            f"{sum(sizes.values()):,} parameters ({parts}), {len(self.data.train):,} pairs, "
+            f"{self.updater.precision.name} on {self.device}, {torch.get_num_threads()} threads"
+            + (f" in each of {size} processes" if size > 1 else "")
+            + (f", {remark}" if remark else "")
+        )
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return source and target tokens of each pair, EOS included."""
@@ -113,18 +153,45 @@ class TrainingSetup:
         return [plan[i] for i in sorted({int(np.argmax(tokens)), int(np.argmax(scores))})]
 
 
-def _resegmenter(config: RunConfig, tokenizer_dir: Path) -> Resegmenter | None:
-    rate = config.batch.bpe_dropout
+def _updater(
+    training: TrainingConfig,
+    model_config: ModelConfig,
+    data: PreparedData,
+    device: torch.device,
+    processes: Processes,
+) -> Updater:
+    sizes = data.manifest.source_vocab_size, data.manifest.target_vocab_size
+    torch.manual_seed(training.seed)
+    model = build_model(model_config, *sizes).to(device)
+    model.recompute = training.activation_checkpointing
+    freeze(model, training.freeze)
+    precision = choose_precision(training.precision, device)
+    optimizer = build_optimizer(
+        model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
+    )
+    form = choose_form(precision.dtype, device, sizes[1])
+    return Updater(
+        model,
+        optimizer,
+        precision,
+        build_objective(training, form),
+        clip_norm=training.optimizer.clip_norm,
+        processes=processes,
+    )
+
+
+def _resegmenter(rate: float, data: PreparedData, seed: int, max_length: int) -> Resegmenter | None:
     if not rate:
         return None
-    tokenizers = load_tokenizers(tokenizer_dir)
+    tokenizers = load_tokenizers(data.tokenizer_dir)
 
     def dropout(tokenizer: Tokenizer) -> SubwordDropout:
         pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
         # The n-th merge has the score -n; other kinds of vocabulary have probabilities.
         if any(score % 1 for score in scores):
             raise ConfigError(
-                f"batch.bpe_dropout needs a BPE vocabulary, and {tokenizer_dir} holds another.",
+                f"batch.bpe_dropout needs a BPE vocabulary, and {data.tokenizer_dir} holds "
+                "another.",
                 fix="Set batch.bpe_dropout to 0.",
             )
         return SubwordDropout(pieces, scores, is_normal, rate)
@@ -132,4 +199,53 @@ def _resegmenter(config: RunConfig, tokenizer_dir: Path) -> Resegmenter | None:
     source = dropout(tokenizers.source)
     is_joint = tokenizers.target is tokenizers.source
     sides = (source, source if is_joint else dropout(tokenizers.target))
-    return Resegmenter(sides, seed=config.training.seed, longest=config.filters.max_length)
+    return Resegmenter(sides, seed=seed, longest=max_length)
+
+
+def check_start(config: RunConfig) -> None:
+    """Refuse a run that could not begin, before its data are prepared.
+
+    Raises:
+        ConfigError: ``training.start_from`` has another model, or ``training.freeze`` names no part
+            of this one.
+    """
+    folder = config.training.start_from
+    if folder is not None and (folder / "config.yaml").is_file():
+        _check_shape(config, load_folder_config(folder))
+    with torch.device("meta"):  # names alone, no numbers
+        freeze(build_model(config.model, _ANY_SIZE, _ANY_SIZE), config.training.freeze)
+
+
+def _check_shape(config: RunConfig, start: RunConfig) -> None:
+    was, now = (c.model.model_dump() for c in (start, config))
+    differing = [
+        f"model.{key}: {was[key]} there, {now[key]} here"
+        for key in now
+        if key not in _REGULARISATION and was[key] != now[key]
+    ]
+    if differing:
+        folder = config.training.start_from
+        raise ConfigError(
+            f"{folder} (training.start_from) has another model:\n  " + "\n  ".join(differing),
+            fix=f"Copy the model section of {folder}/config.yaml.",
+        )
+
+
+def start_notes(config: RunConfig, start: ModelBundle) -> Iterator[str]:
+    """Yield what may surprise about a run that begins with the weights of ``start``.
+
+    Raises:
+        ConfigError: ``start`` has another model.
+    """
+    _check_shape(config, start.config)
+    folder = config.training.start_from
+    was, now = ((c.source_language, c.target_language) for c in (start.config, config))
+    if was != now:
+        languages = f"from {was[0]} to {was[1]}, this run is from {now[0]} to {now[1]}"
+        yield f"{folder} was trained {languages}"
+    size = start.tokenizers.target.vocab_size
+    if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_size != size:
+        yield (
+            f"the vocabulary is that of {folder} ({size:,} entries): the tokenizer section changes "
+            "nothing"
+        )

@@ -1,19 +1,22 @@
-"""SIGTERM and SIGINT -> a wish to stop, granted after the current update."""
+"""SIGTERM and SIGINT -> a request to stop after the current update; how processes end together."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from nmt.engine.distributed import Processes
+from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, tell_launcher
 
 T = TypeVar("T")
 
 _NOTICE = "stop"
+_SECONDS_TO_TELL = 5
 
 
 class StoppedBySignal(SystemExit):
@@ -33,7 +36,7 @@ class Interrupted(Exception):  # noqa: N818 - not a failure: the work is left an
 
 
 class StopSignal:
-    """Holds the wish to stop while the context is open.
+    """Holds the request to stop while the context is open.
 
     The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves.
     Several processes may make one more: they tell each other when an update begins. Work between
@@ -89,7 +92,7 @@ class SharedStop:
     """Lets all processes give up long work together, whichever of them a signal came to.
 
     Args:
-        signal: The wish of this process.
+        signal: The request to this process.
         processes: All of them; one alone will do.
     """
 
@@ -128,3 +131,17 @@ class SharedStop:
     def _tell(self) -> None:
         if self._signal.number is not None:
             self._processes.post(_NOTICE, self._signal.number)
+
+
+@contextmanager
+def one_failure_told(processes: Processes) -> Iterator[None]:
+    """Let one process say why all of them end; a launcher says what became of a lost one."""
+    try:
+        yield
+    except Exception as error:
+        is_told = isinstance(error, PeerLostError) and tell_launcher(error)
+        if not is_told and processes.is_first_to_fail():
+            raise
+        if not is_told:  # the launcher ends this process as soon as the one that tells has ended
+            time.sleep(_SECONDS_TO_TELL)
+        raise SystemExit(PEER_LOST) from None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from nmt.errors import ConfigError
-from nmt.training.report import Event, UpdateReport, ValidationReport
+from nmt.training.report import Event, PatientFile, UpdateReport, ValidationReport
 
 _SCALARS = {
     UpdateReport.kind: (
@@ -53,7 +52,7 @@ class TensorBoard:
         folder = run_dir / "tensorboard"
         folder.mkdir(exist_ok=True)
         # Files are read in the order of their names, and each hides what it purges before it.
-        self._file = _WaitingFile(folder / f"events.out.tfevents.{time.time():017.6f}")
+        self._file = PatientFile(folder / f"events.out.tfevents.{time.time():017.6f}")
         self._records = records.RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
         if resume_step:
@@ -83,23 +82,6 @@ class TensorBoard:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-
-
-class _WaitingFile:
-    """Takes bytes. While the disk is full they wait in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb", buffering=0)
-        self._waiting = b""
-
-    def write(self, data: bytes) -> None:
-        self._waiting += data
-        with suppress(OSError):
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
-
-    def close(self) -> None:
         self._file.close()
 
 

@@ -7,24 +7,23 @@ makes the same updates as one that was not.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from nmt.checkpoint.files import Checkpoint
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch, IntArray
 from nmt.data.loader import Loader, Position
 from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
-from nmt.training.optimizer import ModelOptimizer
-from nmt.training.progress import Progress, TrainingSummary
+from nmt.training.progress import History, Progress, TrainingSummary
 from nmt.training.report import NoteReport, Reporter, SavedReport
 from nmt.training.signals import Interrupted, StopSignal
-from nmt.training.stopping import History
 from nmt.training.update import Updater, UpdateStats, read_together
 from nmt.training.validation import Validator
 
@@ -47,22 +46,8 @@ class Saver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the loop calls on, besides the update itself."""
-
-    validator: Validator
-    """Measures the model."""
-    saver: Saver
-    """Writes checkpoints."""
-    reporter: Reporter
-    """Is told what happens."""
-    stop: StopSignal
-    """Asked in every update."""
-
-
 class _Update(NamedTuple):
-    """An update that was made, or that the device was told to make."""
+    """An update that was made, or that waits in the device's queue."""
 
     step: int
     learning_rate: float
@@ -77,10 +62,12 @@ class Trainer:
     Args:
         config: The training section.
         updater: Makes updates.
-        optimizer: Owns the weights.
         loader: Gives batches.
         schedule: Update, from 1 -> learning rate.
-        surroundings: Validation, saving, reporting, stopping.
+        validator: Measures the model.
+        saver: Writes checkpoints.
+        reporter: Is given what happens.
+        stop: Asked in every update.
     """
 
     def __init__(
@@ -88,16 +75,18 @@ class Trainer:
         config: TrainingConfig,
         *,
         updater: Updater,
-        optimizer: ModelOptimizer,
         loader: Loader,
         schedule: Callable[[int], float],
-        surroundings: Surroundings,
+        validator: Validator,
+        saver: Saver,
+        reporter: Reporter,
+        stop: StopSignal,
     ) -> None:
         self._config = config
-        self._updater, self._optimizer, self._loader = updater, optimizer, loader
+        self._updater, self._optimizer, self._loader = updater, updater.optimizer, loader
         self._schedule = schedule
-        self._validator, self._saver = surroundings.validator, surroundings.saver
-        self._reporter, self._stop = surroundings.reporter, surroundings.stop
+        self._validator, self._saver = validator, saver
+        self._reporter, self._stop = reporter, stop
         self._processes = updater.processes
         weight = updater.model.output_weight
         self._device, self._vocab_size = weight.device, len(weight)
@@ -108,22 +97,24 @@ class Trainer:
         self._unread: list[_Update] = []
         self.progress = Progress()
 
-    def resume(
-        self,
-        *,
-        model: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-    ) -> None:
-        """Continue from a checkpoint."""
-        self._optimizer.load(model, optimizer)
-        restore_random_state(optimizer, self._device, self._processes)
-        self._updater.loss_scale.load_counters(state["counters"])
-        self.progress = Progress.from_dict(state["progress"])
-        self._saved_step = self.progress.step
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over weights, optimizer, random generators and counters of a checkpoint.
 
-    def run(self) -> TrainingSummary:
-        """Train until the budget is used, patience ends, or the process is asked to stop."""
+        Raises:
+            CheckpointError: It is of another model or optimizer.
+        """
+        self._optimizer.load(checkpoint.model, checkpoint.optimizer)
+        restore_random_state(checkpoint.optimizer, self._device, self._processes)
+        self._updater.loss_scale.load_counters(checkpoint.state["counters"])
+        self._saved_step = checkpoint.step
+
+    def run(self, progress: Progress) -> TrainingSummary:
+        """Train until the budget is used, patience ends, or the process is asked to stop.
+
+        Args:
+            progress: Where training stands, with its budget; kept up to date.
+        """
+        self.progress = progress
         self._catch_up()
         self._all_stop |= any(self._processes.gather(self._stop.requested))
         reason = "signal" if self._is_stopping else self._finished()
@@ -140,7 +131,7 @@ class Trainer:
                 reason = reason or self._finished()
         self._save_end()
         if reason == "signal":
-            text = f"stopped at step {self.progress.step:,}: the same command goes on from there"
+            text = f"stopped at step {self.progress.step:,}: the same command resumes from there"
             self._reporter.report(NoteReport(self.progress.step, text))
         return self.progress.summary(reason, self._seconds + self._interval_seconds)
 
@@ -202,7 +193,7 @@ class Trainer:
             text = f"update skipped: loss or gradient not finite ({where})"
         else:
             text = f"batches halved {splits} times: memory did not hold them ({where})"
-        self._reporter.report(NoteReport(update.step, text))
+        self._reporter.report(NoteReport(update.step, text, logging.WARNING))
 
     def _save_end(self) -> None:
         step = self.progress.step

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
 
 import numpy as np
 import torch
 
+from nmt.config.decoding import DecodingConfig
+from nmt.config.training import ValidationConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
+from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
-from nmt.engine.distributed import Processes
-from nmt.metrics.metric import as_quality
+from nmt.engine.distributed import Processes, interleave
+from nmt.metrics.metric import MetricOptions, Scorer, as_quality
+from nmt.metrics.sacrebleu import bleu_tokenizer
+from nmt.model.transformer import Transformer
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.text.tokenizer import load_tokenizers
 from nmt.training.report import ValidationReport
 from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
+from nmt.translation.translator import Translator
 
 REPORTED_METRICS = ("bleu", "chrf")
 """What is computed of decoded text, beside the metric that names the best checkpoint."""
+_NUM_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +81,73 @@ class TextScores:
     samples: tuple[tuple[str, str, str], ...]
 
 
-class TextValidator(Protocol):
+@dataclass(frozen=True, slots=True)
+class DecodingValidator:
     """Translates the validation set with the model as it is, and scores the text."""
 
+    translator: Translator
+    source: Sequence[str]
+    reference: Sequence[str]
+    scorers: Sequence[Scorer]
+    """The metrics, with the references read in."""
+    tokenizer: str
+    """What BLEU's words are found with."""
+    processes: Processes
+    """Each translates a part."""
+    stop: SharedStop
+
     def __call__(self) -> TextScores:
-        """Return the scores."""
-        ...
+        """Translate and score."""
+        hypotheses = interleave(self.stop.gather(self._translate))
+        scores = {scorer.name: scorer.score(hypotheses).value for scorer in self.scorers}
+        samples = zip(self.source, hypotheses, self.reference, strict=True)
+        return TextScores(scores, self.tokenizer, tuple(islice(samples, _NUM_SAMPLES)))
+
+    def _translate(self) -> list[str]:
+        own = self.source[self.processes.rank :: self.processes.size]
+        return [result.text for result in self.translator.translate(own)]
+
+
+def decoding_validator(
+    data: PreparedData,
+    model: Transformer,
+    config: ValidationConfig,
+    decoding: DecodingConfig,
+    *,
+    max_length: int,
+    target_language: str,
+    processes: Processes,
+    stop: SharedStop,
+) -> DecodingValidator | None:
+    """Make the validator of a run; None if the validation set has no text.
+
+    Args:
+        data: The prepared data of the run.
+        model: The model that is trained, on its device.
+        config: The validation section.
+        decoding: How to search, but for the beam.
+        max_length: Most tokens of a segment.
+        target_language: Chooses BLEU's tokenizer, as in `nmt evaluate`.
+        processes: Those that share the work.
+        stop: Heeded between batches.
+    """
+    wanted = config.max_sentences
+    source, reference = data.valid_source[:wanted], data.valid_target[:wanted]
+    if not source:
+        return None
+    tokenizers = load_tokenizers(data.tokenizer_dir)
+    translator = Translator(
+        TorchEngine(model),
+        tokenizers,
+        decoding.plain(config.beam_size),
+        max_length=max_length,
+        check=stop.check,
+    )
+    tokenizer = bleu_tokenizer(MetricOptions(target_language=target_language))
+    options = MetricOptions(tokenize=tokenizer, target_language=target_language)
+    names = dict.fromkeys((*REPORTED_METRICS, config.metric))
+    scorers = [Scorer(name, [reference], options) for name in names if name != "loss"]
+    return DecodingValidator(translator, source, reference, scorers, tokenizer, processes, stop)
 
 
 class Validator:
@@ -87,7 +157,7 @@ class Validator:
         updater: Computes losses as training does.
         store: The held-out pairs.
         max_tokens: Tokens in a batch.
-        text_validator: Decodes and scores; None leaves BLEU and chrF out.
+        decoding: Translates and scores; None leaves BLEU and chrF out.
         stop: Heeded between batches.
     """
 
@@ -97,11 +167,11 @@ class Validator:
         store: ParallelStore,
         *,
         max_tokens: int,
-        text_validator: TextValidator | None,
+        decoding: Callable[[], TextScores] | None,
         stop: SharedStop,
     ) -> None:
         self._updater = updater
-        self._text_validator = text_validator
+        self._decoding = decoding
         self._stop = stop
         self._batches = _fixed_batches(store, max_tokens, updater.processes)
 
@@ -120,7 +190,7 @@ class Validator:
         model.eval()
         with torch.inference_mode():
             loss_sum, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
-            text = self._text_validator() if self._text_validator else None
+            text = self._decoding() if self._decoding else None
         model.train(was_training)
         loss = loss_sum / max(tokens, 1)
         if text is None:

@@ -16,8 +16,7 @@ from nmt.translation import guard_calibration as module
 from nmt.translation.guard import GuardThresholds, read_thresholds
 from nmt.translation.guard_calibration import calibrate_guard
 from nmt.translation.translator import Translator
-from tests.commands.conftest import make_config
-from tests.training.test_resume import write_corpus
+from tests.training.toy import make_config, write_corpus
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 def test_the_end_of_training_writes_limits_that_the_translator_reads(config: RunConfig) -> None:
-    train(config, quiet=True)
+    train(config)
     limits = read_thresholds(config.run_dir)
 
     assert limits != GuardThresholds()
@@ -43,14 +42,14 @@ def test_the_end_of_training_writes_limits_that_the_translator_reads(config: Run
 
 
 def test_the_same_data_gives_the_same_bytes_whatever_was_there(config: RunConfig) -> None:
-    train(config, quiet=True)
+    train(config)
     path = config.run_dir / NAME
     before = path.read_bytes()
     path.write_text("old")
-    train(config, quiet=True)  # nothing is left to train
+    train(config)  # nothing is left to train
     assert path.read_bytes() == before
     path.unlink()
-    train(make_config(max_steps=11), quiet=True)
+    train(make_config(max_steps=11))
     assert path.read_bytes() == before
 
 
@@ -59,14 +58,14 @@ def test_a_training_that_is_stopped_writes_none_and_one_that_goes_on_does(
     config: RunConfig,
 ) -> None:
     with pytest.raises(StoppedBySignal):
-        train(config, quiet=True)
+        train(config)
     assert not (config.run_dir / NAME).exists()
-    train(config, quiet=True)
+    train(config)
     assert (config.run_dir / NAME).is_file()
 
 
 def test_the_mean_at_the_end_of_training_has_the_limits_too(config: RunConfig) -> None:
-    train(make_config(save_every=5, keep_last=2, average_last=2), quiet=True)
+    train(make_config(save_every=5, keep_last=2, average_last=2))
     limits = (config.run_dir / NAME).read_bytes()
     assert (config.run_dir / "average" / NAME).read_bytes() == limits
 
@@ -74,7 +73,7 @@ def test_the_mean_at_the_end_of_training_has_the_limits_too(config: RunConfig) -
 def test_few_lines_leave_the_defaults_and_many_are_cut(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config, quiet=True)
+    train(config)
     data = PreparedData.open(config.prepared_dir)
     monkeypatch.setattr(module, "_MOST_LINES", 99)
     calibrate_guard(config.run_dir, data)

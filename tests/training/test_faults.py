@@ -29,7 +29,8 @@ from nmt.checkpoint.files import (
 )
 from nmt.errors import CheckpointError
 from tests.training.runs import Harm, Server
-from tests.training.test_resume import CONFIG, STEPS, Run, assert_equal, write_corpus
+from tests.training.test_resume import Run, assert_equal
+from tests.training.toy import CONFIG, STEPS, write_corpus
 
 KILLS = 100
 DISK_BYTES = 16 << 20

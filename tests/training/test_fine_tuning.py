@@ -19,7 +19,7 @@ from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.recipes.train import train
 from nmt.text.tokenizer import tokenizer_hash
-from tests.training.test_resume import CONFIG, write_corpus
+from tests.training.toy import CONFIG, write_corpus
 
 Values = dict[str, Any]
 Start = Callable[[Values], Path]
@@ -53,7 +53,7 @@ def tuned(name: str = "tuned", **training: object) -> Values:
 
 def start(values: Values) -> Path:
     config = RunConfig.model_validate(values)
-    train(config, quiet=True)
+    train(config)
     return config.run_dir
 
 

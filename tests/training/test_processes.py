@@ -24,8 +24,9 @@ from nmt.engine.distributed import PEER_LOST, Processes
 from nmt.training.validation import _fixed_batches
 from tests.training.ranks import Ranks, Shot, Trouble
 from tests.training.runs import Result
-from tests.training.test_resume import CONFIG, assert_equal, write_corpus
 from tests.training.test_resume import Run as OneProcessRun
+from tests.training.test_resume import assert_equal
+from tests.training.toy import CONFIG, write_corpus
 
 NEVER = 100_000
 CRASH = 99
@@ -139,7 +140,7 @@ def test_shards_that_differ_by_one_batch_give_equally_many_updates(
     results = ranks.script(
         f"""
 import nmt
-print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True).step)
+print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings})).step)
 """
     )
 
@@ -296,7 +297,7 @@ def interrupted(*arguments):
         signal.raise_signal(signal.SIGTERM)
     return gradients(*arguments)
 Updater._gradients = interrupted
-nmt.train(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"]), quiet=True)
+nmt.train(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"]))
 """
     )
     run = Run(ranks, "in-the-middle")
@@ -345,7 +346,7 @@ def told(stop):
     tell(stop)
 Validator.__call__, SharedStop.check, SharedStop._tell = validated, checked, told
 try:
-    nmt.train(nmt.load_config({config!r}, {settings}), quiet=True)
+    nmt.train(nmt.load_config({config!r}, {settings}))
 finally:
     print(validations, checks)
 """
@@ -508,7 +509,7 @@ def begun(updater, *arguments, **options):
     calls.append(["update", len(updater.optimizer.parameters.gradient)])
     return update(updater, *arguments, **options)
 Updater.__call__ = begun
-nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True)
+nmt.train(nmt.load_config({str(whole.config)!r}, {settings}))
 print(json.dumps(calls))
 """
     )
@@ -610,7 +611,7 @@ import time
 import nmt
 clock, speed = time.perf_counter, 1 + 9 * int(os.environ["RANK"])
 time.perf_counter = lambda: clock() * speed
-print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings}), quiet=True).step)
+print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings})).step)
 """
     )
 

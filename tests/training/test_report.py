@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import resource
 import sys
@@ -19,10 +20,10 @@ from nmt.training.report import (
     Event,
     JsonLines,
     NoteReport,
+    RunLog,
     SavedReport,
     UpdateReport,
     ValidationReport,
-    make_reporter,
 )
 
 
@@ -120,31 +121,34 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     assert not [*folder.glob(".*.tmp-*")]
 
 
-def test_the_log_has_times_and_all_events(tmp_path: Path) -> None:
-    for _ in range(2):  # a resumed run adds to it
-        reporter = make_reporter(tmp_path, start=0, total=20, quiet=True)
-        for event in EVENTS:
-            reporter.report(event)
-        reporter.close()
+def test_the_log_has_times_all_events_and_the_warnings_of_all_rooms(tmp_path: Path) -> None:
+    for _ in range(2):  # a resumed run appends to it
+        with RunLog() as log:
+            logging.getLogger("nmt.checkpoint").warning("early %d", 1)
+            log.open(tmp_path / "log.txt")
+            console = Console(0, None)
+            for event in EVENTS:
+                console.report(event)  # logs, and that is not written twice
+                log.report(event)
+            logging.getLogger("nmt.data").warning("late")
+    logging.getLogger("nmt.data").warning("of no run")
     lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
 
-    assert len(lines) == 2 * len(EVENTS)
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S", line) for line in lines)
-    assert "BLEU 21.50" in lines[4]
+    told = ["early 1", *(event.line() for event in EVENTS), "late"]
+    assert [line[21:] for line in lines] == 2 * told
 
 
-def test_without_a_terminal_the_console_prints_plain_lines_to_standard_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_terminal_the_console_logs_plain_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     console = Console(start=0, total=20)
-    for event in EVENTS:
+    warning = NoteReport(20, "update skipped", logging.WARNING)
+    for event in [*EVENTS, warning]:
         console.report(event)
     console.close()
-    out, err = capsys.readouterr()
 
-    assert out == ""
-    assert "\r" not in err
-    assert err.splitlines() == [event.line() for event in EVENTS]
+    assert caplog.messages == [event.line() for event in [*EVENTS, warning]]
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 5 + ["WARNING"]
 
 
 class Terminal(io.StringIO):
@@ -155,8 +159,9 @@ class Terminal(io.StringIO):
 
 
 def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     console = Console(start=10, total=40)
@@ -167,17 +172,7 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed(
 
     assert "30/40" in last
     assert "loss 3.250, BLEU 21.50, 4,000 tok/s" in last
-    assert "validation at step 20: perplexity 7.39, BLEU 21.50" in terminal.getvalue()
-
-
-def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = make_reporter(tmp_path, start=0, total=20, quiet=True)
-    for event in EVENTS:
-        reporter.report(event)
-    reporter.close()
-
-    assert capsys.readouterr() == ("", "")
-    assert len(read(tmp_path / "metrics.jsonl")) == 3
+    assert caplog.messages == [EVENTS[4].line()]
 
 
 def test_scores_that_were_not_measured_are_left_out() -> None:
@@ -194,11 +189,11 @@ def test_scores_that_were_not_measured_are_left_out() -> None:
 )
 def test_bleu_says_with_what_it_is_counted(tmp_path: Path, tokenizer: str, shown: str) -> None:
     event = replace(validation(20), bleu_tokenizer=tokenizer)
-    reporter = make_reporter(tmp_path, start=0, total=20, quiet=True)
+    reporter = JsonLines(tmp_path / "metrics.jsonl", 0)
     reporter.report(event)
     reporter.close()
 
-    assert shown in (tmp_path / "log.txt").read_text("utf-8")
+    assert shown in event.line()
     assert [line["bleu_tokenizer"] for line in read(tmp_path / "metrics.jsonl")] == [tokenizer]
 
 

@@ -22,54 +22,7 @@ import yaml
 from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
 from nmt.files.lock import run_lock
 from tests.training.runs import Harm, Result, Server
-
-STEPS = 30
-CONFIG: dict[str, Any] = {
-    "name": "toy",
-    "source_language": "de",
-    "target_language": "en",
-    "prepared_dir": "prepared",
-    "data": {
-        "train": [{"source": "train.de", "target": "train.en"}],
-        "valid": {"source": "valid.de", "target": "valid.en"},
-    },
-    "tokenizer": {"vocab_size": 60, "byte_fallback": False},
-    "filters": {"max_length": 30},
-    "batch": {"max_tokens": 120, "accumulate": 3},
-    "model": {
-        "model_dim": 32,
-        "ff_dim": 32,
-        "num_heads": 2,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "dropout": 0.1,
-    },
-    "training": {
-        "max_steps": STEPS,
-        "threads": 1,
-        "precision": "float32",
-        "device": "cpu",
-        "schedule": {"shape": "constant", "peak_lr": 0.003, "warmup_steps": 5},
-        "validation": {"max_sentences": 8},
-        "report_every": 3,
-        "save_every": 5,
-        "validate_every": 10,
-    },
-}
-
-
-def write_corpus(folder: Path) -> None:
-    """Words, and the same words with their letters reversed."""
-    draw = random.Random(1)
-    for part, number in (("train", 300), ("valid", 12)):
-        lines = [
-            ["".join(draw.choices("abcdefghij", k=draw.randint(1, 4))) for _ in range(count)]
-            for count in (draw.randint(1, 5) for _ in range(number))
-        ]
-        (folder / f"{part}.de").write_text("".join(" ".join(line) + "\n" for line in lines))
-        (folder / f"{part}.en").write_text(
-            "".join(" ".join(word[::-1] for word in line) + "\n" for line in lines)
-        )
+from tests.training.toy import CONFIG, STEPS, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +179,7 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
         stopped = run.train(harm=Harm("update", updates, (signal.SIGTERM,)))
         assert stopped.code == 143
         assert run.steps()[-1] == step
-        assert f"stopped at step {step}: the same command goes on from there" in stopped.stderr
+        assert f"stopped at step {step}: the same command resumes from there" in stopped.stderr
     run.finish("--exact", "--strict-resume")
 
     assert_equal(run, whole)

@@ -15,7 +15,8 @@ from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import AVERAGE, MODEL, load_checkpoint, load_tensors, read_best
 from nmt.files.manifest import Manifest
 from tests.training.runs import Harm, Server
-from tests.training.test_resume import STEPS, Run, assert_equal, run, server, whole
+from tests.training.test_resume import Run, assert_equal, run, server, whole
+from tests.training.toy import STEPS
 
 __all__ = ["run", "server", "whole"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training.stopping import Entry, History
+from nmt.training.progress import Entry, History
 
 SCORES = st.lists(st.floats(allow_nan=False), max_size=20)
 

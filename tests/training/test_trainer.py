@@ -15,10 +15,10 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.engine.device import random_state
 from nmt.engine.precision import Precision
+from nmt.training.measure import measure_update_seconds
 from nmt.training.optimizer import ModelOptimizer, build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.signals import Interrupted
-from nmt.training.timing import measure_update_seconds
 from nmt.training.update import Updater, UpdateStats
 from tests.training.small import batch_of, small_model, updater_of
 
@@ -64,7 +64,7 @@ def test_measuring_leaves_no_trace(name: str, updates_before: int) -> None:
     for _ in range(updates_before):
         updater(batches, 0.01)
     before = everything(updater, optimizer)
-    seconds = measure_update_seconds(updater, optimizer, LOADER, num_updates=4)
+    seconds = measure_update_seconds(updater, LOADER, num_updates=4)
     after = everything(updater, optimizer)
 
     assert seconds > 0
@@ -96,7 +96,7 @@ def test_measuring_can_be_interrupted() -> None:
             raise Interrupted(15)
 
     with pytest.raises(Interrupted):
-        measure_update_seconds(updater, optimizer, LOADER, check=check)
+        measure_update_seconds(updater, LOADER, check=check)
     assert optimizer.state()["step"] == 2
 
 

@@ -23,7 +23,7 @@ from nmt.recipes.train import train
 from nmt.training.update import Updater
 from nmt.training.validation import Scores, Validator
 from tests.training.small import batch_of, hold_pairs
-from tests.training.test_resume import CONFIG, write_corpus
+from tests.training.toy import CONFIG, write_corpus
 
 STEPS = 8
 
@@ -40,7 +40,7 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def run(values: dict[str, Any], name: str = "run") -> Path:
     config = RunConfig.model_validate({**values, "run_dir": name})
-    train(config, quiet=True)
+    train(config)
     return config.run_dir
 
 

@@ -27,8 +27,10 @@ from nmt.engine.device import DeviceQueue
 from nmt.engine.precision import Precision
 from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
+from nmt.training.progress import Progress
+from nmt.training.report import ReporterList
 from nmt.training.signals import StopSignal
-from nmt.training.trainer import Surroundings, Trainer
+from nmt.training.trainer import Saver, Trainer
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 from tests.training import test_trouble
@@ -161,28 +163,23 @@ def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
         return Trainer(
             TrainingConfig(max_steps=100, report_every=report_every),
             updater=updater,
-            optimizer=updater.optimizer,
             loader=LOADER,
             schedule=schedule,
-            surroundings=cast(Surroundings, Nothing()),
+            validator=cast(Validator, None),
+            saver=cast(Saver, None),
+            reporter=ReporterList(),
+            stop=StopSignal(),
         )
 
     trainer = trainer_of(5)
     with pytest.raises(NotImplementedError, match="meta tensor"):
-        trainer.run()
+        trainer.run(Progress(total_steps=100))
     assert trainer.progress.step == 5
     trainer = trainer_of(100)
     with pytest.raises(_Enough):
-        trainer.run()
+        trainer.run(Progress(total_steps=100))
     assert trainer.progress.step == 6
     assert pinned.count == (5 + 6) * 2 * TENSORS_OF_A_BATCH
-
-
-class Nothing:
-    """Surroundings that are not called on."""
-
-    validator = saver = reporter = None
-    stop = StopSignal()
 
 
 def _nan_loss(loss: Tensor, _model: Transformer) -> Tensor:

@@ -19,7 +19,7 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
-from nmt.diagnostics.dry_run import dry_run, held_bytes
+from nmt.diagnostics.dry_run import held_bytes
 from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
 from nmt.engine.compilation import Compilation
 from nmt.engine.precision import Precision
@@ -27,6 +27,7 @@ from nmt.files.lock import run_lock
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.recipes.prepare import prepare
+from nmt.recipes.train import dry_run
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze
 from nmt.training.update import Updater
@@ -88,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> DryRunReport:
-    return dry_run(config_in(folder), quiet=True, num_updates=4)
+    return dry_run(config_in(folder), num_updates=4)
 
 
 def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunReport) -> None:
@@ -129,7 +130,7 @@ def test_flops_are_shared_out_over_the_target_tokens(report: DryRunReport) -> No
 
 
 def test_two_passes_are_twice_the_work(folder: Path, report: DryRunReport) -> None:
-    twice = dry_run(config_in(folder, r_drop=5.0), quiet=True, num_updates=4)
+    twice = dry_run(config_in(folder, r_drop=5.0), num_updates=4)
 
     assert twice.flops.total == 2 * report.flops.total
     assert "2 passes (training.r_drop)" in twice.as_text()
@@ -210,7 +211,7 @@ def small_model() -> Transformer:
 def test_the_limit_that_comes_first_ends_training(
     folder: Path, report: DryRunReport, training: dict[str, Any], limit: str
 ) -> None:
-    found = dry_run(config_in(folder, **training), quiet=True, num_updates=4)
+    found = dry_run(config_in(folder, **training), num_updates=4)
 
     updates = {"training.max_steps": 3, "training.max_minutes": 1}
     epochs_updates = 2 * report.epoch.updates
@@ -221,7 +222,7 @@ def test_the_limit_that_comes_first_ends_training(
 def test_with_patience_only_nobody_knows_the_end(folder: Path) -> None:
     config = config_in(folder, max_steps=None, patience=3)
 
-    report = dry_run(config, quiet=True, num_updates=4)
+    report = dry_run(config, num_updates=4)
 
     raw = report.as_dict()
     assert raw["budget"]["updates"] is raw["budget"]["epochs"] is None
@@ -242,7 +243,7 @@ def test_a_batch_too_large_for_the_device_is_told(
 
     monkeypatch.setattr(Updater, "_training_loss", small_only)
 
-    report = dry_run(config_in(folder), quiet=True, num_updates=4)
+    report = dry_run(config_in(folder), num_updates=4)
 
     assert report.memory.splits > 0
     assert f"HALVED {report.memory.splits} times to fit" in report.as_text()
@@ -253,7 +254,7 @@ def test_a_run_in_progress_is_not_disturbed(folder: Path) -> None:
     config.run_dir.mkdir()
     with run_lock(config.run_dir):
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-        dry_run(config, quiet=True, num_updates=4)
+        dry_run(config, num_updates=4)
 
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 

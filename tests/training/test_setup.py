@@ -12,12 +12,10 @@ import pytest
 import torch
 
 from nmt.config.run import RunConfig
-from nmt.diagnostics.dry_run import dry_run
 from nmt.recipes.prepare import prepare
-from nmt.recipes.train import train
-from nmt.training.setup import TrainingSetup
+from nmt.recipes.train import dry_run, train
 from tests.compiling import Backend, use_backend
-from tests.training.test_resume import CONFIG, write_corpus
+from tests.training.toy import CONFIG, setup_of, write_corpus
 
 
 @pytest.fixture
@@ -46,40 +44,40 @@ def test_updates_begin_as_without(backend: Backend) -> None:
     prepare(config_of())
     found = []
     for compile_layers in (False, True):
-        setup = TrainingSetup.build(config_of(compile=compile_layers))
+        setup = setup_of(config_of(compile=compile_layers))
         assert setup.compilation.is_on == compile_layers
         random = torch.get_rng_state()
         plan = setup.loader.plan(0)
-        nats = [setup.updater([setup.loader.batch(rows)], 0.01).loss_sum for rows in plan[:4]]
-        found.append((nats, random))
+        losses = [setup.updater([setup.loader.batch(rows)], 0.01).loss_sum for rows in plan[:4]]
+        found.append((losses, random))
 
-    (expected, random), (nats, other_random) = found
-    assert nats == pytest.approx(expected, rel=1e-4)
+    (expected, random), (losses, other_random) = found
+    assert losses == pytest.approx(expected, rel=1e-4)
     assert torch.equal(random, other_random)
     assert backend.num_graphs == 4  # and the updates made no more
 
 
 def test_a_run_says_and_records_that_its_layers_are_compiled(backend: Backend) -> None:
-    train(config_of(compile=True), quiet=True)
+    train(config_of(compile=True))
 
     assert ", layers compiled in " in log()
     state = json.loads(Path("runs/toy/checkpoints/step-00000003/state.json").read_text())
     assert state["machine"]["compiled"] is True
     assert backend.num_graphs == 4
-    train(config_of(max_steps=4), quiet=True)
+    train(config_of(max_steps=4))
     assert "not bit-exact: compiled: was true, is false" in log()
 
 
 @pytest.mark.usefixtures("backend")
 def test_a_dry_run_says_it_too() -> None:
-    report = dry_run(config_of(compile=True), quiet=True, num_updates=4)
+    report = dry_run(config_of(compile=True), num_updates=4)
 
     assert report.as_dict()["compiled"] is True
     assert ", layers compiled in " in report.as_text().splitlines()[0]
 
 
 def test_on_a_cpu_nothing_is_said_nor_done(backend: Backend) -> None:
-    train(config_of(), quiet=True)
+    train(config_of())
 
     assert "compiled" not in log()
     assert backend.num_graphs == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +22,12 @@ from nmt.cli.app import app
 from nmt.config.loader import load_config
 from nmt.diagnostics import prove_resume as module
 from nmt.diagnostics.compare_runs import Comparison, compare_runs
-from nmt.diagnostics.prove_resume import Plan, Proof, prove_resume
+from nmt.diagnostics.prove_resume import Plan, Proof
 from nmt.diagnostics.watched_training import WatchedTraining
 from nmt.errors import CheckpointError, ConfigError
+from nmt.recipes.train import prove_resume
 from nmt.training.signals import StoppedBySignal
-from tests.training.test_resume import CONFIG, write_corpus
+from tests.training.toy import CONFIG, write_corpus
 
 PROOF = Proof(
     updates=60,
@@ -84,6 +88,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _notes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="nmt")
+
+
 @pytest.fixture
 def imitation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for ``python -m nmt train``; returns the file of the process ids."""
@@ -109,26 +118,26 @@ def assert_ended(pids: Path) -> None:
             os.kill(pid, 0)
 
 
-def test_a_toy_training_is_killed_twice_and_ends_with_the_same_bytes(folder: Path) -> None:
+def test_a_toy_training_is_killed_twice_and_ends_with_the_same_bytes(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """FAULT 7, as anybody can see it."""
-    said: list[str] = []
     overrides = ["batch.max_tokens=600", "training.threads=1", "training.max_epochs=1"]
-    proof = prove_resume(folder / "toy.yaml", overrides, kills=2, seed=3, say=said.append)
+    proof = prove_resume(folder / "toy.yaml", overrides, kills=2, seed=3)
 
     assert proof.equal
     assert proof.kills == len(proof.killed_at_steps) == 2
     assert all(0 < step <= 60 for step in proof.killed_at_steps)
     assert proof.weights_sha256[0] == proof.weights_sha256[1] != proof.optimizer_sha256[0]
     assert proof.metrics_lines == 33  # a report for every two updates, and validations 25, 50, 60
-    assert sum("killed at step" in line for line in said) == 2
+    assert caplog.text.count("killed at step") == 2
     assert_nothing_is_left(folder)
 
 
 def test_kills_come_at_all_parts_of_the_run_and_also_in_saves(
     folder: Path, imitation: Path
 ) -> None:
-    said: list[str] = []
-    proof = prove_resume(folder / "toy.yaml", [], kills=6, seed=1, say=said.append)
+    proof = prove_resume(folder / "toy.yaml", [], kills=6, seed=1)
 
     assert proof.kills == 6
     assert proof.killed_at_steps[0] < 25
@@ -140,26 +149,29 @@ def test_kills_come_at_all_parts_of_the_run_and_also_in_saves(
 
 
 def test_slow_updates_make_a_short_training(
-    folder: Path, imitation: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    imitation: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("PACE", "0.05")
-    said: list[str] = []
     plan = Plan(training_seconds=1.0)
-    proof = prove_resume(folder / "toy.yaml", [], kills=2, seed=1, say=said.append, plan=plan)
+    proof = prove_resume(folder / "toy.yaml", [], kills=2, seed=1, plan=plan)
 
     assert 8 <= proof.updates < 30
-    assert any("that would be long" in line for line in said)
+    assert "that would be long" in caplog.text
     assert_ended(imitation)
 
 
 @pytest.mark.usefixtures("imitation")
-def test_where_time_is_short_there_are_two_kills(folder: Path) -> None:
-    said: list[str] = []
+def test_where_time_is_short_there_are_two_kills(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plan = Plan(total_seconds=0.1)
-    proof = prove_resume(folder / "toy.yaml", [], kills=5, seed=1, say=said.append, plan=plan)
+    proof = prove_resume(folder / "toy.yaml", [], kills=5, seed=1, plan=plan)
 
     assert proof.kills == 2
-    assert any("2 kills, not 5" in line for line in said)
+    assert "2 kills, not 5" in caplog.text
 
 
 def test_a_difference_is_an_error_that_says_which(
@@ -168,7 +180,7 @@ def test_a_difference_is_an_error_that_says_which(
     found = Comparison(("a", "b"), ("c", "c"), 60, ("model.safetensors: sha256 a and b",))
     monkeypatch.setattr(module, "compare_runs", lambda *_: found)
     with pytest.raises(CheckpointError) as caught:
-        prove_resume(folder / "toy.yaml", [], kills=2, seed=1, say=lambda _: None)
+        prove_resume(folder / "toy.yaml", [], kills=2, seed=1)
 
     assert "Not equal: the training that was killed at steps " in caught.value.problem
     assert "model.safetensors: sha256 a and b" in caught.value.problem
@@ -182,7 +194,7 @@ def test_what_a_failing_training_wrote_is_shown(
 ) -> None:
     monkeypatch.setenv("FAIL", "yes")
     with pytest.raises(CheckpointError) as caught:
-        prove_resume(folder / "toy.yaml", [], say=lambda _: None)
+        prove_resume(folder / "toy.yaml", [])
 
     assert "ended with exit code 1:\nerror: der Grund dafür" in caught.value.problem
     assert_nothing_is_left(folder)
@@ -193,12 +205,17 @@ def test_what_a_failing_training_wrote_is_shown(
 def test_a_signal_stops_the_training_and_clears_up(
     folder: Path, imitation: Path, number: signal.Signals, code: int, when: str
 ) -> None:
-    def say(line: str) -> None:
-        if when in line:
+    def filter_(record: logging.LogRecord) -> bool:
+        if when in record.getMessage():
             signal.raise_signal(number)
+        return True
 
-    with pytest.raises(StoppedBySignal) as caught:
-        prove_resume(folder / "toy.yaml", [], kills=2, seed=1, say=say)
+    module.logger.addFilter(filter_)
+    try:
+        with pytest.raises(StoppedBySignal) as caught:
+            prove_resume(folder / "toy.yaml", [], kills=2, seed=1)
+    finally:
+        module.logger.removeFilter(filter_)
 
     assert caught.value.code == code
     assert_ended(imitation)
@@ -207,13 +224,13 @@ def test_a_signal_stops_the_training_and_clears_up(
 
 def test_a_mistake_of_the_user_starts_nothing(folder: Path, imitation: Path) -> None:
     with pytest.raises(ConfigError):
-        prove_resume(folder / "toy.yaml", ["training.sed=1"], say=lambda _: None)
+        prove_resume(folder / "toy.yaml", ["training.sed=1"])
     with pytest.raises(ValueError, match="kills must be at least 2"):
-        prove_resume(folder / "toy.yaml", [], kills=1, say=lambda _: None)
+        prove_resume(folder / "toy.yaml", [], kills=1)
     (folder / "file").write_text("")
     override = f"run_dir={folder}/file/runs/toy"
     with pytest.raises(CheckpointError, match="cannot be written"):
-        prove_resume(folder / "toy.yaml", [override], say=lambda _: None)
+        prove_resume(folder / "toy.yaml", [override])
 
     assert not imitation.exists()
 
@@ -303,26 +320,48 @@ def test_a_training_that_starts_again_is_at_step_0_until_its_lines_are_its_own(
         assert training.is_saving
 
 
+def test_both_trainings_have_the_numbers_that_were_found_once_for_auto(
+    folder: Path, imitation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainings that each measured the free memory could differ without a broken resume."""
+    started: list[list[str]] = []
+    popen = subprocess.Popen
+
+    def recorded(command: list[str], **options: Any) -> Any:
+        started.append([flag for flag in command if flag.startswith("--set=batch.")])
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
+    overrides = ["batch={max_tokens: auto, tokens_per_update: 900}"]
+    assert prove_resume(folder / "toy.yaml", overrides, kills=2, seed=1).equal
+
+    assert imitation.exists()
+    assert len(started) >= 4
+    for settings in started:
+        config = load_config(
+            folder / "toy.yaml", [text.removeprefix("--set=") for text in settings]
+        )
+        assert config.batch.max_tokens == 900
+        assert config.batch.tokens_per_update is None
+
+
 @pytest.mark.parametrize("flag", [None, "--json", "--quiet"])
 def test_the_flag_reaches_the_command_and_the_result_is_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, flag: str | None
 ) -> None:
-    def prove(config: Path, overrides: list[str], **options: object) -> Proof:
+    def prove(config: Path, overrides: list[str]) -> Proof:
         assert config == folder / "toy.yaml"
         assert overrides == ["training.seed=9", 'run_dir="runs/a b"']
-        say = options["say"]
-        assert callable(say)
-        say("training")
-        assert options["quiet"] is (flag == "--quiet")
+        module.logger.info("training")
         return PROOF
 
-    monkeypatch.setattr(module, "prove_resume", prove)
+    monkeypatch.setattr("nmt.recipes.train.prove_resume", prove)
     arguments = ["--prove-resume", "--set", "training.seed=9", "--run-dir", "runs/a b"]
     arguments += [flag] if flag else []
     result = CliRunner().invoke(app, ["train", str(folder / "toy.yaml"), *arguments])
 
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == ("" if flag == "--quiet" else "training\n")
+    assert result.stderr == ("" if flag == "--quiet" else "nmt: training\n")
     if flag == "--json":
         assert json.loads(result.stdout)["killed_at_steps"] == [13, 42]
     else:
@@ -333,3 +372,38 @@ def test_the_flag_reaches_the_command_and_the_result_is_printed(
             "losses     33 lines of metrics.jsonl = 33 lines\n"
             "equal: 60 updates end with the same bytes, killed or not\n"
         )
+
+
+@pytest.mark.parametrize("mode", ["--dry-run", "--prove-resume"])
+@pytest.mark.parametrize("flag", ["--strict-resume", "--exact", "--devices=2"])
+def test_flags_that_would_be_ignored_are_refused(folder: Path, mode: str, flag: str) -> None:
+    result = CliRunner().invoke(app, ["train", str(folder / "toy.yaml"), mode, flag])
+
+    assert result.exit_code == 2
+    assert f"{flag.partition('=')[0]} does not go with {mode}." in result.stderr
+
+
+def test_both_modes_at_once_are_refused(folder: Path) -> None:
+    arguments = ["train", str(folder / "toy.yaml"), "--prove-resume", "--dry-run"]
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 2
+    assert "--prove-resume does not go with --dry-run." in result.stderr
+
+
+def test_under_torchrun_a_dry_run_is_of_the_first_rank_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("nmt.recipes.train.dry_run", lambda *_: pytest.fail("measured"))
+    result = CliRunner().invoke(app, ["train", str(folder / "toy.yaml"), "--dry-run"])
+
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_under_torchrun_the_proof_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.engine.is_one_of_torchrun", lambda: True)
+    result = CliRunner().invoke(app, ["train", str(folder / "toy.yaml"), "--prove-resume"])
+
+    assert result.exit_code == 2
+    assert "Start it without torchrun." in result.stderr

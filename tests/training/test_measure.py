@@ -1,4 +1,4 @@
-"""``batch.max_tokens: auto``: as much at once as memory holds, and updates of the same size."""
+"""What is measured before the first update: batches that fit, epochs, once for all starts."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import copy
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.checkpoint.files import load_checkpoint, newest_checkpoint
+from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_checkpoint
+from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import TrainingConfig
+from nmt.data.loader import Loader
+from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import OneProcess
 from nmt.engine.memory import free_bytes, measure_peak
 from nmt.errors import ConfigError, DeviceError
 from nmt.recipes.prepare import prepare
-from nmt.recipes.train import train
-from nmt.training import batch_fit
-from nmt.training.batch_fit import fit_batches, tokens_that_fit
+from nmt.recipes.train import _fitted, train
+from nmt.training import measure
+from nmt.training.measure import count_updates, tokens_that_fit
 from nmt.training.setup import TrainingSetup
-from tests.training.test_resume import CONFIG, write_corpus
+from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
+from nmt.training.trainer import Trainer
+from tests.training.toy import CONFIG, make_config, setup_of, write_corpus
 
 AIM = 3000
 
@@ -31,7 +37,7 @@ AIM = 3000
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(batch_fit, "_FIRST_PROBE", 200)
+    monkeypatch.setattr(measure, "_FIRST_PROBE", 200)
     write_corpus(tmp_path)
     values: dict[str, Any] = copy.deepcopy(CONFIG)
     values["batch"] = {"max_tokens": "auto", "tokens_per_update": AIM}
@@ -39,8 +45,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
+def fit(config: RunConfig) -> BatchConfig:
+    return _fitted(config, PreparedData.open(config.prepared_dir), OneProcess())
+
+
 def give(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
-    monkeypatch.setattr(batch_fit, "free_bytes", lambda _: memory)
+    monkeypatch.setattr(measure, "free_bytes", lambda _: memory)
 
 
 @given(
@@ -62,7 +72,7 @@ def test_what_fits_fills_the_memory_and_not_more(
 
 def test_all_at_once_where_memory_is_plenty(config: RunConfig) -> None:
     prepare(config)
-    batch = fit_batches(config, OneProcess())
+    batch = fit(config)
 
     assert (batch.max_tokens, batch.accumulate) == (AIM, 1)
 
@@ -73,13 +83,13 @@ def test_layers_are_not_compiled_for_a_probe(
     prepare(config)
     build, found = TrainingSetup.build, []
 
-    def recording(probed: RunConfig) -> TrainingSetup:
-        found.append(probed.training.compile)
-        return build(probed)
+    def recording(training: TrainingConfig, *sections: Any, **options: Any) -> TrainingSetup:
+        found.append(training.compile)
+        return build(training, *sections, **options)
 
     monkeypatch.setattr(TrainingSetup, "build", recording)
     training = config.training.model_copy(update={"compile": True})
-    fit_batches(config.model_copy(update={"training": training}), OneProcess())
+    fit(config.model_copy(update={"training": training}))
     assert found == [False, False]
 
 
@@ -88,14 +98,12 @@ def test_what_does_not_fit_is_accumulated(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     prepare(config)
-    whole = TrainingSetup.build(
-        config.model_copy(update={"batch": fit_batches(config, OneProcess())})
-    )
+    whole = setup_of(config.model_copy(update={"batch": fit(config)}))
     needed = peak_of(whole)
     free = int(share * needed)
     give(monkeypatch, free)
-    batch = fit_batches(config, OneProcess())
-    setup = TrainingSetup.build(config.model_copy(update={"batch": batch}))
+    batch = fit(config)
+    setup = setup_of(config.model_copy(update={"batch": batch}))
 
     assert isinstance(batch.max_tokens, int)
     assert batch.accumulate > 1
@@ -117,16 +125,16 @@ def test_memory_for_less_than_one_pair_is_told(
     give(monkeypatch, 1000)
 
     with pytest.raises(DeviceError, match=r"filters\.max_length \(30\)"):
-        fit_batches(config, OneProcess())
+        fit(config)
 
 
 def test_a_run_that_goes_on_elsewhere_keeps_what_it_found(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config, quiet=True)
+    train(config)
     give(monkeypatch, 1000)  # too little, if it were asked
     more = config.training.model_copy(update={"max_steps": 5})
-    train(config.model_copy(update={"training": more}), quiet=True)
+    train(config.model_copy(update={"training": more}))
     newest = newest_checkpoint(config.run_dir, strict=True)
 
     assert newest is not None
@@ -155,3 +163,79 @@ def test_free_memory_is_some_of_what_there_is() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
 
     assert 0 < free_bytes(torch.device("cpu")) <= total
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The epochs that are planned."""
+    plan, found = Loader.plan, []
+
+    def recorded(loader: Loader, epoch: int) -> Any:
+        found.append(epoch)
+        return plan(loader, epoch)
+
+    monkeypatch.setattr(Loader, "plan", recorded)
+    return found
+
+
+@pytest.mark.usefixtures("stopped_once")
+def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: list[int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    config = make_config(max_steps=None, max_epochs=3)
+    with pytest.raises(StoppedBySignal):
+        train(config)
+    assert planned == [0, 1, 2, 0]  # to count, and to train
+    planned.clear()
+    summary = train(config)
+
+    assert planned == [0, 1, 2]
+    state = load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).state["progress"]
+    assert state["epoch_updates"] == [3, summary.step]
+    assert state["position"] == {"epoch": 3, "batch": 0}
+    planned.clear()
+    longer = train(make_config(max_steps=None, max_epochs=4))
+    assert planned == [0, 1, 2, 3, 3]
+    assert longer.step > summary.step
+
+
+def test_a_start_that_was_killed_leaves_the_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: list[int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    config = make_config(max_steps=None, max_epochs=2)
+    for expected in ([0, 1], []):
+        planned.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "run", _killed)
+            with pytest.raises(MemoryError):
+                train(config)
+        assert planned == expected
+
+
+def _killed(*_: object) -> None:
+    raise MemoryError
+
+
+def test_only_the_first_process_plans() -> None:
+    class SecondOfTwo(OneProcess):
+        rank, size = 1, 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [(None, [70]), value]
+
+    processes = SecondOfTwo()
+    loader = cast(Loader, None)  # not to be asked
+    assert count_updates(loader, 3, SharedStop(StopSignal(), processes), processes) == 70
+
+
+def test_counting_can_be_interrupted(config: RunConfig) -> None:
+    """FAULT 19."""
+    prepare(config)
+    loader, stop = setup_of(make_config()).loader, StopSignal()
+    stop.number = 15
+    with pytest.raises(Interrupted):
+        count_updates(loader, 3, SharedStop(stop, OneProcess()), OneProcess())

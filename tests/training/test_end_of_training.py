@@ -23,8 +23,7 @@ from nmt.recipes.train import train
 from nmt.runtime.make_shortlist import make_shortlist
 from nmt.training.signals import StoppedBySignal
 from nmt.translation.translator import Translator
-from tests.commands.conftest import make_config
-from tests.training.test_resume import write_corpus
+from tests.training.toy import make_config, write_corpus
 
 BOTH = (SHORTLIST, GUARD)
 
@@ -36,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train(make_config(), quiet=True)
+        train(make_config())
     return folder
 
 
@@ -84,12 +83,12 @@ def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(config: Ru
     manifest = (checkpoint / "manifest.json").read_bytes()
     for name in BOTH:
         (config.run_dir / name).unlink()
-    train(config, quiet=True)  # nothing is left to train
+    train(config)  # nothing is left to train
 
     assert contents(config.run_dir) == before
     assert (checkpoint / "manifest.json").read_bytes() == manifest
     (config.run_dir / SHORTLIST).write_bytes(b"damaged")
-    train(config, quiet=True)
+    train(config)
     assert contents(config.run_dir) == before
 
 
@@ -100,9 +99,9 @@ def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
     expected = contents(config.run_dir)
     other = make_config("other")
     with pytest.raises(StoppedBySignal):
-        train(other, quiet=True)
+        train(other)
     assert not any((other.run_dir / name).exists() for name in BOTH)
-    train(other, quiet=True)
+    train(other)
     assert contents(other.run_dir) == expected
 
 
@@ -161,6 +160,6 @@ def test_a_run_that_starts_anew_keeps_nothing_of_an_earlier_one(config: RunConfi
     assert (config.run_dir / SHORTLIST).read_bytes() != fresh[SHORTLIST]
     shutil.rmtree(config.run_dir / "checkpoints")
     (config.run_dir / "best").unlink(missing_ok=True)
-    train(config, quiet=True)
+    train(config)
 
     assert {name: (config.run_dir / name).read_bytes() for name in fresh} == fresh

@@ -1,0 +1,204 @@
+"""Checkpoints that a run folder keeps of training: which is best, and the mean of the last."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nmt.checkpoint.average import AverageRecord, average_weights, write_average
+from nmt.checkpoint.files import (
+    AVERAGE,
+    Checkpoint,
+    checkpoint_name,
+    clean_partial,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_best,
+    save_checkpoint,
+    set_damaged_aside,
+    write_best,
+)
+from nmt.checkpoint.model_folder import EXTRAS, forget_extras
+from nmt.checkpoint.retention import expired, newest, rank
+from nmt.config.training import TrainingConfig
+from nmt.engine.distributed import Processes
+from nmt.errors import CheckpointError
+from nmt.files.atomic import remove_folder
+from nmt.files.manifest import Manifest
+from nmt.metrics.metric import METRICS
+from nmt.training.progress import History, TrainingSummary
+from nmt.training.report import NoteReport, Reporter, shown_perplexity
+from nmt.training.update import Updater
+from nmt.training.validation import Validator
+
+logger = logging.getLogger(__name__)
+
+
+def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpoint | None:
+    """Load the newest whole checkpoint in all processes; the first one says which that is.
+
+    Raises:
+        CheckpointError: All are damaged, or the newest is and ``strict`` is set.
+    """
+    found = None
+    if processes.rank == 0:
+        found = newest_checkpoint(run_dir, strict=strict, warn=logger.warning)
+    found = processes.share(found)
+    checkpoint = load_checkpoint(found) if found else None
+    processes.wait()  # the first process tidies up next
+    return checkpoint
+
+
+def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
+    """Remove or set aside what earlier starts left that does not belong to ``checkpoint``.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    clean_partial(run_dir)
+    if checkpoint is None:  # files of an earlier run with other data
+        forget_extras(run_dir, *EXTRAS)
+        return
+    for place in set_damaged_aside(run_dir, checkpoint.step):
+        logger.warning("kept, to be looked at and removed: %s", place)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaver:
+    """Saves into a run folder, names the best, removes the expired. See `Saver`."""
+
+    run_dir: Path
+    training: TrainingConfig
+    record: Mapping[str, Any]
+    """Identity and machine, compared when the run is resumed."""
+
+    def __call__(
+        self,
+        step: int,
+        *,
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        history: History,
+    ) -> str | None:
+        """Save; on a full disk stop or go on, as ``training.on_full_disk`` says."""
+        try:
+            folder = save_checkpoint(
+                self.run_dir,
+                step,
+                model=model,
+                optimizer=optimizer,
+                state={**state, **self.record},
+            )
+        except CheckpointError as error:
+            if self.training.on_full_disk == "stop":
+                raise
+            logger.warning("not saved: %s", error.problem)
+            return None
+        try:
+            self._tidy(history)
+        except OSError as error:  # the checkpoint is whole; the next one makes up for this
+            logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
+        return folder.name
+
+    def _tidy(self, history: History) -> None:
+        """Name the best of the checkpoints there are, and remove the expired."""
+        training = self.training
+        present = dict(list_checkpoints(self.run_dir))
+        scored = History(tuple(entry for entry in history.entries if entry.step in present))
+        if scored.best is not None:
+            write_best(self.run_dir, checkpoint_name(scored.best.step))
+        scores = {entry.step: entry.score for entry in scored.entries}
+        gone = expired(
+            present,
+            scores,
+            keep_last=training.keep_last,
+            keep_best=training.keep_best,
+            due_every=(training.save_every, training.validate_every),
+        )
+        for old in gone:
+            remove_folder(present[old])
+
+
+def average_at_end(
+    run_dir: Path,
+    training: TrainingConfig,
+    summary: TrainingSummary,
+    *,
+    updater: Updater,
+    validator: Validator,
+    reporter: Reporter,
+) -> TrainingSummary:
+    """Write the mean of the last checkpoints, and name it best if it validates better.
+
+    Does nothing if that is not configured, if training was cut short, or if it is done already.
+    The model's weights are the mean afterwards.
+
+    Raises:
+        CheckpointError: A checkpoint is damaged, or the folder cannot be written.
+    """
+    count = training.average_last
+    if count is None or summary.reason == "signal":
+        return summary
+    present = dict(list_checkpoints(run_dir))
+    due_every = (training.save_every, training.validate_every)
+    steps = newest(present, count, due_every=due_every)
+    made = _made(run_dir, summary.step)
+    if made is not None and made.score is not None:
+        is_choosable = present.keys() >= {*made.steps}
+        if made.steps == tuple(steps) or not is_choosable:
+            return _best_of(summary, made.score)
+    if len(steps) < 2:
+        return summary
+    paths = [present[step] for step in steps]
+    try:
+        mean = average_weights(paths)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"There is no mean of the last {len(steps)} checkpoints: {error.problem}",
+            fix="All updates are made. Remove this checkpoint and start the same command again for "
+            "a mean of the others, or unset training.average_last.",
+        ) from error
+    updater.optimizer.load_weights(mean)
+    scores = validator()
+    score = scores.value(training.validation.metric)
+    result = _best_of(summary, score)
+    if updater.processes.rank == 0:
+        # Should it end before the mean is written, the newest checkpoint counts as best meanwhile.
+        if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
+            write_best(run_dir, result.best)
+        shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
+        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
+    text = f"mean of the last {len(steps)} checkpoints: perplexity "
+    text += shown_perplexity(scores.perplexity)
+    for metric, value in scores.text.items():
+        text += f", {METRICS[metric].label} {value:.2f}"
+    is_best = result.best == AVERAGE
+    text += f"; {'now the best' if is_best else 'the best checkpoint is better'}"
+    reporter.report(NoteReport(summary.step, text))
+    return result
+
+
+def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
+    """Take the score of the mean into account."""
+    if summary.best_score is not None and rank(score) <= rank(summary.best_score):
+        return summary
+    return replace(summary, best=AVERAGE, best_score=score)
+
+
+def _made(run_dir: Path, step: int) -> AverageRecord | None:
+    """Return what is known of the mean that an earlier start made after ``step``, or None."""
+    folder = run_dir / AVERAGE
+    try:
+        manifest = Manifest.read(folder)
+        manifest.verify(folder)
+        return AverageRecord.read(folder) if manifest.step == step else None
+    except CheckpointError:
+        return None

@@ -1,0 +1,273 @@
+"""What a run measures before its first update: time, epochs, and how many tokens fit into memory.
+
+All of it is measured once: a start that was killed leaves it in the run folder, a checkpoint
+records it, and so a resumed run makes the updates of one that was not stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nmt.checkpoint.run import read_measured, write_measured
+from nmt.config.data import BatchConfig
+from nmt.config.training import TrainingConfig
+from nmt.data.loader import Loader, Position
+from nmt.engine import local_size
+from nmt.engine.device import random_state, restore_random_state
+from nmt.engine.distributed import Processes
+from nmt.engine.memory import free_bytes, measure_peak
+from nmt.errors import DeviceError
+from nmt.training.progress import Progress
+from nmt.training.setup import TrainingSetup
+from nmt.training.signals import SharedStop
+from nmt.training.update import Updater
+
+TimeBudget = tuple[float, int]
+"""Minutes, and the updates that they were measured to hold."""
+EpochBudget = tuple[int, int]
+"""Epochs, and the updates that these hold."""
+_SHARE = 0.75
+"""Share of the free memory to use: other programs and the allocator need some, too."""
+_FIRST_PROBE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOnce:
+    """What the starts of a run before its first checkpoint measure, in all processes alike."""
+
+    run_dir: Path
+    conditions: Mapping[str, Any]
+    """What else the result depends on, as plain data; under others it is measured anew."""
+    processes: Processes
+
+    def __call__(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Return what a start that was killed has found, or measure.
+
+        Raises:
+            CheckpointError: The run folder cannot be written.
+        """
+        is_first = self.processes.rank == 0
+        found = read_measured(self.run_dir, self.conditions) if is_first else {}
+        known = self.processes.share(found)
+        if name not in known:
+            known = {**known, name: measure()}
+            if is_first:
+                write_measured(self.run_dir, self.conditions, known)
+        return known[name]
+
+
+def time_budget(
+    minutes: float | None, recorded: TimeBudget | None, update_seconds: Callable[[], float]
+) -> TimeBudget | None:
+    """Return the minutes and the updates they hold; None without a limit of time.
+
+    What a checkpoint has recorded counts, so that a resumed run ends where one that was not stopped
+    does; if the minutes were changed since, the updates are in proportion.
+
+    >>> time_budget(2.0, None, lambda: 0.5)
+    (2.0, 240)
+    >>> time_budget(3.0, (2.0, 240), lambda: 0.7)
+    (3.0, 360)
+    """
+    if minutes is None:
+        return None
+    if recorded is None:
+        return minutes, max(1, math.floor(minutes * 60 / update_seconds()))
+    recorded_minutes, steps = recorded
+    return minutes, max(1, round(steps * minutes / recorded_minutes))
+
+
+def epoch_budget(
+    epochs: int | None, recorded: EpochBudget | None, count: Callable[[], int]
+) -> EpochBudget | None:
+    """Return the epochs and the updates they hold; None without a limit of epochs.
+
+    What a checkpoint has recorded of as many epochs is not counted again.
+
+    >>> epoch_budget(3, (3, 70), lambda: 0)
+    (3, 70)
+    """
+    if epochs is None:
+        return None
+    return recorded if recorded and recorded[0] == epochs else (epochs, count())
+
+
+def count_updates(loader: Loader, epochs: int, stop: SharedStop, processes: Processes) -> int:
+    """Return the updates of the first epochs; the first process plans them, and shares the sum.
+
+    Raises:
+        Interrupted: A signal came meanwhile.
+    """
+
+    def count() -> int:
+        total = 0
+        for epoch in range(epochs if processes.rank == 0 else 0):
+            stop.check()
+            total += loader.updates_per_epoch(epoch)
+        return total
+
+    return stop.gather(count)[0]
+
+
+def plan_budget(
+    training: TrainingConfig,
+    setup: TrainingSetup,
+    progress: Progress,
+    measured_once: MeasuredOnce,
+    stop: SharedStop,
+) -> Progress:
+    """Set the budgets of ``progress``, and the updates in all: the least of all limits.
+
+    Raises:
+        Interrupted: A signal came meanwhile.
+    """
+    loader, epochs, processes = setup.loader, training.max_epochs, setup.updater.processes
+
+    def update_seconds() -> float:
+        return measure_update_seconds(setup.updater, loader, check=lambda: stop.gather(stop.check))
+
+    progress.timed = time_budget(
+        training.max_minutes,
+        progress.timed,
+        lambda: measured_once("update_seconds", update_seconds),
+    )
+    progress.epoch_updates = epoch_budget(
+        epochs,
+        progress.epoch_updates,
+        lambda: measured_once(
+            f"updates of {epochs} epochs",
+            lambda: count_updates(loader, epochs or 0, stop, processes),
+        ),
+    )
+    limits = (
+        training.max_steps,
+        progress.timed and progress.timed[1],
+        progress.epoch_updates and progress.epoch_updates[1],
+    )
+    progress.total_steps = min((each for each in limits if each is not None), default=None)
+    return progress
+
+
+def measure_update_seconds(
+    updater: Updater,
+    loader: Loader,
+    *,
+    num_updates: int = 16,
+    check: Callable[[], object] = lambda: None,
+) -> float:
+    """Return the median seconds of an update, and leave no trace.
+
+    Makes some updates with a learning rate of zero, then puts weights, optimizer and random
+    generators back as they were. ``check`` is called between them; it may raise to interrupt.
+    """
+    optimizer = updater.optimizer
+    device, processes = updater.model.output_weight.device, updater.processes
+    weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
+    moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    generators, counters = random_state(device, processes), updater.loss_scale.counters()
+    pace, seconds = updater.pace, []
+    with pace.stream(loader.updates(Position())) as updates:
+        for _ in range(num_updates):
+            check()
+            begin = time.perf_counter()
+            batches, _after = next(updates)
+            updater(batches, 0.0)
+            pace.wait()
+            seconds.append(time.perf_counter() - begin)
+    optimizer.load(weights, moments)
+    restore_random_state(generators, device, processes)
+    updater.loss_scale.load_counters(counters)
+    median = sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]
+    return processes.share(median)
+
+
+def fit_batches(
+    batch: BatchConfig,
+    max_length: int,
+    build: Callable[[BatchConfig], TrainingSetup],
+    processes: Processes,
+) -> BatchConfig:
+    """Return the batch section with numbers in place of ``auto``; else the section as it is.
+
+    Measures what the largest batches of two sizes take, and lays a line through them. Updates keep
+    their size: what does not fit at once is accumulated.
+
+    Args:
+        batch: The section.
+        max_length: Most tokens of a side of a pair.
+        build: Makes what trains with batches of a given size, in this process alone.
+        processes: All of them find the same numbers.
+
+    Raises:
+        DeviceError: Memory does not hold the longest pair.
+    """
+    if batch.max_tokens != "auto" or batch.tokens_per_update is None:
+        return batch
+    own = -(-batch.tokens_per_update // processes.size)
+    smallest = 2 * max_length + 2
+    first = min(own, max(smallest, _FIRST_PROBE))
+    second = min(own, 2 * first)
+    fits = own
+    if second > first:
+        sizes = {"tokens_per_update": None}
+        probes = [
+            _probe(build(batch.model_copy(update={"max_tokens": tokens, **sizes})))
+            for tokens in (first, second)
+        ]
+        free = int(_SHARE * min(probe.free for probe in probes))
+        low, high = ((probe.tokens, probe.peak) for probe in probes)
+        fits = tokens_that_fit(low, high, free=free)
+    fits = min(processes.gather(min(fits, own)))
+    if fits < smallest:
+        raise DeviceError(
+            f"Memory holds batches of about {fits:,} tokens, fewer than a pair with "
+            f"filters.max_length ({max_length}) tokens on each side.",
+            fix="Lower filters.max_length, set training.activation_checkpointing, or choose a "
+            "smaller model.",
+        )
+    accumulate = -(-own // fits)
+    numbers = {
+        "max_tokens": max(smallest, -(-own // accumulate)),
+        "accumulate": accumulate,
+        "tokens_per_update": None,
+    }
+    return batch.model_copy(update=numbers)
+
+
+class _Probe(NamedTuple):
+    """What one size of batches takes."""
+
+    tokens: int
+    peak: int
+    """Bytes of an update at its peak, besides what training holds all the time."""
+    free: int
+    """Bytes that there are for it."""
+
+
+def _probe(setup: TrainingSetup) -> _Probe:
+    plan = setup.loader.plan(0)
+    setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+    free = free_bytes(setup.device)
+    if setup.device.type == "cpu":
+        free //= local_size()
+    largest = setup.largest_batches(plan)
+    peaks = [measure_peak(partial(setup.update, rows), setup.device)[1] for rows in largest]
+    most = max(sum(int(side.sum()) for side in setup.lengths(rows)) for rows in largest)
+    return _Probe(most, max(peaks), free)
+
+
+def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:
+    """Return how many tokens fit, from (tokens, bytes) of two sizes of batches.
+
+    >>> tokens_that_fit((1000, 300_000), (2000, 500_000), free=900_000)
+    4000
+    """
+    (few, few_bytes), (many, many_bytes) = low, high
+    per_token = max((many_bytes - few_bytes) / max(many - few, 1), 1.0)
+    return max(0, int(many + (free - many_bytes) / per_token))
