@@ -166,7 +166,7 @@ def _arm(harm: Harm) -> None:
     }
     if harm.place in methods:
         counter.before(*methods[harm.place])
-    saves = 0
+    saves, write = 0, safetensors.torch.save_file
 
     def save_file(tensors: Any, path: Path) -> None:
         nonlocal saves
@@ -176,9 +176,9 @@ def _arm(harm: Harm) -> None:
         if saves in harm.full_saves:
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        safetensors.torch.save_file(tensors, path)
+        write(tensors, path)
 
-    vars(files)["save_file"] = save_file
+    vars(safetensors.torch)["save_file"] = save_file
     rename = Path.rename
 
     def renamed(path: Path, target: Path) -> Path:
