@@ -266,15 +266,6 @@ def test_a_mistake_in_the_configuration_is_told_once_before_anything_starts(
     assert recorded.calls == []
 
 
-@pytest.mark.parametrize("flag", ["--dry-run", "--prove-resume"])
-def test_what_looks_at_one_process_refuses_several(recorded: Recorded, flag: str) -> None:
-    result = CliRunner().invoke(app, ["train", DEMO, flag, "--devices", "2"])
-
-    assert result.exit_code == 2
-    assert f"--devices does not go with {flag}" in result.stderr
-    assert recorded.calls == []
-
-
 @pytest.mark.parametrize("number", ["0", "-1"])
 def test_fewer_than_one_device_is_wrong_usage(recorded: Recorded, number: str) -> None:
     result = CliRunner().invoke(app, ["train", DEMO, "--devices", number])
