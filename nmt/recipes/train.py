@@ -23,6 +23,7 @@ from nmt.diagnostics.prove_resume import Proof, prove
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import OneProcess, Processes, join
 from nmt.files.lock import run_lock
+from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare
 from nmt.runtime.make_shortlist import make_shortlist
 from nmt.training.checkpoints import (
@@ -65,6 +66,8 @@ def train(
         NmtError: Data, configuration, checkpoint or device do not allow it; see the message.
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
+    if config.training.validation.metric != "loss":
+        check_metric(config.training.validation.metric)
     prepare_process(config.training.threads)
     processes = join()
     with one_failure_told(processes):
