@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nmt.config.keys import chosen
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.errors import ConfigError
@@ -157,26 +158,16 @@ def test_an_optimizer_of_torch_resumes_and_skips_to_the_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("registry", "name", "message"),
     [
-        (
-            lambda: build_optimizer(small_model(), OptimizerConfig(kind="adam"), torch.float32),
-            r"training\.optimizer\.kind: there is no 'adam' \(did you mean adamw\?\)",
-        ),
-        (
-            lambda: build_schedule(ScheduleConfig(shape="cosin"), model_dim=8, total_steps=None),
-            r"training\.schedule\.shape: there is no 'cosin' \(did you mean cosine\?\)",
-        ),
-        (
-            lambda: build_objective(
-                TrainingConfig(max_steps=1, objective="crossentropy"), plain_cross_entropy
-            ),
-            r"training\.objective: there is no 'crossentropy' \(did you mean cross_entropy\?\)",
-        ),
+        (optimizers.OPTIMIZERS, "adam", r"there is no 'adam' \(did you mean adamw\?\)"),
+        (schedule.SCHEDULES, "cosin", r"there is no 'cosin' \(did you mean cosine\?\)"),
+        (objective.OBJECTIVES, "kl", r"there is no 'kl'\."),
     ],
 )
 def test_a_name_that_is_not_registered_is_refused_with_the_nearest(
-    build: Callable[[], object], message: str
+    registry: dict[str, Any], name: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build()
+    with pytest.raises(ConfigError, match=message) as caught:
+        chosen(registry, name, "training.key")
+    assert ", ".join(registry) in caught.value.fix

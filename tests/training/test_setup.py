@@ -23,6 +23,10 @@ def backend() -> Iterator[Backend]:
     yield from use_backend("eager")
 
 
+# torch's compiler makes an object of an autograd function, which torch itself deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
 @pytest.fixture(autouse=True)
 def _corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
