@@ -1,13 +1,12 @@
-"""The mean of the weights of several checkpoints of a run, and the model folder it makes.
+"""The mean of the weights of several checkpoints of a run, as a model folder.
 
-Late checkpoints of a run scatter around what they have learned; their mean is usually better than
-each of them, and costs nothing when translating.
+It is usually better than each of them, and costs nothing when translating.
 Source: Vaswani et al. (2017), section 6.1; Popel and Bojar (2018).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint.files import MODEL, load_tensors
+from nmt.checkpoint.files import MODEL, load_tensors, tensor_differences
 from nmt.checkpoint.model_folder import write_model_folder
-from nmt.checkpoint.retention import by_score
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_json
 from nmt.files.json_file import field, read_json
@@ -26,41 +24,7 @@ from nmt.files.manifest import Manifest
 from nmt.version import __version__
 
 RECORD = "average.json"
-"""What a model folder tells about the checkpoints it is the mean of."""
-_MOST_PROBLEMS = 10
-
-
-def choose_checkpoints(
-    steps: Collection[int],
-    scores: Mapping[int, float],
-    *,
-    last: int | None = None,
-    best: int | None = None,
-) -> list[int]:
-    """Return the steps of the checkpoints to average, oldest first; fewer if there are no more.
-
-    Args:
-        steps: Checkpoints there are.
-        scores: Validation score of some of them; higher is better, NaN is lowest.
-        last: How many of the newest to take.
-        best: How many of the best to take instead, the earlier of equals; needs scores.
-
-    Raises:
-        ValueError: Not exactly one of ``last`` and ``best`` is given, or it is below 1.
-
-    >>> choose_checkpoints([10, 20, 30, 40], {10: 3.0, 20: 9.0, 30: 5.0}, last=2)
-    [30, 40]
-    >>> choose_checkpoints([10, 20, 30, 40], {10: 3.0, 20: 9.0, 30: 5.0}, best=2)
-    [20, 30]
-    """
-    if (last is None) == (best is None):
-        raise ValueError("give either last or best")
-    count = last if best is None else best
-    if count is None or count < 1:
-        raise ValueError(f"cannot choose {count} checkpoints")
-    if best is None:
-        return sorted(steps)[-count:]
-    return sorted(by_score(steps, scores)[:count])
+"""In a model folder that is a mean: of which checkpoints."""
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -85,19 +49,18 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         raise ValueError("the mean of no checkpoint is not defined")
     sums: dict[str, Tensor] = {}
     for path in paths:
-        _add(sums, path, paths[0])
+        weights = _load_weights(path)
+        if sums and (problems := tensor_differences(weights, sums)):
+            raise CheckpointError(
+                f"{path} holds another model than {paths[0]}:\n  {problems}",
+                fix="Average checkpoints of one run, trained with one configuration.",
+            )
+        for name in list(weights):
+            if name in sums:  # what is popped is gone before the next checkpoint is read
+                sums[name] += weights.pop(name)
+            else:
+                sums[name] = weights.pop(name).to(torch.float64)
     return {name: sums.pop(name).div_(len(paths)).float() for name in list(sums)}
-
-
-def _add(sums: dict[str, Tensor], path: Path, first: Path) -> None:
-    """Add one checkpoint. A function, so that its weights are gone before the next is read."""
-    weights = _load_weights(path)
-    if not sums:
-        sums.update({name: weight.to(torch.float64) for name, weight in weights.items()})
-        return
-    _check_same_model(weights, sums, path, first)
-    for name, weight in weights.items():
-        sums[name] += weight
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
@@ -116,25 +79,6 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
                 fix="Leave this checkpoint out: its training diverged.",
             )
     return weights
-
-
-def _check_same_model(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, first: Path
-) -> None:
-    problems = [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
-    problems += [f"only here: {name}" for name in sorted(found.keys() - expected.keys())]
-    problems += [
-        f"{name}: {tuple(found[name].shape)} here, {tuple(tensor.shape)} there"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if problems:
-        more = len(problems) - _MOST_PROBLEMS
-        shown = problems[:_MOST_PROBLEMS] + ([f"... and {more} more"] if more > 0 else [])
-        raise CheckpointError(
-            f"{path} holds another model than {first}:\n  " + "\n  ".join(shown),
-            fix="Average checkpoints of one run, trained with one configuration.",
-        )
 
 
 def write_average(
@@ -170,16 +114,16 @@ def write_average(
 
 @dataclass(frozen=True, slots=True)
 class AverageRecord:
-    """What is recorded with a mean."""
+    """Which checkpoints a model folder is the mean of."""
 
     steps: tuple[int, ...]
-    """Of the checkpoints it is of, oldest first."""
+    """Their steps, oldest first."""
     score: float | None
-    """Of its validation."""
+    """Validation score of the mean."""
 
     @classmethod
     def read(cls, folder: Path) -> AverageRecord:
-        """Read that of a model folder.
+        """Read the record of a model folder.
 
         Raises:
             FileNotFoundError: It has none.

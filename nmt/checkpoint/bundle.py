@@ -21,6 +21,7 @@ from nmt.checkpoint.files import (
     newest_checkpoint,
     read_best,
     read_state,
+    tensor_differences,
 )
 from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers, readable
 from nmt.checkpoint.run import changed_model
@@ -69,21 +70,11 @@ class ModelFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelBundle:
+class ModelBundle(ModelFiles):
     """Everything that translating needs."""
 
     model: Transformer
-    """On the CPU, in float32, not training."""
-    config: RunConfig
-    """The configuration it was trained with."""
-    tokenizers: Tokenizers
-    """Of both languages."""
-    step: int
-    """Updates it was trained for."""
-    folder: Path
-    """Where the weights came from."""
-    sha256: str
-    """Of the file of the weights."""
+    """On the CPU, in float32, in evaluation mode."""
 
 
 def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
@@ -152,7 +143,7 @@ def read_weights(files: ModelFiles) -> ModelBundle:
             ) from error
         _load_weights(model, files.weights)
     return ModelBundle(
-        model.eval(), files.config, files.tokenizers, files.step, files.folder, files.sha256
+        files.config, files.tokenizers, files.step, files.folder, files.manifest, model.eval()
     )
 
 
@@ -251,7 +242,7 @@ def _best_or_newest(folder: Path) -> Path:
 
 
 def _newest(folder: Path) -> Path:
-    chosen = newest_checkpoint(folder, warn=logger.warning)
+    chosen = newest_checkpoint(folder)
     if chosen is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."
@@ -260,18 +251,10 @@ def _newest(folder: Path) -> Path:
 
 
 def _load_weights(model: Transformer, path: Path) -> None:
-    found, expected = load_tensors(path), model.state_dict()
-    problems = [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
-    problems += [f"not of this model: {name}" for name in sorted(found.keys() - expected.keys())]
-    problems += [
-        f"{name}: {tuple(found[name].shape)} in the file, {tuple(tensor.shape)} in config.yaml"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if problems:
-        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if problems[10:] else [])
+    weights = load_tensors(path)
+    if problems := tensor_differences(weights, model.state_dict()):
         raise CheckpointError(
-            f"{path} does not fit config.yaml and tokenizer:\n  " + "\n  ".join(shown),
+            f"{path} does not fit config.yaml and tokenizer:\n  {problems}",
             fix="Restore the config.yaml and tokenizer that belong to these weights.",
         )
-    model.load_state_dict({name: tensor.float() for name, tensor in found.items()})
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})

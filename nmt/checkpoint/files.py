@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -42,6 +43,9 @@ BEST = "best"
 _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAX_PROBLEMS = 10
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +200,28 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
+def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Return how names and shapes of two sets of tensors differ, a line each; empty if not."""
+    problems = [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
+    problems += [f"only here: {name}" for name in sorted(found.keys() - expected.keys())]
+    problems += [
+        f"{name}: {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    more = len(problems) - _MAX_PROBLEMS
+    return "\n  ".join(problems[:_MAX_PROBLEMS] + ([f"... and {more} more"] if more > 0 else []))
+
+
 def newest_checkpoint(
-    run_dir: Path, *, strict: bool = False, warn: Callable[[str], None] = lambda _: None
+    run_dir: Path, *, strict: bool = False, warn: Callable[[str], object] = logger.warning
 ) -> Path | None:
     """Return the newest whole checkpoint of a run, or None if there never was one.
 
     Args:
         run_dir: The run folder.
         strict: Refuse to fall back to an older one.
-        warn: Told about each damaged checkpoint that is passed over.
+        warn: Called for each damaged checkpoint that is passed over.
 
     Raises:
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.

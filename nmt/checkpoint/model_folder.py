@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from nmt.checkpoint.files import checkpoints_dir
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError
-from nmt.files.atomic import atomic_folder, write_bytes
+from nmt.files.atomic import atomic_folder, write_bytes, write_errors
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
@@ -21,8 +21,8 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers
 CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
 GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
 EXTRAS = (GUARD, SHORTLIST)
-"""They depend on the data alone: any weights of the run may use them."""
-_MOST_PLACES = 5
+"""Files that a finished run has. They depend on its data alone, not on the weights."""
+_MAX_PLACES = 5
 
 
 def write_extra(path: Path, content: bytes) -> None:
@@ -31,13 +31,9 @@ def write_extra(path: Path, content: bytes) -> None:
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    try:
+    fix = "Free disk space, or make the folder writable; then start the same command again."
+    with write_errors(path, CheckpointError, fix=fix):
         write_bytes(path, content)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} was not written: {error.strerror or error}.",
-            fix="Free disk space, or let the folder be written; then start the same command again.",
-        ) from error
 
 
 def check_new_folder(folder: Path, source: Path) -> None:
@@ -76,8 +72,7 @@ def write_model_folder(
 
     Args:
         folder: Folder to make; missing or empty.
-        source: Run or model folder whose configuration and tokenizer are copied, and of its extras
-            those that do not depend on the weights.
+        source: Run or model folder whose configuration, tokenizer and `EXTRAS` are copied.
         step: Updates the model was trained for.
         write: Writes the weights and all else into the folder it is given.
 
@@ -98,13 +93,10 @@ def write_model_folder(
 
 def _copy(source: Path, folder: Path) -> None:
     shutil.copyfile(source / CONFIG, folder / CONFIG)
-    for name in EXTRAS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
     (folder / _TOKENIZER).mkdir()
-    for path in sorted((source / _TOKENIZER).iterdir()):
+    for path in (*(source / name for name in EXTRAS), *(source / _TOKENIZER).iterdir()):
         if path.is_file():
-            shutil.copyfile(path, folder / _TOKENIZER / path.name)
+            shutil.copyfile(path, folder / path.relative_to(source))
 
 
 def _seal(folder: Path, step: int) -> None:
@@ -118,11 +110,7 @@ def _seal(folder: Path, step: int) -> None:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Turn what the operating system refuses while a model is read into one message.
-
-    Raises:
-        CheckpointError: It refuses something.
-    """
+    """Turn the errors of the operating system while a model is read into `CheckpointError`."""
     try:
         yield
     except OSError as error:
@@ -134,11 +122,6 @@ def readable() -> Iterator[None]:
         ) from error
 
 
-def _such_as(places: Sequence[str]) -> str:
-    shown = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
-    return f", such as {shown}" if places else ""
-
-
 def load_folder_config(folder: Path) -> RunConfig:
     """Load the configuration that a model was trained with.
 
@@ -148,9 +131,10 @@ def load_folder_config(folder: Path) -> RunConfig:
     path = folder / "config.yaml"
     if not path.is_file():
         inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
+        such_as = f", such as {', '.join(inside[:_MAX_PLACES])}" if inside else ""
         raise CheckpointError(
             f"{folder} has no config.yaml, so it is no model folder.",
-            fix=f"Name the run folder that `nmt train` wrote{_such_as(inside)}.",
+            fix=f"Name the run folder that `nmt train` wrote{such_as}.",
         )
     with readable():
         path.open("rb").close()
@@ -175,12 +159,6 @@ def load_folder_tokenizers(folder: Path) -> Tokenizers:
         raise CheckpointError(
             error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
         ) from error
-
-
-def forget_extras(run_dir: Path, *names: str) -> None:
-    """Remove what belongs to other weights or data than the run will have."""
-    for name in names:
-        (run_dir / name).unlink(missing_ok=True)
 
 
 def damaged_extra(path: Path, error: Exception) -> CheckpointError:

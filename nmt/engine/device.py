@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nmt.engine import local_rank
-from nmt.engine.distributed import OneProcess, Processes
+from nmt.engine.distributed import Processes
 from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -122,7 +122,7 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
     state = {"random/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["random/cuda"] = torch.cuda.get_rng_state(device)
-    gathered = (processes or OneProcess()).gather(state)
+    gathered = (processes or Processes()).gather(state)
     return {_name(name, rank): t for rank, own in enumerate(gathered) for name, t in own.items()}
 
 
@@ -130,7 +130,7 @@ def restore_random_state(
     state: Mapping[str, Tensor], device: torch.device, processes: Processes | None = None
 ) -> None:
     """Continue the generators of this process from `random_state`."""
-    rank = (processes or OneProcess()).rank
+    rank = (processes or Processes()).rank
     torch.set_rng_state(state[_name("random/cpu", rank)].cpu())
     if device.type == "cuda" and (name := _name("random/cuda", rank)) in state:
         torch.cuda.set_rng_state(state[name].cpu(), device)

@@ -16,11 +16,12 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from nmt.errors import DeviceError, NmtError
 
@@ -54,86 +55,50 @@ class PeerLostError(NmtError):
         self.cause = cause
 
 
-class Processes(Protocol):
-    """All processes of one training, seen from one of them. Every one makes the same calls."""
+class Processes:
+    """All processes of one training, seen from one of them. Every one makes the same calls.
 
-    rank: int
+    This class is the training that has one process.
+    """
+
+    rank = 0
     """The number of this process, from 0."""
-    size: int
+    size = 1
     """How many there are."""
 
     def sum(self, tensor: Tensor) -> None:
         """Replace ``tensor``, on any device, by its sum over all processes."""
-        ...
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
-        ...
-
-    def share(self, value: T) -> T:
-        """Return the value of the first process."""
-        ...
-
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
-        ...
-
-    def post(self, name: str, number: int) -> None:
-        """Leave a number that the others find when they look; they need not make this call."""
-        ...
-
-    def posted(self, name: str) -> int | None:
-        """Return the number that any process has left, or None."""
-        ...
-
-    def is_first_to_fail(self) -> bool:
-        """Whether this process is to tell its failure, as no other has told one yet."""
-        ...
-
-    def leave(self) -> None:
-        """Say good-bye: no call may follow."""
-        ...
-
-
-class OneProcess:
-    """A training that has one process."""
-
-    rank, size = 0, 1
-
-    def sum(self, tensor: Tensor) -> None:
-        """Do nothing."""
-
-    def gather(self, value: T) -> list[T]:
-        """Return the value."""
         return [value]
 
     def share(self, value: T) -> T:
-        """Return the value."""
+        """Return the value of the first process."""
         return value
 
     def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Do nothing."""
+        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
 
     def post(self, name: str, number: int) -> None:
-        """Do nothing: there is nobody to find it."""
+        """Leave a number that the others find when they look; they need not make this call."""
 
     def posted(self, name: str) -> int | None:  # noqa: ARG002
-        """Return None."""
+        """Return the number that any process has left, or None."""
         return None
 
     def is_first_to_fail(self) -> bool:
-        """Return True."""
+        """Whether this process reports its failure, as no other has reported one yet."""
         return True
 
     def leave(self) -> None:
-        """Do nothing."""
+        """Leave the group: no call may follow."""
 
 
 def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
-    """Take a collective call that fails for one whose peer has gone, by far the likeliest cause.
+    """Raise PeerLostError where a collective call fails: most likely a peer has gone.
 
-    It may be another one, such as a broken network or memory that ran out, and torch's message says
-    which: its first line is told with the error.
+    A broken network or a lack of memory may be another: the first line of torch's message is kept.
     """
 
     @wraps(call)
@@ -146,7 +111,7 @@ def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
     return guarded
 
 
-class ManyProcesses:
+class ManyProcesses(Processes):
     """Processes that talk through gloo, for tensors on the CPU, and NCCL, for those on GPUs."""
 
     def __init__(self) -> None:
@@ -164,55 +129,55 @@ class ManyProcesses:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
 
+    @override
     @_or_peer_lost
     def sum(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over all processes."""
         dist.all_reduce(tensor)
 
+    @override
     @_or_peer_lost
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._patient)
         return found
 
+    @override
     @_or_peer_lost
     def share(self, value: T) -> T:
-        """Return the value of the first process."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
+    @override
     @_or_peer_lost
     def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
         barrier = dist.barrier(group=self._patient, async_op=True)
         while not barrier.is_completed():
             meanwhile()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         barrier.wait()
 
+    @override
     def post(self, name: str, number: int) -> None:
-        """Leave a number that the others find when they look."""
         with suppress(RuntimeError):  # the store has ended with the process that kept it
             self._store.set(name, str(number))
 
+    @override
     def posted(self, name: str) -> int | None:
-        """Return the number that any process has left, or None."""
         try:
             return int(self._store.get(name)) if self._store.check([name]) else None
         except RuntimeError:
             return None
 
+    @override
     def is_first_to_fail(self) -> bool:
-        """Whether this process is to tell its failure, as no other has told one yet."""
         try:
             return self._store.add("failures", 1) == 1
         except RuntimeError:
             return False
 
+    @override
     def leave(self) -> None:
-        """Say good-bye: no call may follow."""
         dist.destroy_process_group()
 
 
@@ -223,7 +188,7 @@ def join() -> Processes:
         DeviceError: They do not find each other.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return OneProcess()
+        return Processes()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _save_when_the_launcher_dies()
     try:

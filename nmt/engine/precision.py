@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INITIAL_SCALE, _MAX_SCALE = 2.0**15, 2.0**127
@@ -69,56 +70,38 @@ def choose_precision(
     return Precision(wanted, device.type)
 
 
-class LossScale(Protocol):
-    """A factor on the loss, divided out of the gradient before the update."""
+class LossScale:
+    """A factor on the loss, divided out of the gradient before the update. This one is always 1."""
 
-    @property
-    def factor(self) -> Tensor | float:
-        """The factor, on the device if it changes."""
-        ...
+    factor: Tensor | float = 1.0
+    """The factor, on the device if it changes."""
 
     def adapt(self, skipped: Tensor) -> None:
         """Adapt to the last update; ``skipped`` is 1 if its gradient was not finite, else 0."""
-        ...
 
     def counters(self) -> dict[str, float]:
         """Return what a resumed run must know. Waits for the device."""
-        ...
-
-    def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Take `counters` back."""
-        ...
-
-
-class FixedLossScale:
-    """Gradients stay in range by themselves."""
-
-    factor = 1.0
-
-    def adapt(self, skipped: Tensor) -> None:
-        """Do nothing."""
-
-    def counters(self) -> dict[str, float]:
-        """Return nothing."""
         return {}
 
     def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Do nothing."""
+        """Take `counters` back; those of another precision say nothing."""
 
 
-class AdaptiveLossScale:
-    """Keeps small gradients from becoming zero, large ones from overflow.
+class AdaptiveLossScale(LossScale):
+    """Keeps small gradients from becoming zero, and large ones from overflow.
 
     Halves at an overflow and doubles after 2000 updates without (Micikevicius et al. 2018, section
     3.2). Lives on the device, so that the next update need not wait for the outcome of this one.
     """
 
+    factor: Tensor
+
     def __init__(self, device: torch.device) -> None:
         self.factor = torch.full((), _INITIAL_SCALE, device=device)
         self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
 
+    @override
     def adapt(self, skipped: Tensor) -> None:
-        """Halve, double or leave the factor."""
         is_skipped = skipped > 0
         good = torch.where(is_skipped, 0, self._good_in_a_row + 1)
         grows = good == _GROWTH_INTERVAL
@@ -126,16 +109,16 @@ class AdaptiveLossScale:
         self.factor.mul_(change).clamp_(1.0, _MAX_SCALE)
         self._good_in_a_row.copy_(good.masked_fill_(grows, 0))
 
+    @override
     def counters(self) -> dict[str, float]:
-        """Return the factor, and the good updates since it last changed."""
         return {"loss_scale": float(self.factor), "good_in_a_row": int(self._good_in_a_row)}
 
+    @override
     def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Take `counters` back; those of another precision say nothing."""
         self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
         self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)
 
 
 def make_loss_scale(precision: Precision, device: torch.device) -> LossScale:
     """Return what the precision needs."""
-    return AdaptiveLossScale(device) if precision.scales_loss else FixedLossScale()
+    return AdaptiveLossScale(device) if precision.scales_loss else LossScale()

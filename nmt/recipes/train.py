@@ -21,7 +21,7 @@ from nmt.diagnostics.dry_run import measure_training
 from nmt.diagnostics.dry_run_report import DryRunReport
 from nmt.diagnostics.prove_resume import Proof, prove
 from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.distributed import OneProcess, Processes, join
+from nmt.engine.distributed import Processes, join
 from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare
@@ -113,8 +113,8 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
     device = choose_device(config.training.device)
     with deterministic(device, wanted=config.training.deterministic):
         data = PreparedData.open(config.prepared_dir)
-        batch = _fitted(config, data, OneProcess())
-        setup = _setup(config, data, batch, OneProcess())
+        batch = _fitted(config, data, Processes())
+        setup = _setup(config, data, batch, Processes())
         return measure_training(setup, name=config.name, num_updates=num_updates)
 
 
@@ -139,7 +139,7 @@ def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: An
     command += [f"--set={text}" for text in overrides]
     if config.batch.max_tokens == "auto":  # each training would measure other numbers
         prepare_process(config.training.threads)
-        batch = _fitted(config, PreparedData.open(config.prepared_dir), OneProcess())
+        batch = _fitted(config, PreparedData.open(config.prepared_dir), Processes())
         for name in ("max_tokens", "accumulate", "tokens_per_update"):
             command.append(f"--set=batch.{name}={json.dumps(getattr(batch, name))}")
     return prove(command, config.run_dir, **options)
@@ -171,7 +171,7 @@ def _fitted(config: RunConfig, data: PreparedData, processes: Processes) -> Batc
 
     # Compiled, layers take less memory; but that takes a minute, and would be for small batches.
     def build(batch: BatchConfig) -> TrainingSetup:
-        return _setup(config, data, batch, OneProcess(), compile=False)
+        return _setup(config, data, batch, Processes(), compile=False)
 
     return fit_batches(config.batch, config.filters.max_length, build, processes)
 

@@ -25,7 +25,7 @@ from nmt.checkpoint.files import (
     set_damaged_aside,
     write_best,
 )
-from nmt.checkpoint.model_folder import EXTRAS, forget_extras
+from nmt.checkpoint.model_folder import EXTRAS
 from nmt.checkpoint.retention import expired, newest, rank
 from nmt.config.training import TrainingConfig
 from nmt.engine.distributed import Processes
@@ -64,7 +64,8 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     """
     clean_partial(run_dir)
     if checkpoint is None:  # files of an earlier run with other data
-        forget_extras(run_dir, *EXTRAS)
+        for name in EXTRAS:
+            (run_dir / name).unlink(missing_ok=True)
         return
     for place in set_damaged_aside(run_dir, checkpoint.step):
         logger.warning("kept, to be looked at and removed: %s", place)

@@ -22,7 +22,7 @@ from nmt.data.prepared import PreparedData
 from nmt.data.resegment import Resegmenter
 from nmt.engine.compilation import Compilation, compile_layers
 from nmt.engine.device import choose_device, seed_rank
-from nmt.engine.distributed import OneProcess, Processes
+from nmt.engine.distributed import Processes
 from nmt.engine.precision import choose_precision
 from nmt.errors import ConfigError
 from nmt.model.transformer import build_model, count_parameters
@@ -81,7 +81,7 @@ class TrainingSetup:
         Raises:
             NmtError: Data, configuration or device do not allow it; see the message.
         """
-        processes = processes or OneProcess()
+        processes = processes or Processes()
         device = choose_device(training.device)
         updater = _updater(training, model, data, device, processes)
         loader = Loader(

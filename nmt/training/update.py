@@ -15,7 +15,7 @@ from nmt.engine.device import (
     random_state,
     restore_random_state,
 )
-from nmt.engine.distributed import OneProcess, Processes
+from nmt.engine.distributed import Processes
 from nmt.engine.precision import Precision, make_loss_scale
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
@@ -104,7 +104,7 @@ class Updater:
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
-        self.processes = processes or OneProcess()
+        self.processes = processes or Processes()
         self._objective, self._clip_norm = objective, clip_norm
         weight = model.output_weight
         self._device = weight.device

@@ -79,5 +79,5 @@ def test_few_lines_leave_the_defaults_and_many_are_cut(
     calibrate_guard(config.run_dir, data)
     assert read_thresholds(config.run_dir) == GuardThresholds()
 
-    with pytest.raises(CheckpointError, match=r"guard\.json was not written"):
+    with pytest.raises(CheckpointError, match=r"guard\.json cannot be written"):
         calibrate_guard(Path("missing"), data)

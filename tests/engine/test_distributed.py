@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from nmt.engine import is_first, local_rank
 from nmt.engine.distributed import (
     PEER_LOST,
-    OneProcess,
     PeerLostError,
+    Processes,
     interleave,
     join,
 )
@@ -34,7 +34,7 @@ def test_nothing_interleaves_to_nothing() -> None:
 
 
 def test_one_process_is_alone_with_its_values() -> None:
-    alone, numbers = OneProcess(), torch.tensor([1.0, 2.0])
+    alone, numbers = Processes(), torch.tensor([1.0, 2.0])
     alone.sum(numbers)
     value = object()
 
@@ -52,7 +52,7 @@ def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
-    assert isinstance(join(), OneProcess)
+    assert isinstance(join(), Processes)
     assert is_first()
     assert local_rank() == 0
 
@@ -60,7 +60,7 @@ def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch
 def test_a_launcher_of_one_process_gives_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
 
-    assert isinstance(join(), OneProcess)
+    assert isinstance(join(), Processes)
 
 
 def test_the_place_of_a_process_is_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

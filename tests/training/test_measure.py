@@ -19,7 +19,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
-from nmt.engine.distributed import OneProcess
+from nmt.engine.distributed import Processes
 from nmt.engine.memory import free_bytes, measure_peak
 from nmt.errors import ConfigError, DeviceError
 from nmt.recipes.prepare import prepare
@@ -46,7 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 def fit(config: RunConfig) -> BatchConfig:
-    return _fitted(config, PreparedData.open(config.prepared_dir), OneProcess())
+    return _fitted(config, PreparedData.open(config.prepared_dir), Processes())
 
 
 def give(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
@@ -221,7 +221,7 @@ def _killed(*_: object) -> None:
 
 
 def test_only_the_first_process_plans() -> None:
-    class SecondOfTwo(OneProcess):
+    class SecondOfTwo(Processes):
         rank, size = 1, 2
 
         def gather(self, value: Any) -> list[Any]:
@@ -238,4 +238,4 @@ def test_counting_can_be_interrupted(config: RunConfig) -> None:
     loader, stop = setup_of(make_config()).loader, StopSignal()
     stop.number = 15
     with pytest.raises(Interrupted):
-        count_updates(loader, 3, SharedStop(stop, OneProcess()), OneProcess())
+        count_updates(loader, 3, SharedStop(stop, Processes()), Processes())

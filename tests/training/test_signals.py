@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import pytest
 from typing_extensions import override
 
-from nmt.engine.distributed import OneProcess
+from nmt.engine.distributed import Processes
 from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
     assert found == [before]
 
 
-class Peer(OneProcess):
+class Peer(Processes):
     """This process, and another one that behaves as is known beforehand."""
 
     def __init__(self, outcome: tuple[int | None, list[str]], notice: int | None = None) -> None:
@@ -122,7 +122,7 @@ def test_parts_are_gathered_by_rank() -> None:
     peer = Peer((None, ["theirs"]))
 
     assert SharedStop(StopSignal(), peer).gather(lambda: "ours") == ["ours", "theirs"]
-    assert SharedStop(StopSignal(), OneProcess()).gather(lambda: "ours") == ["ours"]
+    assert SharedStop(StopSignal(), Processes()).gather(lambda: "ours") == ["ours"]
     assert peer.told == []
 
 
