@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
-from nmt.data.batch import Batch, collate
+from nmt.data.batch import Batch, Resegmenter, collate
 from nmt.data.batching import epoch_rows, plan_batches
-from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 

@@ -17,9 +17,9 @@ from nmt.config.data import BatchConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
+from nmt.data.batch import Resegmenter
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
-from nmt.data.resegment import Resegmenter
 from nmt.engine.compilation import Compilation, compile_layers
 from nmt.engine.device import choose_device, seed_rank
 from nmt.engine.distributed import Processes

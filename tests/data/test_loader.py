@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
+from nmt.data.batch import Resegmenter
 from nmt.data.loader import Loader, Position
-from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 from tests.data.test_store import store_of

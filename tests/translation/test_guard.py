@@ -19,13 +19,13 @@ from typing_extensions import override
 from nmt.checkpoint.model_folder import GUARD as NAME
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
-from nmt.data.lexicon import likely_translations
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.lines import read_lines
 from nmt.model.transformer import Transformer
 from nmt.runtime.ctranslate2_engine import not_followed
 from nmt.runtime.engine import Engine
+from nmt.runtime.make_shortlist import likely_translations
 from nmt.runtime.shortlist import shortlist_bytes
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.torch_engine import TorchEngine
