@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeAlias
@@ -25,7 +26,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from nmt.checkpoint.model_folder import GUARD
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.files.json_file import field, read_json
+from nmt.files import json_file
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
@@ -43,6 +44,8 @@ _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
 SOURCE_COMPRESSION = 0.8
 """An output may compress so much better than its source."""
 _LARGEST_SHARE = 0.9  # that may be asked for
+_YOUNGER = {"coverage", "expected"}  # keys that files of earlier releases lack
+_WORD = re.compile(r"\w+")
 _LARGEST_LIMIT = 1000  # in a file that can be believed
 _RETRY_BEAM_SIZE = 5
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
@@ -88,6 +91,8 @@ class GuardThresholds:
     """See ``compression_scale``: longer texts compress better."""
     coverage: float = 0.0
     """Least share of the source tokens that an output translates."""
+    expected: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Source words that are nearly always translated by one of a few target ids, with these."""
 
     @property
     def longest(self) -> tuple[float, int]:
@@ -96,7 +101,7 @@ class GuardThresholds:
 
     def text(self) -> str:
         """Return the content of the file."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
 
 def read_thresholds(folder: Path) -> GuardThresholds:
@@ -107,12 +112,16 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     """
     path = folder / GUARD
     try:
-        values = read_json(path, finite=True)
+        values = json_file.read_json(path, finite=True)
         names = {each.name for each in fields(GuardThresholds)}
-        found = set(field(values, kind=dict))
-        if found not in (names, names - {"coverage"}):  # which is younger than the others
+        found = set(json_file.field(values, kind=dict))
+        if not names - _YOUNGER <= found <= names:
             raise ValueError("its keys are others")
-        numbers = {name: field(values, name, kind=float) for name in values}
+        expected = json_file.field(values, "expected", kind=dict) if "expected" in found else {}
+        for word in expected:
+            if not all(type(each) is int for each in json_file.field(expected, word, kind=list)):
+                raise ValueError(f"expected.{word} should be a list of whole numbers")
+        numbers = {name: json_file.field(values, name, kind=float) for name in found - {"expected"}}
         exponent = numbers.pop("compression_exponent")
         are_sane = all(0 <= value <= _LARGEST_LIMIT for value in numbers.values())
         if not (-1 <= exponent <= 0 and are_sane):
@@ -199,9 +208,18 @@ def alarms(line: GuardedLine, limits: GuardThresholds) -> tuple[Alarm, ...]:
         "short": characters < limits.characters_low or subwords < limits.subwords_low,
         "long": characters > limits.characters_high or subwords > limits.subwords_high,
         "compression": compressed_share(line.output) < _least_share(line, limits),
-        "coverage": line.covered < limits.coverage,
+        "coverage": line.covered < limits.coverage or _drops_a_word(line, limits.expected),
     }
     return tuple(name for name, is_on in found.items() if is_on)
+
+
+def _drops_a_word(line: GuardedLine, expected: Mapping[str, Sequence[int]]) -> bool:
+    """Whether a source word has none of the translations that are expected of it."""
+    if not expected:
+        return False
+    written = set(line.output_tokens)
+    words = _WORD.findall(line.source)
+    return any(word in expected and written.isdisjoint(expected[word]) for word in words)
 
 
 def _least_share(line: GuardedLine, limits: GuardThresholds) -> float:

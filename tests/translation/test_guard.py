@@ -45,7 +45,7 @@ from nmt.translation.guard import (
     read_thresholds,
     repeated_ngrams,
 )
-from nmt.translation.guard_calibration import calibrate
+from nmt.translation.guard_calibration import calibrate, expected_translations
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
@@ -215,7 +215,8 @@ def test_a_few_bad_references_do_not_matter_and_many_move_no_limit_far() -> None
     few = calibrate([*clean, *bad[:4]])
     limits, many = calibrate(clean), calibrate([*clean, *bad])
 
-    assert asdict(few) == pytest.approx(asdict(limits), rel=0.2)
+    numbers = [asdict(each) | {"expected": 0} for each in (few, limits)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.2)
     assert many.loop <= 8
     assert many.repetition <= 0.5
     assert many.subwords_high / limits.subwords_high < 4
@@ -264,15 +265,15 @@ def test_few_lines_say_nothing() -> None:
 
 def test_limits_come_back_from_their_file(tmp_path: Path) -> None:
     assert read_thresholds(tmp_path) == GuardThresholds()
-    limits = calibrate(clean_lines(3, 150))
-    (tmp_path / NAME).write_text(limits.text())
+    limits = replace(calibrate(clean_lines(3, 150)), expected={"größer": [4, 5]})
+    (tmp_path / NAME).write_text(limits.text(), "utf-8")
 
     assert read_thresholds(tmp_path) == limits
 
 
-def test_limits_of_an_earlier_release_have_no_coverage(tmp_path: Path) -> None:
+def test_limits_of_an_earlier_release_lack_coverage_and_expected_words(tmp_path: Path) -> None:
     old = asdict(STRICT)
-    del old["coverage"]
+    del old["coverage"], old["expected"]
     (tmp_path / NAME).write_text(json.dumps(old))
 
     assert read_thresholds(tmp_path) == STRICT
@@ -290,7 +291,8 @@ def test_limits_of_an_earlier_release_have_no_coverage(tmp_path: Path) -> None:
         *(
             json.dumps(asdict(STRICT) | change)
             for change in ({"loop": "1"}, {"loop": -1}, {"more": 1}, {"characters_low": None},
-                           {"subwords_high": 1e9}, {"compression_exponent": 3})
+                           {"subwords_high": 1e9}, {"compression_exponent": 3}, {"expected": [4]},
+                           {"expected": {"red": 4}}, {"expected": {"red": ["4"]}})
         ),
         json.dumps(asdict(STRICT)).replace("1.55", "NaN"),
         json.dumps(asdict(STRICT)).replace("1.55", "9" * 400),
@@ -529,6 +531,37 @@ def test_only_the_likeliest_translations_count() -> None:
     assert coverage.share([0], [13]) == 1
     assert coverage.share([0], [14]) == 1 / 2
     assert coverage.share([], []) == coverage.share([], [7]) == 1
+
+
+def test_a_word_that_is_nearly_always_translated_may_not_be_dropped(tmp_path: Path) -> None:
+    """Of 4,000 pairs ``red`` is in 400, half as 10 and half as 11; ``it`` is often left out."""
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", "▁red", "▁lamp", "s", "▁it", "."]
+    sources, targets = [], []
+    for i in range(4000):
+        source, target = [8], [40]
+        if i % 10 == 0:
+            source, target = [4, *source], [10 + i // 10 % 2, *target]
+        if i % 11 == 0:
+            source, target = [5, *source], [20, *target]
+        if i % 7 == 0:
+            source, target = [7, *source], [30, *target][i % 2 :]
+        if i % 10 == 5:  # "reds" is another word
+            source, target = [4, 6, *source], [12, *target]
+        sources.append(source)
+        targets.append(target)
+    targets[0] = [20, 40]  # one translation without red does not matter
+    with StoreWriter(tmp_path / "store", 50) as writer:
+        writer.append(sources, targets, 0, range(4000))
+    store = ParallelStore.open(tmp_path / "store")
+    candidates = [[-1]] * 4 + [[40, 10, 11, 12], [20, 40], [12], [30, -1], [40]]
+
+    expected = expected_translations(store, candidates, pieces)
+    assert expected == {"red": [10, 11], "lamp": [20]}
+    limits = replace(GuardThresholds(), expected=expected)
+    for output, alarm in (([11, 20, 40], ()), ([20, 40], ("coverage",)), ([12, 20], ("coverage",))):
+        line = GuardedLine("a red lamp.", "output", [6, 4, 5, 8], output)
+        assert alarms(line, limits) == alarm
+    assert alarms(GuardedLine("reds, Red", "output", [4, 6, 8], [40]), limits) == ()
 
 
 def test_the_lists_come_from_the_file_of_a_model(tmp_path: Path) -> None:
