@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Case = Literal["nominative", "accusative"]
 
@@ -24,8 +25,19 @@ class Noun:
     german: str
     german_plural: str
     gender: str
+    accusative: str | None = None
+    """Of a weak noun, where it differs from the nominative."""
 
 
+ADJECTIVES = (
+    (Pair("new", "neu"), Pair("old", "alt")),
+    (Pair("small", "klein"), Pair("big", "groß")),
+    (Pair("beautiful", "schön"),),
+    (Pair("red", "rot"), Pair("green", "grün"), Pair("white", "weiß")),
+    (Pair("cheap", "billig"),),
+    (Pair("heavy", "schwer"),),
+)
+"""Groups of which at most one stands before a noun; the first three suit people too."""
 _ONES = (
     Pair("zero", "null"), Pair("one", "eins"), Pair("two", "zwei"), Pair("three", "drei"),
     Pair("four", "vier"), Pair("five", "fünf"), Pair("six", "sechs"), Pair("seven", "sieben"),
@@ -110,39 +122,78 @@ def clock_time(hour: int, minute: int) -> Pair:
     return Pair(f"{few.english} to {following.english}", f"{few.german} vor {following.german}")
 
 
-_DEFINITE = {
-    ("m", "nominative"): ("der", "e"), ("m", "accusative"): ("den", "en"),
-    ("f", "nominative"): ("die", "e"), ("f", "accusative"): ("die", "e"),
-    ("n", "nominative"): ("das", "e"), ("n", "accusative"): ("das", "e"),
+_ARTICLES = {
+    ("the", "m", "nominative"): ("der", "e"), ("the", "m", "accusative"): ("den", "en"),
+    ("the", "f", "nominative"): ("die", "e"), ("the", "f", "accusative"): ("die", "e"),
+    ("the", "n", "nominative"): ("das", "e"), ("the", "n", "accusative"): ("das", "e"),
+    ("a", "m", "nominative"): ("ein", "er"), ("a", "m", "accusative"): ("einen", "en"),
+    ("a", "f", "nominative"): ("eine", "e"), ("a", "f", "accusative"): ("eine", "e"),
+    ("a", "n", "nominative"): ("ein", "es"), ("a", "n", "accusative"): ("ein", "es"),
 }  # fmt: skip
-_INDEFINITE = {
-    ("m", "accusative"): ("einen", "en"),
-    ("f", "accusative"): ("eine", "e"),
-    ("n", "accusative"): ("ein", "es"),
-}
+"""German article, and ending of the adjectives after it, by determiner, gender and case."""
+_PLURALS = {
+    "the plural": ("the", "die", "en"), "plural": ("", "", "e"), "no plural": ("no", "keine", "en"),
+}  # fmt: skip
 
 
-def the(adjective: Pair | None, noun: Noun, case: Case) -> Pair:
-    """Return ``the (old) noun`` in a case."""
-    article, ending = _DEFINITE[noun.gender, case]
-    return _phrase(Pair("the", article), adjective, ending, Pair(noun.english, noun.german))
+def noun_phrase(
+    determiner: str,
+    adjectives: Sequence[Pair],
+    noun: Noun,
+    case: Case,
+    count: Pair | None = None,
+) -> Pair:
+    """Return a determiner, adjectives and a noun in agreement.
+
+    Args:
+        determiner: ``the``, ``a``, ``no``, ``the plural``, ``plural``, ``no plural`` or ``number``.
+        adjectives: In the order of both languages; all take the same German ending.
+        noun: Of things or people.
+        case: The plural has one form for both.
+        count: With ``number``: how many, above 1.
+    """
+    following = [word.english for word in adjectives]
+    if count is not None:
+        first, ending, is_plural = count, "e", True
+    elif determiner in _PLURALS:
+        english, german, ending = _PLURALS[determiner]
+        first, is_plural = Pair(english, german), True
+    else:
+        article, ending = _ARTICLES["the" if determiner == "the" else "a", noun.gender, case]
+        starts_with_vowel = [*following, noun.english][0][0] in "aeio"
+        first = {
+            "the": Pair("the", article),
+            "a": Pair("an" if starts_with_vowel else "a", article),
+            "no": Pair("no", "k" + article),
+        }[determiner]
+        is_plural = False
+    singular = noun.accusative if noun.accusative and case == "accusative" else noun.german
+    return Pair(
+        words(first.english, *following, noun.plural if is_plural else noun.english),
+        words(
+            first.german,
+            *(word.german + ending for word in adjectives),
+            noun.german_plural if is_plural else singular,
+        ),
+    )
 
 
-def a(adjective: Pair | None, noun: Noun, *, negated: bool = False) -> Pair:
-    """Return ``a (new) noun``, or ``no (new) noun``, in the accusative."""
-    article, ending = _INDEFINITE[noun.gender, "accusative"]
-    following = adjective.english if adjective else noun.english
-    positive = Pair("an" if following[0] in "aeio" else "a", article)
-    first = Pair("no", "k" + article) if negated else positive
-    return _phrase(first, adjective, ending, Pair(noun.english, noun.german))
+def words(*parts: str) -> str:
+    """Join the parts that are not empty.
+
+    >>> words("the", "", "lamp")
+    'the lamp'
+    """
+    return " ".join(filter(None, parts))
 
 
-def several(count: int, adjective: Pair | None, noun: Noun) -> Pair:
-    """Return ``seven (old) nouns``, in the nominative or accusative; ``count`` is above 1."""
-    return _phrase(number(count), adjective, "e", Pair(noun.plural, noun.german_plural))
+class _Bilingual(Protocol):
+    @property
+    def english(self) -> str: ...
+    @property
+    def german(self) -> str: ...
 
 
-def _phrase(first: Pair, adjective: Pair | None, ending: str, noun: Pair) -> Pair:
-    inflected = () if adjective is None else (Pair(adjective.english, adjective.german + ending),)
-    words = (first, *inflected, noun)
-    return Pair(" ".join(word.english for word in words), " ".join(word.german for word in words))
+def both(first: _Bilingual, second: _Bilingual) -> Pair:
+    """Join two phrases by "and"."""
+    return Pair(f"{first.english} and {second.english}", f"{first.german} und {second.german}")

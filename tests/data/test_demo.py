@@ -9,7 +9,7 @@ import re
 import pytest
 
 from nmt.data.demo import _Speaker, demo_pairs
-from nmt.data.demo_phrases import ordinal
+from nmt.data.demo_phrases import Noun, Pair, clock_time, noun_phrase, number, ordinal
 from nmt.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def test_every_sentence_stands_once_in_all_splits() -> None:
     pairs = [pair for split in splits.values() for pair in split]
 
     assert {name: len(split) for name, split in splits.items()} == {
-        "train": 24_000,
+        "train": 40_000,
         "valid": 300,
         "test": 300,
     }
@@ -33,7 +33,7 @@ def test_the_corpus_is_the_same_on_every_machine() -> None:
         for pair in demo_pairs(split, "en", "de"):
             whole.update("\t".join(pair).encode() + b"\n")
 
-    assert whole.hexdigest() == "ba9ee7963193190fe579b1cc002243da75752345f238eaf0cfeb613560a73632"
+    assert whole.hexdigest() == "2a2388d7684381a655910b784ddb6c0a3fc8889c5a0323aba0aaccc5c2b56335"
 
 
 def test_either_direction_works_and_no_other_language() -> None:
@@ -61,13 +61,33 @@ def test_sentences_have_german_word_order_and_endings() -> None:
     pairs = dict(demo_pairs("train", "en", "de"))
 
     for english, german in pairs.items():
+        words = german.rstrip(".?").split()
         if english.startswith("Yesterday"):
-            assert german.split()[1] in {"habe", "hast", "hat", "haben"}
-            assert german.rstrip(".").split()[-1][:2] in {"ge", "be", "ve"}
-        if " because " in english:
-            assert german.rstrip(".").split()[-1] in {"will", "willst", "wollen"}
-        if " must " in english:
-            assert german.endswith("en.")
+            assert words[1] in {"habe", "hast", "hat", "haben"}
+            assert words[-1][:2] in {"ge", "be", "ve"}
+        if re.search(r" because \w+ wants? ", english):
+            assert words[-1] in {"will", "willst", "wollen"}
+        if " must " in english and " because " not in english:
+            assert german.endswith(("en.", "en?"))
+        assert english.endswith("?") is german.endswith("?")
+
+
+def test_what_a_newcomer_may_type_first_is_in_the_grammar() -> None:
+    """Several adjectives in any order, times at either end, people as objects, questions."""
+    pairs = [pair for split in ("train", "valid", "test") for pair in demo_pairs(split, "en", "de")]
+
+    for english, german in (
+        (r"\w+ \w+ an old (red|green|white) \w+ .*\.", r".* ein\w* alte\w* (rot|grün|weiß)e.*"),
+        (r"Yesterday \w+ sold .*\.", r"Gestern ha.* verkauft\."),
+        (r"\w+ looks for (you|me)\b.*", r"\w+ sucht (dich|mich)\b.*"),
+        (r"Can you .*\?", r"Kannst du .*\?"),
+        (r"Did \w+ .*\?", r"Ha(be|st|t|ben) .*\?"),
+        (r"The \w+ are \w+ and \w+\.", r"Die \w+ sind \w+ und \w+\."),
+        (r"Anna and Peter \w+ .*", r"Anna und Peter \w+en .*"),
+    ):
+        found = [target for source, target in pairs if re.fullmatch(english, source)]
+        assert found
+        assert [target for target in found if not re.fullmatch(german, target)] == []
 
 
 def test_dates_are_in_the_calendar_and_every_day_of_it_comes_up() -> None:
@@ -94,4 +114,61 @@ def test_modal_verbs_go_with_actions_and_mean_the_same_when_negated() -> None:
     for english, _ in sentences:
         assert not re.search(r"\b(can|must|wants? to) need\b", english)
         # "muss keinen" leaves it to one, "must ... no" forbids it.
-        assert not re.search(r"\bmust\b.* no ", english)
+        assert not re.search(r"\bmust\b.* no ", english.split(" because ")[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "english", "german"),
+    [
+        (1, "one", "eins"),
+        (16, "sixteen", "sechzehn"),
+        (21, "twenty-one", "einundzwanzig"),
+        (30, "thirty", "dreißig"),
+        (77, "seventy-seven", "siebenundsiebzig"),
+        (101, "one hundred and one", "einhunderteins"),
+        (600, "six hundred", "sechshundert"),
+    ],
+)
+def test_numbers_are_spelt_in_both_languages(value: int, english: str, german: str) -> None:
+    assert number(value) == (english, german)
+
+
+def test_times_and_dates_are_spelt_in_both_languages() -> None:
+    assert clock_time(1, 0) == ("one o'clock", "ein Uhr")
+    assert clock_time(12, 30) == ("half past twelve", "halb eins")
+    assert clock_time(3, 45) == ("a quarter to four", "Viertel vor vier")
+    assert clock_time(7, 35) == ("twenty-five to eight", "fünfundzwanzig vor acht")
+    assert ordinal(1) == ("first", "erste")
+    assert ordinal(12) == ("twelfth", "zwölfte")
+    assert ordinal(21) == ("twenty-first", "einundzwanzigste")
+    assert ordinal(30) == ("thirtieth", "dreißigste")
+
+
+def test_nouns_have_the_article_and_adjectives_the_ending_of_their_case() -> None:
+    apple, bag, neighbor = (
+        Noun("apple", "apples", "Apfel", "Äpfel", "m"),
+        Noun("bag", "bags", "Tasche", "Taschen", "f"),
+        Noun("neighbor", "neighbors", "Nachbar", "Nachbarn", "m", accusative="Nachbarn"),
+    )
+    old, red = Pair("old", "alt"), Pair("red", "rot")
+
+    for arguments, phrase in (
+        (("the", [old], apple, "nominative"), ("the old apple", "der alte Apfel")),
+        (("the", [], apple, "accusative"), ("the apple", "den Apfel")),
+        (("a", [], apple, "accusative"), ("an apple", "einen Apfel")),
+        (("a", [old], apple, "nominative"), ("an old apple", "ein alter Apfel")),
+        (("a", [red, old], bag, "accusative"), ("a red old bag", "eine rote alte Tasche")),
+        (("no", [old], bag, "accusative"), ("no old bag", "keine alte Tasche")),
+        (("no plural", [old], bag, "accusative"), ("no old bags", "keine alten Taschen")),
+        (
+            ("the plural", [old, red], bag, "nominative"),
+            ("the old red bags", "die alten roten Taschen"),
+        ),
+        (("plural", [red], apple, "accusative"), ("red apples", "rote Äpfel")),
+        (("the", [old], neighbor, "accusative"), ("the old neighbor", "den alten Nachbarn")),
+        (
+            ("number", [], apple, "accusative", number(21)),
+            ("twenty-one apples", "einundzwanzig Äpfel"),
+        ),
+    ):
+        assert noun_phrase(*arguments) == phrase
