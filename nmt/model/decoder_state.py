@@ -107,6 +107,12 @@ class DecoderState:
             return self
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 
+    def after_step(self, coverage: Tensor | None) -> DecoderState:
+        """Return the state with one position more, and this coverage."""
+        length, rest = self.length + 1, (coverage, self.choice, self.slots)
+        caches = self.cross_kv, self.source_mask, self.self_kv
+        return DecoderState(*caches, self.num_beams, length, *rest)
+
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep some sentences, and in each some beams.
 

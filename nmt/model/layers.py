@@ -116,11 +116,11 @@ class _SplitHeads(torch.autograd.Function):
         return torch.cat(gradients, dim=1), None
 
 
-def _split_heads(fused: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...]:
     """(N, heads * E) -> views (N, size, E), one for each of ``sizes``."""
-    heads = fused.unflatten(-1, (-1, dim))
+    heads = fused.view(len(fused), -1, dim)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return heads.split(sizes, dim=1)
+        return heads.split_with_sizes(sizes, 1)
     return _SplitHeads.apply(heads, sizes)  # type: ignore[no-untyped-call]
 
 
@@ -180,7 +180,7 @@ class SelfAttention(_Attention):
             causal: Whether a token reads only itself and those before it.
             cache: While decoding: keys and values so far; those of ``values`` are added in place.
         """
-        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         query, key, value = _split_heads(self.query_key_value(values), sizes, self.head_dim)
         if self._qk_norm:
             query, key = self.heads.query_norm(query), self.heads.key_norm(key)
@@ -214,7 +214,7 @@ class CrossAttention(_Attention):
 
     def project_cross_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (M, D') to keys and values: (M, G, E) each."""
-        sizes = (self.num_kv_heads, self.num_kv_heads)
+        sizes = [self.num_kv_heads, self.num_kv_heads]
         key, value = _split_heads(self.key_value(memory), sizes, self.head_dim)
         return (self.heads.key_norm(key) if self._qk_norm else key), value
 
@@ -238,7 +238,7 @@ class CrossAttention(_Attention):
             weights: Where to append how much of each source token is read, the mean over the heads:
                 (B, T, S), or (B, K, S) with a cache; float32.
         """
-        query = self.query(values).unflatten(-1, (-1, self.head_dim))
+        query = self.query(values).view(len(values), -1, self.head_dim)
         if self._qk_norm:
             query = self.heads.query_norm(query)
         key = value = None
@@ -260,7 +260,10 @@ class CrossAttention(_Attention):
         if cache is not None:
             keys = cache.key.transpose(1, 2)
             beams = query.unflatten(0, (len(keys), -1))
-            return mean_weights(beams, keys, cache.mask[:, 0, 0] == 0)
+            mask = keys.new_ones(keys.shape[:2], dtype=torch.bool)
+            if cache.mask is not None:
+                mask = cache.mask[:, 0, 0] == 0
+            return mean_weights(beams, keys, mask)
         assert segments is not None
         assert key is not None
         queries, keys_of = segments

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -283,8 +282,7 @@ class Transformer(nn.Module):
             coverage = coverage + (newly if rows is None else newly.index_select(0, rows))
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        after = replace(state, length=longer, coverage=coverage)
-        return hidden.view(*tokens.shape, -1), after
+        return hidden.view(*tokens.shape, -1), state.after_step(coverage)
 
     def decode_token(
         self,
@@ -316,12 +314,13 @@ class Transformer(nn.Module):
         """
         values = self.target_embedding(ids, position, self.target_table, table)
         sources, targets = cross_kv.flatten(0, 1).unbind(0), self_kv.unbind(0)
+        aligning = () if weights is None else self._aligning_layers
         for number, layer in enumerate(self.decoder):
             cache = (
                 SelfCache(targets[number], position, filled),
                 CrossCache(sources[2 * number], sources[2 * number + 1], source_mask),
             )
-            found = weights if number in self._aligning_layers else None
+            found = weights if number in aligning else None
             values = layer(values, cache=cache, weights=found)
         return self.decoder_norm(values)
 

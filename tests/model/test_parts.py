@@ -125,6 +125,14 @@ def test_attention_dropout_scales_by_what_was_kept_and_its_gradient_has_the_same
     assert torch.autograd.gradcheck(squares, first)
 
 
+def test_attention_weights_that_are_kept_are_scaled_by_the_share_that_was_applied() -> None:
+    torch.manual_seed(5)
+    packed, heads = packed_of([1] * 500), torch.ones(500, 4, 2)  # each token reads itself: weight 1
+    mixed = bmm_attention(heads, heads, heads, None, (packed, packed), True, 0.1)
+
+    assert mixed.unique().tolist() == pytest.approx([0, 256 / 230], rel=1e-6)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("length", [1, 2, 200])
 @pytest.mark.parametrize("beams", [1, 3])
@@ -152,6 +160,8 @@ def test_dropout_drops_the_share_it_says_and_keeps_the_sum() -> None:
     dropped.sum().backward()
 
     assert dropped_share(0.1) == 26 / 256
+    # What is kept is scaled by the share that was applied: 256 / 230, not 1 / 0.9.
+    assert dropped.unique().tolist() == pytest.approx([0, 256 / 230], rel=1e-6)
     # 10^6 draws: the standard deviation of the share is 0.0003.
     assert (dropped == 0).float().mean().item() == pytest.approx(26 / 256, abs=0.0015)
     assert dropped.mean().item() == pytest.approx(1, abs=0.002)

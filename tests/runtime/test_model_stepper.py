@@ -91,6 +91,7 @@ def test_a_stepper_that_was_not_made_for_it_tells_no_coverage() -> None:
         stepper.coverage(stepper.start(*batch([5, 3])))
 
 
+@torch.inference_mode()
 def test_probabilities_sum_to_one() -> None:
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
     stepper = ModelStepper(model)

@@ -1,0 +1,82 @@
+"""A new position scheme needs one file, such as this one, and its registration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from nmt.config.model import ModelConfig
+from nmt.model.attention import BACKENDS, sdpa_attention
+from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions, register_positions
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
+
+
+class Alibi(RelativePositions):
+    """Attention with linear biases (Press et al. 2022)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self._slopes = 2.0 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
+
+    @override
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        distances = (queries.unsqueeze(1) - keys).abs()
+        return -self._slopes.view(-1, 1, 1) * distances
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    register_positions("alibi", PositionScheme(relative=lambda config, _: Alibi(config.num_heads)))
+    yield
+    del POSITIONS["alibi"]
+
+
+def model_of(**options: object) -> Transformer:
+    torch.manual_seed(3)
+    shape = {"model_dim": 32, "ff_dim": 48, "num_heads": 4, "encoder_layers": 2}
+    config = ModelConfig.model_validate({**shape, "decoder_layers": 2, **options})
+    return build_model(config, 50, 50).eval()
+
+
+SOURCE = Packed.from_rows([[7, 8, 9, 4, 3], [11, 12, 3]])
+TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@torch.inference_mode()
+def test_a_registered_scheme_serves_training_and_decoding(
+    num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(positions="alibi", num_kv_heads=num_kv_heads)
+    whole = model(SOURCE, TARGET)
+    state, steps, ids = model.start(SOURCE), [], TARGET.pad(TARGET.ids)
+    for position in range(4):
+        hidden, state = model.decode_step(state, ids[:, position : position + 1])
+        steps.append(hidden[:, 0])
+    torch.testing.assert_close(TARGET.unpad(torch.stack(steps, 1)), whole, rtol=1e-4, atol=1e-5)
+    monkeypatch.setitem(BACKENDS, "cpu", sdpa_attention)
+    torch.testing.assert_close(model(SOURCE, TARGET), whole, rtol=1e-4, atol=1e-5)
+    none = model_of(positions="none", num_kv_heads=num_kv_heads)
+    assert none.state_dict().keys() == model.state_dict().keys()
+    assert not torch.allclose(none(SOURCE, TARGET), whole)
+
+
+def test_its_bias_gets_gradients() -> None:
+    class Learned(Alibi):
+        def __init__(self, num_heads: int) -> None:
+            super().__init__(num_heads)
+            self._slopes = torch.nn.Parameter(torch.ones(num_heads))
+
+    register_positions(
+        "alibi", PositionScheme(relative=lambda config, _: Learned(config.num_heads))
+    )
+    model = model_of(positions="alibi")
+    model(SOURCE, TARGET).square().sum().backward()
+    slopes = [p for name, p in model.named_parameters() if "_slopes" in name]
+    assert len(slopes) == 4
+    assert all(p.grad is not None and p.grad.abs().min() > 0 for p in slopes)
