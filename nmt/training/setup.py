@@ -212,7 +212,11 @@ def check_start(config: RunConfig) -> None:
     folder = config.training.start_from
     if folder is not None and (folder / "config.yaml").is_file():
         _check_shape(config, load_folder_config(folder))
-    with torch.device("meta"):  # names alone, no numbers
+    if not config.training.freeze:
+        return
+    with torch.device(
+        "meta"
+    ):  # names alone; torch loads its compiler for that, which takes a second
         freeze(build_model(config.model, _ANY_SIZE, _ANY_SIZE), config.training.freeze)
 
 

@@ -85,7 +85,8 @@ class Server:
 def _serve() -> None:
     # A shell lets what it starts in the background ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    importlib.import_module("nmt.recipes.train")  # once, for all children
+    for name in ("nmt.recipes.train", "nmt.cli.app", "jinja2"):  # once, for all children
+        importlib.import_module(name)
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
         outputs = [Path(f"{number}.{name}").absolute() for name in ("stdout", "stderr")]
