@@ -196,14 +196,13 @@ def _run(
     reporter = _reporters(config, progress, log) if is_first else ReporterList()
     try:
         validator = _validator(config, setup, shared_stop)
+        model_dim, total_steps = config.model.model_dim, progress.total_steps
         trainer = Trainer(
             training,
             updater=setup.updater,
             loader=setup.loader,
             schedule=build_schedule(
-                training.schedule,
-                model_dim=config.model.model_dim,
-                total_steps=progress.total_steps,
+                training.schedule, model_dim=model_dim, total_steps=total_steps
             ),
             validator=validator,
             saver=CheckpointSaver(run_dir, training, record),
@@ -212,23 +211,14 @@ def _run(
         )
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        for text in [
-            *notes,
-            f"{progress.describe()}: {setup.describe()}{_fitted_note(config, batch)}",
-        ]:
+        notes.append(f"{progress.describe()}: {setup.describe()}{_fitted_note(config, batch)}")
+        for text in notes:
             reporter.report(NoteReport(progress.step, text))
         trained = trainer.run(progress)
         if is_first and trained.reason != "signal":
             make_shortlist(run_dir, data)
             calibrate_guard(run_dir, data)
-        return average_at_end(
-            run_dir,
-            training,
-            trained,
-            updater=setup.updater,
-            validator=validator,
-            reporter=reporter,
-        )
+        return average_at_end(run_dir, training, trained, setup.updater, validator, reporter)
     finally:
         reporter.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,6 @@ def average_at_end(
     run_dir: Path,
     training: TrainingConfig,
     summary: TrainingSummary,
-    *,
     updater: Updater,
     validator: Validator,
     reporter: Reporter,
@@ -159,15 +158,7 @@ def average_at_end(
     if len(steps) < 2:
         return summary
     paths = [present[step] for step in steps]
-    try:
-        mean = average_weights(paths)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"There is no mean of the last {len(steps)} checkpoints: {error.problem}",
-            fix="All updates are made. Remove this checkpoint and start the same command again for "
-            "a mean of the others, or unset training.average_last.",
-        ) from error
-    updater.optimizer.load_weights(mean)
+    updater.optimizer.load_weights(_mean_of(paths))
     scores = validator()
     score = scores.value(training.validation.metric)
     result = _best_of(summary, score)
@@ -177,14 +168,23 @@ def average_at_end(
             write_best(run_dir, result.best)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
         write_average(run_dir / AVERAGE, run_dir, paths, score=score)
-    text = f"mean of the last {len(steps)} checkpoints: perplexity "
-    text += shown_perplexity(scores.perplexity)
-    for metric, value in scores.text.items():
-        text += f", {METRICS[metric].label} {value:.2f}"
-    is_best = result.best == AVERAGE
-    text += f"; {'now the best' if is_best else 'the best checkpoint is better'}"
+    found = [f"perplexity {shown_perplexity(scores.perplexity)}"]
+    found += [f"{METRICS[metric].label} {value:.2f}" for metric, value in scores.text.items()]
+    outcome = "now the best" if result.best == AVERAGE else "the best checkpoint is better"
+    text = f"mean of the last {len(steps)} checkpoints: {', '.join(found)}; {outcome}"
     reporter.report(NoteReport(summary.step, text))
     return result
+
+
+def _mean_of(paths: Sequence[Path]) -> dict[str, Tensor]:
+    try:
+        return average_weights(paths)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"There is no mean of the last {len(paths)} checkpoints: {error.problem}",
+            fix="All updates are made. Remove this checkpoint and start the same command again for "
+            "a mean of the others, or unset training.average_last.",
+        ) from error
 
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:

@@ -211,19 +211,7 @@ def fit_batches(
         return batch
     own = -(-batch.tokens_per_update // processes.size)
     smallest = 2 * max_length + 2
-    first = min(own, max(smallest, _FIRST_PROBE))
-    second = min(own, 2 * first)
-    fits = own
-    if second > first:
-        sizes = {"tokens_per_update": None}
-        probes = [
-            _probe(build(batch.model_copy(update={"max_tokens": tokens, **sizes})))
-            for tokens in (first, second)
-        ]
-        free = int(_SHARE * min(probe.free for probe in probes))
-        low, high = ((probe.tokens, probe.peak) for probe in probes)
-        fits = tokens_that_fit(low, high, free=free)
-    fits = min(processes.gather(min(fits, own)))
+    fits = min(processes.gather(min(_probed(batch, own, smallest, build), own)))
     if fits < smallest:
         raise DeviceError(
             f"Memory holds batches of about {fits:,} tokens, fewer than a pair with "
@@ -232,12 +220,26 @@ def fit_batches(
             "smaller model.",
         )
     accumulate = -(-own // fits)
-    numbers = {
-        "max_tokens": max(smallest, -(-own // accumulate)),
-        "accumulate": accumulate,
-        "tokens_per_update": None,
-    }
-    return batch.model_copy(update=numbers)
+    max_tokens = max(smallest, -(-own // accumulate))
+    return batch.model_copy(
+        update={"max_tokens": max_tokens, "accumulate": accumulate, "tokens_per_update": None}
+    )
+
+
+def _probed(
+    batch: BatchConfig, own: int, smallest: int, build: Callable[[BatchConfig], TrainingSetup]
+) -> int:
+    """Return how many tokens fit; ``own``, the most that are needed, where that is few."""
+    first = min(own, max(smallest, _FIRST_PROBE))
+    second = min(own, 2 * first)
+    if second <= first:
+        return own
+    probes = [
+        _probe(build(batch.model_copy(update={"max_tokens": size, "tokens_per_update": None})))
+        for size in (first, second)
+    ]
+    low, high = ((probe.tokens, probe.peak) for probe in probes)
+    return tokens_that_fit(low, high, free=int(_SHARE * min(probe.free for probe in probes)))
 
 
 class _Probe(NamedTuple):

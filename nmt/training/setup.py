@@ -40,7 +40,7 @@ _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout
 _ANY_SIZE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TrainingSetup:
     """What one process trains with, before its first update."""
 
@@ -48,7 +48,6 @@ class TrainingSetup:
     model: ModelConfig
     batch: BatchConfig
     data: PreparedData
-    device: torch.device
     updater: Updater
     """Of a model with new weights."""
     loader: Loader
@@ -100,16 +99,12 @@ class TrainingSetup:
             switch=updater.model.compile_layers,
             warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         )
-        return cls(
-            training=training,
-            model=model,
-            batch=batch,
-            data=data,
-            device=device,
-            updater=updater,
-            loader=loader,
-            compilation=compilation,
-        )
+        return cls(training, model, batch, data, updater, loader, compilation)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.updater.model.output_weight.device
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint says of machine and batches, compared when it is resumed."""

@@ -105,18 +105,19 @@ def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
     assert contents(other.run_dir) == expected
 
 
-def test_model_folders_have_them_and_their_manifests_too(config: RunConfig) -> None:
-    notes: list[str] = []
+def test_model_folders_have_them_and_their_manifests_too(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     average(config.run_dir, Path("mean"), last=2)
-    export(config.run_dir, Path("slim"), "safetensors", note=notes.append)
-    export(Path("mean"), Path("slim mean"), "safetensors", note=notes.append)
+    export(config.run_dir, Path("slim"), "safetensors")
+    export(Path("mean"), Path("slim mean"), "safetensors")
     for folder, origin in (("mean", "mean"), ("slim", config.run_dir), ("slim mean", "mean")):
         assert contents(Path(folder)) == contents(Path(origin))
         files = json.loads((Path(folder) / "manifest.json").read_text())["files"]
         assert {*BOTH} <= {*files}
-        translator = load(Path(folder), note=notes.append)
+        translator = load(Path(folder))
         assert translator.with_options(shortlist=True).translate(["abc"])[0].text
-    assert notes == []
+    assert not caplog.messages
 
 
 def test_a_folder_of_an_older_run_lacks_them_and_works(config: RunConfig) -> None:
@@ -139,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_named(
         raise OSError(28, "No space left on device")
 
     (config.run_dir / SHORTLIST).unlink()
-    monkeypatch.setattr(model_folder, "replace_bytes", full)
+    monkeypatch.setattr(model_folder, "write_bytes", full)
     with pytest.raises(CheckpointError, match=rf"{SHORTLIST} was not written: No space left"):
         make_shortlist(config.run_dir, data)
 
