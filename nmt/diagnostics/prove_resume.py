@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nmt.checkpoint.files import list_checkpoints
-from nmt.diagnostics.compare_runs import compare_runs
-from nmt.diagnostics.watched_training import Stopwatch, WatchedTraining
+from nmt.diagnostics.trainings import Stopwatch, WatchedTraining, compare_runs
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_errors
 from nmt.training.signals import Interrupted, StoppedBySignal, StopSignal

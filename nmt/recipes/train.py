@@ -32,7 +32,7 @@ from nmt.training.checkpoints import (
     load_newest,
     tidy_run_folder,
 )
-from nmt.training.html_report import make_reporters
+from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import NoteReport, ReporterList, RunLog

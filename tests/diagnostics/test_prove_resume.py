@@ -21,9 +21,8 @@ from nmt.checkpoint.files import save_checkpoint
 from nmt.cli.app import app
 from nmt.config.loader import load_config
 from nmt.diagnostics import prove_resume as module
-from nmt.diagnostics.compare_runs import Comparison, compare_runs
 from nmt.diagnostics.prove_resume import Plan, Proof
-from nmt.diagnostics.watched_training import WatchedTraining
+from nmt.diagnostics.trainings import Comparison, WatchedTraining, compare_runs
 from nmt.errors import CheckpointError, ConfigError
 from nmt.recipes.train import prove_resume
 from nmt.training.signals import StoppedBySignal

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training.html_report import HtmlReport, render_report
+from nmt.training.dashboards import HtmlReport, render_report
 from nmt.training.report import JsonLines, NoteReport, UpdateReport, ValidationReport
 
 NAN = math.nan

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nmt.errors import ConfigError
+from nmt.training.dashboards import TensorBoard
 from nmt.training.report import NoteReport, SavedReport, UpdateReport, ValidationReport
-from nmt.training.tensorboard import TensorBoard
 
 
 def update(step: int, loss: float = 3.25) -> UpdateReport:
