@@ -81,7 +81,7 @@ def held_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     weights = _storages(parameters)
     master = _without(_storages([optimizer.parameters.weights]), weights)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # Weights that are only worked out when asked for stand elsewhere each time.
+    # Weights that are computed on demand are at another address each time.
     used, again = optimizer.weights(), optimizer.weights()
     temporary = _without(_storages(used.values()), _storages(again.values()))
     kept = _without(_storages(used.values()), temporary)

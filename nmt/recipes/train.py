@@ -43,7 +43,7 @@ from nmt.training.signals import (
     SharedStop,
     StoppedBySignal,
     StopSignal,
-    one_failure_told,
+    report_one_failure,
 )
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator, decoding_validator
@@ -70,7 +70,7 @@ def train(
         check_metric(config.training.validation.metric)
     prepare_process(config.training.threads)
     processes = join()
-    with one_failure_told(processes):
+    with report_one_failure(processes):
         try:
             with run_lock(config.run_dir) if processes.rank == 0 else nullcontext():
                 if processes.rank == 0:
@@ -146,7 +146,7 @@ def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: An
 
 
 def _prepare(config: RunConfig, num_processes: int | None = None, *, why: str = "") -> None:
-    """Prepare the data if need be: it may take long, and stops at once when told to."""
+    """Prepare the data if need be: it may take long, and stops at once at a signal."""
     prepared = prepare(config, check=data_check(config, num_processes))
     if not prepared.up_to_date:
         logger.info("\n".join(filter(None, (why, prepared.as_text()))))

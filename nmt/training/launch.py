@@ -46,7 +46,7 @@ def launch(
         DeviceError: There are fewer GPUs.
         ProcessKilledError: Names the process.
         PeerLostError: They lost each other, and none has failed.
-        SystemExit: A process failed. It has told why; the code is its own.
+        SystemExit: A process failed and has printed why; the code is its own.
         StoppedBySignal: All were asked to stop, and have saved.
     """
     num_gpus = torch.cuda.device_count()
@@ -150,6 +150,6 @@ def _killed(rank: int, failure: ProcessFailure, num_processes: int) -> ProcessKi
     return ProcessKilledError(
         f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by {name}; the others "
         "have ended.",
-        fix="If memory ran out, lower batch.max_tokens. Start the same command again: it goes on "
-        "from the last checkpoint.",
+        fix="If memory ran out, lower batch.max_tokens. Start the same command again: it "
+        "resumes from the last checkpoint.",
     )

@@ -100,7 +100,7 @@ class Progress:
         self.padded_tokens += stats.padded_tokens
 
     def add_outcome(self, stats: UpdateStats) -> None:
-        """Count what the device worked out in one update."""
+        """Count what the device computed in one update."""
         if not stats.skipped:
             self.loss_sum += stats.loss_sum
             self.scored_tokens += stats.target_tokens

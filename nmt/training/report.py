@@ -141,7 +141,7 @@ Event = UpdateReport | ValidationReport | SavedReport | NoteReport
 
 
 class Reporter(Protocol):
-    """Is told what happens."""
+    """Is given the events of a run."""
 
     def report(self, event: Event) -> None:
         """Take note of an event."""

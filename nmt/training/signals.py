@@ -16,7 +16,7 @@ from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, tell_lau
 T = TypeVar("T")
 
 _NOTICE = "stop"
-_SECONDS_TO_TELL = 5
+_SECONDS_TO_REPORT = 5
 
 
 class StoppedBySignal(SystemExit):
@@ -105,7 +105,7 @@ class SharedStop:
         Raises:
             Interrupted: A signal came to this process, or another one has noticed one.
         """
-        self._tell()
+        self._notify()
         self._signal.check()
         if (number := self._processes.posted(_NOTICE)) is not None:
             raise Interrupted(number)
@@ -121,27 +121,27 @@ class SharedStop:
             part.append(work())
         except Interrupted as interrupted:
             number = interrupted.number
-        self._processes.wait(self._tell)
+        self._processes.wait(self._notify)
         gathered = self._processes.gather((number, part))
         for number, _ in gathered:
             if number is not None:
                 raise Interrupted(number)
         return [result for _, part in gathered for result in part]
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._signal.number is not None:
             self._processes.post(_NOTICE, self._signal.number)
 
 
 @contextmanager
-def one_failure_told(processes: Processes) -> Iterator[None]:
-    """Let one process say why all of them end; a launcher says what became of a lost one."""
+def report_one_failure(processes: Processes) -> Iterator[None]:
+    """Let one process report why all of them end; a launcher reports a process that was lost."""
     try:
         yield
     except Exception as error:
-        is_told = isinstance(error, PeerLostError) and tell_launcher(error)
-        if not is_told and processes.is_first_to_fail():
+        is_reported = isinstance(error, PeerLostError) and tell_launcher(error)
+        if not is_reported and processes.is_first_to_fail():
             raise
-        if not is_told:  # the launcher ends this process as soon as the one that tells has ended
-            time.sleep(_SECONDS_TO_TELL)
+        if not is_reported:  # the launcher ends this process once the reporting one has ended
+            time.sleep(_SECONDS_TO_REPORT)
         raise SystemExit(PEER_LOST) from None

@@ -137,7 +137,7 @@ class Trainer:
 
     @property
     def _is_stopping(self) -> bool:
-        """Whether all leave: one that has no peers need not tell them in an update first."""
+        """Whether all leave; one process alone need not agree with others in an update first."""
         return self._all_stop or (self._processes.size == 1 and self._stop.requested)
 
     def _update(self, updates: Iterator[tuple[list[Batch], Position]]) -> _Update:
@@ -202,7 +202,7 @@ class Trainer:
         if self._saved_step < step:
             raise CheckpointError(
                 f"Training has ended, but step {step:,} could not be saved: the disk is full.",
-                fix="Free disk space, then start the same command again: it goes on from "
+                fix="Free disk space, then start the same command again: it resumes from "
                 f"step {self._saved_step:,}.",
             )
 

@@ -29,7 +29,7 @@ _MOST_SPLITS = 3
 class UpdateStats:
     """What one update did, in all processes. Sums, not means.
 
-    What the device works out is read when it is first asked for, and that waits for the device;
+    What the device computes is read when it is first asked for, and that waits for the device;
     `read_together` waits once for many updates.
 
     Args:
@@ -72,7 +72,7 @@ class UpdateStats:
 
 
 def read_together(updates: Sequence[UpdateStats]) -> None:
-    """Read what the device worked out in all of ``updates``, which waits for it once."""
+    """Read what the device computed in all of ``updates``: waits for it once."""
     if updates:
         rows = torch.stack([update._on_device for update in updates]).tolist()
         for update, values in zip(updates, rows, strict=True):
