@@ -75,8 +75,5 @@ class Registered:
 
     def _registered(self) -> Mapping[str, object]:
         module, _, name = self.registry.partition(":")
-        try:
-            found: Mapping[str, object] = getattr(import_module(module), name, {})
-        except ImportError:  # until every registry has its module
-            return {}
+        found: Mapping[str, object] = getattr(import_module(module), name)
         return found

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 _MEMINFO = Path("/proc/meminfo")
@@ -105,7 +104,11 @@ def _uncompiled() -> AbstractContextManager[object]:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Follows the storages that operations make."""
+    """Follows the storages that operations make.
+
+    Its base class has no public place, though torch documents it: without it, `measure_peak` has no
+    count on a CPU.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,5 +144,12 @@ class _LiveBytes(TorchDispatchMode):
         self._now -= size
 
 
-def _storages(values: object) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+def _storages(values: object) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of the tensors in nested lists, tuples and dicts."""
+    if isinstance(values, Tensor):
+        yield values.untyped_storage()
+    elif isinstance(values, dict):
+        yield from _storages(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _storages(value)

@@ -30,7 +30,7 @@ from nmt.files.lines import (
 
 MAX_CHUNK_LINES = 2000
 MAX_NOTES = 20
-"""Notes about odd lines, after which no more are said one by one."""
+"""Warnings about damaged lines that are given one by one."""
 _MAX_CHUNK_BYTES = 1 << 22
 _READ_BYTES = 1 << 16
 _PAUSE_SECONDS = 0.02
@@ -50,7 +50,7 @@ def read_chunks(
     stream: IO[bytes],
     *,
     lines_at_once: int = MAX_CHUNK_LINES,
-    longest_line: int = MAX_LINE_BYTES,
+    max_bytes: int = MAX_LINE_BYTES,
     name: str = "standard input",
 ) -> Iterator[list[bytes]]:
     """Yield lines, without LF, in chunks: full ones from a file, small ones from a slow writer.
@@ -62,13 +62,13 @@ def read_chunks(
     Args:
         stream: Bytes to read to the end.
         lines_at_once: Most lines of a chunk.
-        longest_line: Of a longer line comes the start, one byte more than this.
+        max_bytes: Of a longer line comes the start, one byte more than this.
         name: What messages call ``stream``.
 
     Raises:
         DataError: The input is damaged, for example a gzip file cut off, or is UTF-16 or UTF-32.
     """
-    splitter = LineSplitter(longest_line)
+    splitter = LineSplitter(max_bytes)
     lines: list[bytes] = []
     size, since, is_start = 0, 0.0, True
     while data := read_some(stream, name, _READ_BYTES, at_once=True):
@@ -101,43 +101,43 @@ def _more_is_waiting(stream: IO[bytes]) -> bool:
 def decode_lines(
     lines: Sequence[bytes],
     first_number: int,
-    note: Callable[[str], None],
+    warn: Callable[[str], None],
     *,
-    longest_line: int = MAX_LINE_BYTES,
+    max_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[str]:
     """Decode UTF-8.
 
-    What is not UTF-8 is replaced and the end of a line beyond ``longest_line`` bytes is cut off,
-    both with a note, so that no line is lost.
+    What is not UTF-8 is replaced and the end of a line beyond ``max_bytes`` bytes is cut off,
+    both with a warning, so that no line is lost.
     """
     for number, line in enumerate(lines, start=first_number):
-        if len(line) > longest_line:
-            note(f"line {number:,} is longer than {longest_line:,} bytes; the rest is cut off")
-            yield line[:longest_line].decode("utf-8", "ignore")
+        if len(line) > max_bytes:
+            warn(f"line {number:,} is longer than {max_bytes:,} bytes; the rest is cut off")
+            yield line[:max_bytes].decode("utf-8", "ignore")
             continue
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError as error:
-            note(
+            warn(
                 f"line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8; "
                 "replaced by U+FFFD"
             )
             yield line.decode("utf-8", "replace")
 
 
-def first_few(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what passes the first `MAX_NOTES` notes on, and then says that it says no more."""
+def first_few(warn: Callable[[str], None]) -> Callable[[str], None]:
+    """Limit warnings about damaged lines to the first `MAX_NOTES`, and one that ends them."""
     count = 0
 
-    def say(text: str) -> None:
+    def limited(text: str) -> None:
         nonlocal count
         count += 1
         if count <= MAX_NOTES:
-            note(text)
+            warn(text)
         elif count == MAX_NOTES + 1:
-            note("more lines are not UTF-8, or too long; they are not named")
+            warn("more lines are not UTF-8, or too long; they are not named")
 
-    return say
+    return limited
 
 
 @contextmanager

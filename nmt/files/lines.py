@@ -14,7 +14,9 @@ import lzma
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TypeAlias, cast
 
 from nmt.errors import DataError
@@ -100,7 +102,7 @@ def _open_zstandard(file: Path | IO[bytes]) -> IO[bytes]:
     # Not `zstandard`: it takes a file that is cut off for a whole one.
     for name in ("compression.zstd", "backports.zstd"):
         try:
-            return cast(IO[bytes], importlib.import_module(name).open(file, "rb"))
+            return _open(importlib.import_module(name), file)
         except ImportError:
             continue
     shown = file if isinstance(file, Path) else "The input"
@@ -110,18 +112,14 @@ def _open_zstandard(file: Path | IO[bytes]) -> IO[bytes]:
     )
 
 
-def _open_bzip2(file: Path | IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], bz2.open(file, "rb"))
-
-
-def _open_gzip(file: Path | IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(file, "rb"))
+def _open(library: ModuleType, file: Path | IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], library.open(file, "rb"))
 
 
 _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], _Opener]] = {
-    ".gz": (re.compile(rb"\x1f\x8b"), _open_gzip),
+    ".gz": (re.compile(rb"\x1f\x8b"), partial(_open, gzip)),
     # More than the letters, which a text may begin with: the mark of the first block or of no more.
-    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), _open_bzip2),
+    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), partial(_open, bz2)),
     ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.LZMAFile),
     ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
 }

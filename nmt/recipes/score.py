@@ -86,7 +86,7 @@ def score(
     """
     style = style or ScoreFormat()
     check_inputs(source, target)
-    check_output(output, source, target)
+    check_output(output, source, target, Path(model))
     scorer = Scorer.load(model, **(loading or {}))
     scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
     with ExitStack() as stack:

@@ -67,7 +67,7 @@ def translate(
         DataError: The input cannot be read or the output cannot be written, or a line has no
             translation: it ends text output; in JSON all others are written before.
     """
-    check_output(output, source)
+    check_output(output, source, Path(model))
     with _joined_team() as team:
         if team is None:
             translator = _load(Path(model), mbr, overrides, loading, decoding)

@@ -101,12 +101,12 @@ def test_a_line_without_an_end_is_cut_and_not_held() -> None:
     """Fault 45."""
     notes: list[str] = []
     tracemalloc.start()
-    chunks = list(read_chunks(_Endless(1 << 28), longest_line=1 << 16))  # type: ignore[arg-type]
+    chunks = list(read_chunks(_Endless(1 << 28), max_bytes=1 << 16))  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [len(line) for chunk in chunks for line in chunk] == [(1 << 16) + 1]
     assert peak < 1 << 21
-    (text,) = decode_lines(chunks[0], 7, notes.append, longest_line=1 << 16)
+    (text,) = decode_lines(chunks[0], 7, notes.append, max_bytes=1 << 16)
     assert len(text) == 1 << 16
     assert notes == ["line 7 is longer than 65,536 bytes; the rest is cut off"]
 
@@ -114,8 +114,8 @@ def test_a_line_without_an_end_is_cut_and_not_held() -> None:
 def test_a_cut_does_not_split_a_character_and_the_next_line_is_whole() -> None:
     notes: list[str] = []
     data = "ä".encode() * 10 + b"\nnext\n"
-    (chunk,) = read_chunks(io.BytesIO(data), longest_line=5)
-    assert list(decode_lines(chunk, 1, notes.append, longest_line=5)) == ["ää", "next"]
+    (chunk,) = read_chunks(io.BytesIO(data), max_bytes=5)
+    assert list(decode_lines(chunk, 1, notes.append, max_bytes=5)) == ["ää", "next"]
     assert len(notes) == 1
 
 
