@@ -248,7 +248,9 @@ class _BmmAttention(torch.autograd.Function):
         of_weights = torch.bmm(mixed, value.mT)
         if kept is not None:
             of_weights.mul_(kept)
-        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+        # Of softmax: weights * (gradient - sum(gradient * weights)).
+        of_scores = of_weights.mul_(weights)
+        of_scores.addcmul_(weights, of_scores.sum(-1, keepdim=True), value=-1)
         of_bias = None
         if ctx.bias is not None and ctx.needs_input_grad[3]:
             shape, dtype = ctx.bias
