@@ -36,7 +36,7 @@ from nmt.packed import Packed
 from nmt.runtime.model_stepper import ModelStepper
 from nmt.search.hypothesis import Hypothesis, length_penalty
 from nmt.search.loop import search
-from nmt.search.rules import length_limits, limit_length
+from nmt.search.rules import delay_end, end_at_limit, length_limits
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 RANDOM_VOCABULARY = 8000
@@ -49,7 +49,8 @@ Decoder = Callable[[Tensor, Tensor, DecodingConfig], list[list[Hypothesis]]]
 def forbid(scores: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
     """Leave what may come next, in place: the rules that are always on."""
     scores[..., [PAD_ID, UNK_ID, BOS_ID]] = -torch.inf
-    limit_length(scores, length, shortest, longest)
+    delay_end(scores, shortest > length)
+    end_at_limit(scores, longest <= length)
 
 
 @dataclass(slots=True)

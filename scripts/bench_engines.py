@@ -42,7 +42,7 @@ from widen_model import write_widened
 from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.config.model import ModelConfig
 from nmt.engine import usable_cores
-from nmt.exchange.ctranslate2_package import import_ctranslate2
+from nmt.exchange.ctranslate2 import import_ctranslate2
 from nmt.files.lines import read_lines
 
 SETTLING_SECONDS = 0.3

@@ -40,13 +40,13 @@ from nmt.engine.compilation import compile_layers
 from nmt.engine.device import choose_device, choose_device_queue, deterministic
 from nmt.engine.precision import choose_precision
 from nmt.errors import NmtError
-from nmt.exchange.ctranslate2_package import import_ctranslate2
+from nmt.exchange.ctranslate2 import import_ctranslate2
 from nmt.files.lines import read_lines
 from nmt.model.cost import Workload, training_flops
 from nmt.model.transformer import Transformer, build_model
-from nmt.recipes.export import Quantization, export
-from nmt.runtime.ctranslate2_engine import load_ctranslate2_engine
+from nmt.recipes.export import export
 from nmt.runtime.engine import Dtype, Engine
+from nmt.runtime.loading import load_engine
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.runtime.torch_loading import load_torch_engine
 from nmt.text.tokenizer import Tokenizers
@@ -57,8 +57,8 @@ from nmt.training.update import Updater, read_together
 
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
 QUICK = {"quick": ModelConfig(preset="tiny", model_dim=64, ff_dim=64)}
-TYPES: tuple[Dtype, ...] = ("bf16", "float16")
-CTRANSLATE2_TYPES: tuple[Quantization, ...] = ("float16", "bfloat16", "int8_float16")
+TYPES: tuple[Dtype, ...] = ("bfloat16", "float16")
+CTRANSLATE2_TYPES: tuple[str, ...] = ("float16", "bfloat16", "int8_float16")
 ROUNDS = 3
 
 
@@ -176,7 +176,6 @@ def engines(
             device=cast(Any, device),
             checkpoint="best",
             threads=None,
-            note=print,
             dtype=dtype,
         )
         engine = cast(TorchEngine, loaded.engine)
@@ -193,7 +192,7 @@ def engines(
         if kind not in package.get_supported_compute_types(device):
             continue
         export(model, place / kind, "ctranslate2", quantization=kind)
-        loaded = load_ctranslate2_engine(place / kind, device=cast(Any, device), threads=1)
+        loaded = load_engine(place / kind, device=cast(Any, device), threads=1)
         yield f"CTranslate2 {kind}", loaded.engine, loaded.config.decoding, loaded.tokenizers, 0
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Literal, cast, get_args
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.checkpoint.bundle import ModelBundle
@@ -29,22 +29,21 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.precision import has_fast_bf16
 from nmt.errors import NmtError
-from nmt.exchange.ctranslate2_package import import_ctranslate2
+from nmt.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
 from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
-from nmt.recipes.export import Quantization, export
-from nmt.runtime.ctranslate2_engine import CTranslate2Engine, load_ctranslate2_engine
+from nmt.recipes.export import export
+from nmt.runtime.ctranslate2_engine import CTranslate2Engine
 from nmt.runtime.engine import Dtype, Engine, Task
 from nmt.runtime.torch_loading import load_torch_engine
 from nmt.search.hypothesis import limits_of
-from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = Sequence[Sequence[int]]
 Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]
 """Batches -> seconds, and the output of each sentence in the order of the batches."""
 Family = Literal["nmt", "CTranslate2", "CTranslate2 with the list", "Hugging Face"]
 
-CTRANSLATE2_KINDS: tuple[Quantization, ...] = (
+CTRANSLATE2_KINDS: tuple[str, ...] = (
     "float32", "bfloat16", "int16", "int8", "int8_bfloat16",
 )  # fmt: skip
 """What CTranslate2 may be fast with, if it can use them on this processor."""
@@ -74,12 +73,12 @@ class Contender:
 def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
     """Yield ours, of all types of weights that this processor is made for."""
     for dtype in get_args(Dtype):
-        if dtype == "bf16" and not has_fast_bf16(torch.device("cpu")):
-            print("note: nmt bf16 is left out: this processor only emulates it")
+        if dtype == "bfloat16" and not has_fast_bf16(torch.device("cpu")):
+            print("note: nmt bfloat16 is left out: this processor only emulates it")
             continue
         try:
             engine = load_torch_engine(
-                model, device="cpu", checkpoint="best", threads=threads, note=print, dtype=dtype
+                model, device="cpu", checkpoint="best", threads=threads, dtype=dtype
             ).engine
         except NmtError as error:
             print(f"note: nmt {dtype} is left out: {error.problem}")
@@ -109,51 +108,21 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
             continue
         folder = place / f"ctranslate2-{kind}"
         export(model, folder, "ctranslate2", quantization=kind)
-        families: list[Family] = ["CTranslate2"]
-        if _write_map(model, folder):
-            families.append("CTranslate2 with the list")
-        for family in families:
-            has_map = family != "CTranslate2"
-            engine: Any = load_ctranslate2_engine(folder, device="cpu", threads=threads).engine
-            engine._model = _Mapped(engine._model) if has_map else engine._model
-            yield Contender(family, kind, threads, False, _all_at_once(engine, threads))
+        changes = {"CTranslate2": _as_is}
+        if (folder / VOCABULARY_MAP).is_file():
+            changes["CTranslate2 with the list"] = _with_short_list
+        for family, change in changes.items():
+            engine = CTranslate2Engine(folder, device="cpu", threads=threads)
+            run = change(_all_at_once(engine, threads))
+            yield Contender(cast(Family, family), kind, threads, False, run)
             for count in sorted({1, threads}):
-                alone: Any = load_ctranslate2_engine(folder, device="cpu", threads=1).engine
+                alone = CTranslate2Engine(folder, device="cpu", threads=1)
                 if count > 1:  # the engine itself has threads for whole batches only
                     alone._model = package.Translator(
                         str(folder), device="cpu", inter_threads=1, intra_threads=count
                     )
-                alone._model = _Mapped(alone._model) if has_map else alone._model
-                yield Contender(family, kind, count, True, _one_by_one(alone, count))
-
-
-class _Mapped:
-    """A translator that always uses its vocabulary map."""
-
-    def __init__(self, translator: Any) -> None:
-        self._translator = translator
-
-    def translate_batch(self, *args: Any, **options: Any) -> Any:
-        return self._translator.translate_batch(*args, use_vmap=True, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._translator, name)
-
-
-def _write_map(model: Path, folder: Path) -> bool:
-    """Give an exported model our short lists, if there are any: token, tab, its candidates."""
-    if not (model / SHORTLIST).is_file():
-        return False
-    parts, exported = load_file(model / SHORTLIST), CTranslate2Engine(folder, threads=1)
-    sources, targets = exported._source_tokens, exported._target_tokens
-    always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *parts["common"].tolist()})
-    lines = ["\t" + " ".join(targets[token] for token in always)]
-    for source, candidates in zip(sources, parts["candidates"].tolist(), strict=True):
-        pieces = [targets[token] for token in candidates if token >= 0]
-        if pieces:
-            lines.append(f"{source}\t{' '.join(pieces)}")
-    (folder / "vmap.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return True
+                run = change(_one_by_one(alone, count))
+                yield Contender(cast(Family, family), kind, count, True, run)
 
 
 def _all_at_once(engine: Engine, threads: int) -> Run:

@@ -141,7 +141,7 @@ def evaluate(
     if model is None:
         _refuse_model_flags(ctx)
     else:
-        loading = options.loading() | {"dtype": engine.dtype.value, "guard": not search.no_guard}
+        loading = options.loading() | engine.loading() | {"guard": not search.no_guard}
         use = ModelUse(
             folder=model,
             loading=loading,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -18,31 +16,12 @@ Examples:
 """
 
 
-class Target(StrEnum):
-    """What the folder is for."""
-
-    safetensors = "safetensors"
-    ctranslate2 = "ctranslate2"
-
-
-class Quantization(StrEnum):
-    """Type of the weights, by CTranslate2's name."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    int16 = "int16"
-    int8 = "int8"
-    int8_float32 = "int8_float32"
-    int8_float16 = "int8_float16"
-    int8_bfloat16 = "int8_bfloat16"
-
-
 def export(
     model: Model,
     to: Annotated[
-        Target,
+        str,
         typer.Option(
+            metavar="TARGET",
             help="safetensors: the model alone, for nmt. ctranslate2: for CTranslate2, which "
             "translates faster on CPUs.",
             show_default=False,
@@ -50,11 +29,14 @@ def export(
     ],
     output: OutputFolder,
     quantization: Annotated[
-        Quantization,
+        str | None,
         typer.Option(
-            help="Type of the weights of --to ctranslate2; int8 is smallest and fastest on CPUs."
+            metavar="TYPE",
+            help="Type of the weights. ctranslate2 has float32, float16, bfloat16, int16, int8, "
+            "int8_float32, int8_float16 and int8_bfloat16; int8 is smallest and fastest on CPUs.",
+            show_default="float32",
         ),
-    ] = Quantization.float32,
+    ] = None,
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> None:
@@ -66,14 +48,7 @@ def export(
     """
     from nmt.recipes.export import export as write
 
-    summary = write(
-        model,
-        output,
-        to.value,
-        quantization=quantization.value,
-        checkpoint=checkpoint,
-        note=logging.getLogger(__name__).info,
-    )
+    summary = write(model, output, to, quantization=quantization, checkpoint=checkpoint)
     if json:
         print_json(
             {

@@ -74,6 +74,17 @@ def _model_folder(text: str) -> Path:
     return folder
 
 
+def _dtype(text: str) -> str:
+    """Read the name of a dtype; bf16 and fp16 are other names.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    from nmt.runtime.engine import parse_dtype
+
+    return parse_dtype(text) or "auto"
+
+
 def _set_level(ctx: typer.Context, parameter: Any, value: Any) -> Any:
     """Configure logging by what is known of -q and -v so far."""
     flags = ctx.meta.setdefault(_LOG_FLAGS, {})
@@ -103,13 +114,12 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-class DtypeKind(StrEnum):
-    """What weights are multiplied in."""
+class EngineKind(StrEnum):
+    """What computes."""
 
-    float32 = "float32"
-    float16 = "float16"
-    bf16 = "bf16"
-    int8 = "int8"
+    auto = "auto"
+    torch = "torch"
+    ctranslate2 = "ctranslate2"
 
 
 class MeanKind(StrEnum):
@@ -283,14 +293,28 @@ class EngineOptions:
 
     title: ClassVar[str] = "Model"
 
+    engine: Annotated[
+        EngineKind,
+        typer.Option(
+            "--engine",
+            help="auto: CTranslate2 on a CPU if it is installed and has all that is asked for, "
+            "otherwise torch; -v says which and why.",
+        ),
+    ] = EngineKind.auto
     dtype: Annotated[
-        DtypeKind,
+        str,
         typer.Option(
             "--dtype",
-            help="What weights are kept and multiplied in: float16 on GPUs, bf16 on hardware that "
-            "computes in it, int8 with CTranslate2.",
+            metavar="TYPE",
+            parser=_dtype,
+            help="Type of the weights: auto (float32), float32, int8 (CTranslate2; fastest on "
+            "CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).",
         ),
-    ] = DtypeKind.float32
+    ] = "auto"
+
+    def loading(self) -> dict[str, Any]:
+        """Return the arguments by which a model is loaded."""
+        return {"engine": self.engine.value, "dtype": self.dtype}
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def translate(
         top_k=sampling.top_k,
         seed=sampling.seed,
     )
-    loading = options.loading() | {"dtype": engine.dtype.value, "guard": not search.no_guard}
+    loading = options.loading() | engine.loading() | {"guard": not search.no_guard}
     choice = mbr.choice(search.beam_size)
     if selfcheck:
         from nmt.diagnostics.selfcheck import report

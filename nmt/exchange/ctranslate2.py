@@ -1,4 +1,6 @@
-"""A Transformer -> the files of a CTranslate2 model: mostly a renaming of its parameters.
+"""Our models as CTranslate2's: what it can express, and the files it reads.
+
+Importing this loads neither CTranslate2 nor torch. Converting loads both.
 
 Shapes: V vocabulary, D model width, P positions.
 """
@@ -7,21 +9,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
+from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.errors import ConfigError
-from nmt.exchange.ctranslate2_package import import_ctranslate2
-from nmt.model.layers import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, SelfAttention
-from nmt.model.positions import LearnedPositions, sinusoids
-from nmt.model.transformer import Embedding, Transformer
-from nmt.text import BOS_ID, EOS_ID, UNK_ID
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.search.hypothesis import limits_of
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import Tokenizer
+from nmt.version import __version__
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from nmt.checkpoint.bundle import ModelBundle
+
+CONVERSION = 1
+"""Raised when other files come of the same model: converted models that are kept are of one."""
+MODEL, RECORD, VOCABULARY_MAP = "model.bin", "export.json", "vmap.txt"
 _EXPRESSED = frozenset({
     "preset", "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads",
     "num_kv_heads", "decoder_model_dim", "decoder_ff_dim", "norm_position", "norm", "positions",
@@ -30,167 +41,293 @@ _EXPRESSED = frozenset({
 })  # fmt: skip
 """Keys of the model section that may have any value. Missing is ``qk_norm``: in cross-attention,
 CTranslate2 normalises the queries of all heads together (its ``process_cross_attention``)."""
+_FOLLOWED = frozenset({
+    "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",
+    "max_length_offset", "min_length_factor", "batch_tokens", "patience", "no_repeat_ngram_size",
+    "shortlist", "seed", "diverse_beam_strength", "prefix_bias_beta",
+})  # fmt: skip
+"""Decoding options that CTranslate2 has, or that mean nothing without one that it does not have;
+the others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what
+a single head of the last layer attends to, ours the mean of many."""
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+_LEAST_POSITIONS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CTranslate2Format:
-    """What the files hold besides the parameters."""
+class Shortlist(NamedTuple):
+    """The short lists of a model: which target tokens a source token may become."""
 
-    source_tokens: Sequence[str]
-    """The source vocabulary; no string twice."""
-    target_tokens: Sequence[str]
-    """The target vocabulary; no string twice."""
-    quantization: str
-    """Type of the weights, by CTranslate2's name."""
-    num_positions: int
-    """Rows P of a table of positions that is not learned."""
+    common: Sequence[int]
+    """Target ids that every sentence may need."""
+    candidates: Sequence[Sequence[int]]
+    """Target ids for each source id; -1 where there are fewer."""
 
 
-def check_expressible(config: ModelConfig) -> None:
-    """Refuse what CTranslate2 has no counterpart for.
+def is_installed() -> bool:
+    """Whether CTranslate2, an optional extra, can be imported."""
+    try:
+        return find_spec("ctranslate2") is not None
+    except ValueError:  # as if it were not there: a test has put None in its place
+        return False
+
+
+def import_ctranslate2(name: str = "ctranslate2") -> Any:
+    """Return the package, or the part of it called ``name``.
+
+    The package alone does not load torch; its part ``ctranslate2.specs`` does.
 
     Raises:
-        ConfigError: Names the keys at fault.
+        ConfigError: It is not installed.
     """
-    values = config.model_dump()
-    faults = [
-        f"model.{name} {json.dumps(values[name])}"
-        for name, field in ModelConfig.model_fields.items()
-        if name not in _EXPRESSED and values[name] != field.default
-    ]
-    if faults:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
         raise ConfigError(
-            f"CTranslate2 cannot express {', '.join(faults)}.",
-            fix="Export with --to safetensors, or train a model without.",
-        )
+            "CTranslate2 is not installed.", fix="Install it: pip install 'nmt[ctranslate2]'."
+        ) from error
 
 
-def write_ctranslate2(folder: Path, model: Transformer, form: CTranslate2Format) -> None:
-    """Write ``model`` into ``folder``.
+def not_expressed(config: ModelConfig) -> list[str]:
+    """Return key and value of what CTranslate2 has no counterpart for in a model's shape."""
+    return [
+        f"model.{name} {json.dumps(value)}"
+        for name, value in config.model_dump().items()
+        if name not in _EXPRESSED and value != ModelConfig.model_fields[name].default
+    ]
 
-    Raises:
-        ConfigError: CTranslate2 is not installed, or cannot express the model.
+
+def not_followed(options: DecodingConfig) -> list[str]:
+    """Return key and value of the decoding options that CTranslate2 has no counterpart for."""
+    return [
+        f"decoding.{name} {json.dumps(value)}"
+        for name, value in options.model_dump().items()
+        if name not in _FOLLOWED and value != DecodingConfig.model_fields[name].default
+    ]
+
+
+def followed(options: DecodingConfig) -> DecodingConfig:
+    """Return ``options`` without those of `not_followed`."""
+    single = options.sampling or options.return_alternatives  # n_best may then be any number
+    kept = set(_FOLLOWED - {"n_best"} if single else _FOLLOWED)
+    return DecodingConfig(**options.model_dump(include=kept))
+
+
+def num_positions(config: RunConfig) -> int | None:
+    """Return how many tokens, EOS included, a converted model reads and writes; None: any number.
+
+    A table of sinusoids has as many rows as the longest line and its longest output need.
     """
-    check_expressible(model.config)
-    specs = import_ctranslate2("ctranslate2.specs")
-    spec = specs.TransformerSpec(
-        _encoder(specs, model, form.num_positions), _decoder(specs, model, form.num_positions)
-    )
-    spec.register_source_vocabulary(list(form.source_tokens))
-    spec.register_target_vocabulary(list(form.target_tokens))
-    spec.config.unk_token = form.target_tokens[UNK_ID]
-    spec.config.bos_token = spec.config.decoder_start_token = form.target_tokens[BOS_ID]
-    spec.config.eos_token = form.target_tokens[EOS_ID]
-    spec.config.add_source_eos = True
-    spec.validate()
-    spec.optimize(quantization=form.quantization)
-    spec.save(str(folder))
+    if config.model.positions == "rotary":
+        return None
+    if config.model.positions == "learned":
+        return config.model.max_positions
+    longest = config.filters.max_length
+    return max(_LEAST_POSITIONS, longest + 1, limits_of(longest, config.decoding).longest)
 
 
-def _encoder(specs: Any, model: Transformer, num_positions: int) -> Any:
-    config = model.config
-    shape = _shape(specs, config, config.model_dim)
-    spec = specs.TransformerEncoderSpec(config.encoder_layers, **shape)
-    spec.embeddings[0].weight = _array(model.source_vectors)
-    spec.scale_embeddings = config.scale_embeddings
-    _positions(spec, model.source_embedding, config, (num_positions, config.model_dim))
-    for target, layer in zip(spec.layer, model.encoder, strict=True):
-        assert isinstance(layer, EncoderLayer)
-        _self_attention(target.self_attention, layer.self_attention, layer.self_residual.norm)
-        _feed_forward(target.ffn, layer.feed_forward, layer.feed_forward_residual.norm)
-    if config.norm_position == "pre":
-        _norm(spec.layer_norm, model.encoder_norm)
-    return spec
+class CTranslate2Target:
+    """Exports for CTranslate2. See `nmt.exchange.targets.ExportTarget`."""
+
+    weights_name = MODEL
+    dtypes = (
+        "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16",
+        "int8_bfloat16",
+    )  # fmt: skip
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse what CTranslate2 has no counterpart for.
+
+        Raises:
+            ConfigError: It is not installed, or cannot express the model.
+        """
+        import_ctranslate2()
+        if faults := not_expressed(config.model):
+            raise ConfigError(
+                f"CTranslate2 cannot express {', '.join(faults)}.",
+                fix="Export with --to safetensors, or train a model without.",
+            )
+
+    def decoding(self, options: DecodingConfig) -> DecodingConfig:
+        """Return the part of ``options`` that CTranslate2 can follow."""
+        return followed(options)
+
+    def write(
+        self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: Shortlist | None
+    ) -> None:
+        """Write the model, its vocabularies, its vocabulary map and `RECORD`.
+
+        Args:
+            folder: Where to write; it is there.
+            bundle: The model.
+            dtype: Type of the weights, by CTranslate2's name.
+            shortlist: Becomes the vocabulary map, if given.
+
+        Raises:
+            ConfigError: CTranslate2 is not installed, or cannot express the model.
+            CheckpointError: A token is twice in a vocabulary.
+        """
+        self.check(bundle.config)
+        source, target = map(_tokens, (bundle.tokenizers.source, bundle.tokenizers.target))
+        positions = num_positions(bundle.config)
+        spec = _Conversion(bundle, positions or _LEAST_POSITIONS).spec()
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
+        spec.config.unk_token = target[UNK_ID]
+        spec.config.bos_token = spec.config.decoder_start_token = target[BOS_ID]
+        spec.config.eos_token = target[EOS_ID]
+        spec.config.add_source_eos = True
+        spec.validate()
+        spec.optimize(quantization=dtype)
+        spec.save(str(folder))
+        if shortlist is not None:
+            text = vocabulary_map(source, target, shortlist)
+            (folder / VOCABULARY_MAP).write_text(text, encoding="utf-8", newline="\n")
+        record = {
+            "package_version": __version__,
+            "ctranslate2_version": import_ctranslate2().__version__,
+            "quantization": dtype,
+            "num_positions": positions,
+            "step": bundle.step,
+            "sha256": bundle.sha256,
+        }
+        text = json.dumps(record, indent=2) + "\n"
+        (folder / RECORD).write_text(text, encoding="utf-8", newline="\n")
 
 
-def _decoder(specs: Any, model: Transformer, num_positions: int) -> Any:
-    config = model.config
-    shape = _shape(specs, config, config.decoder_dim)
-    spec = specs.TransformerDecoderSpec(config.decoder_layers, **shape)
-    spec.embeddings.weight = _array(model.target_table)
-    spec.scale_embeddings = config.scale_embeddings
-    _positions(spec, model.target_embedding, config, (num_positions, config.decoder_dim))
-    for target, layer in zip(spec.layer, model.decoder, strict=True):
-        assert isinstance(layer, DecoderLayer)
-        _self_attention(target.self_attention, layer.self_attention, layer.self_residual.norm)
-        _cross_attention(target.attention, layer.cross_attention, layer.cross_residual.norm)
-        _feed_forward(target.ffn, layer.feed_forward, layer.feed_forward_residual.norm)
-    if config.norm_position == "pre":
-        _norm(spec.layer_norm, model.decoder_norm)
-    spec.projection.weight = _array(model.output_weight)
-    if model.output_bias is not None:
-        spec.projection.bias = _array(model.output_bias)
-    return spec
+def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shortlist) -> str:
+    r"""Return CTranslate2's form of short lists: source token, tab, its target tokens.
+
+    The line without a source token has those that every sentence may need. CTranslate2 adds
+    unknown, BOS and EOS itself, and scores what any sentence of a batch may need for all of them.
+
+    >>> vocabulary_map("pubeA", "pubeXY", Shortlist([4], [[], [], [], [], [5, 4, -1]]))
+    '\tp u b e X\nA\tY X\n'
+    """
+    always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *map(int, shortlist.common)})
+    lines = ["\t" + " ".join(target[index] for index in always)]
+    for token, candidates in zip(source, shortlist.candidates, strict=True):
+        likely = [target[index] for index in candidates if index >= 0]
+        if likely and not {" ", "\t", "\n"} & set(token):  # they separate tokens there
+            lines.append(f"{token}\t{' '.join(likely)}")
+    return "\n".join(lines) + "\n"
 
 
-def _shape(specs: Any, config: ModelConfig, dim: int) -> dict[str, Any]:
-    """Arguments that the specifications of encoder and decoder share."""
-    return {
-        "num_heads": config.num_heads,
-        "pre_norm": config.norm_position == "pre",
-        "activation": specs.Activation[_ACTIVATIONS[config.activation]],
-        "ffn_glu": config.activation == "swiglu",
-        "rms_norm": config.norm == "rms",
-        "num_heads_kv": config.num_kv_heads,
-        "rotary_dim": dim // config.num_heads if config.positions == "rotary" else None,
-        "rotary_interleave": False,
-    }
+def _tokens(tokenizer: Tokenizer) -> list[str]:
+    tokens = [text for text, _, _ in tokenizer.pieces()]
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for token in tokens if tokens.count(token) > 1)
+        raise CheckpointError(
+            f"The vocabulary holds {twice!r} more than once, which CTranslate2 cannot tell apart.",
+            fix="Export with --to safetensors.",
+        )
+    return tokens
 
 
-def _positions(
-    spec: Any, embedding: Embedding, config: ModelConfig, shape: tuple[int, int]
-) -> None:
-    """Set the table of positions (P, D), whatever they are made of."""
-    if config.positions == "rotary":
-        return
-    if isinstance(embedding.positions, LearnedPositions):
-        table: Tensor = embedding.positions.weight
-    elif config.positions in ("sinusoidal", "sinusoidal-halves"):
-        table = sinusoids(*shape, config.positions)
-    else:  # no positions: without a table CTranslate2 would make sinusoids
-        table = torch.zeros(shape)
-    spec.position_encodings.encodings = _array(table)
+class _Conversion:
+    """Puts the weights of one model, by name, into CTranslate2's specification.
 
+    Args:
+        bundle: The model.
+        num_positions: Rows P of a table of positions that is not learned.
+    """
 
-def _self_attention(spec: Any, attention: SelfAttention, norm: nn.Module) -> None:
-    _norm(spec.layer_norm, norm)
-    _linear(spec.linear[0], attention.query_key_value)
-    _linear(spec.linear[1], attention.output)
+    def __init__(self, bundle: ModelBundle, num_positions: int) -> None:
+        self._specs = import_ctranslate2("ctranslate2.specs")
+        self._weights: Mapping[str, Tensor] = bundle.model.state_dict()
+        self._config, self._num_positions = bundle.config.model, num_positions
 
+    def spec(self) -> Any:
+        """Return the specification of the whole model."""
+        config = self._config
+        encoder = self._specs.TransformerEncoderSpec(
+            config.encoder_layers, **self._shape(config.model_dim)
+        )
+        decoder = self._specs.TransformerDecoderSpec(
+            config.decoder_layers, **self._shape(config.decoder_dim)
+        )
+        tied, separate = config.embeddings == "tied", config.embeddings == "separate"
+        target = "source_vectors" if tied else "target_vectors"
+        self._embedding(encoder, encoder.embeddings[0], "source", "source_vectors")
+        self._embedding(decoder, decoder.embeddings, "target", target)
+        self._layers(encoder, "encoder")
+        self._layers(decoder, "decoder")
+        decoder.projection.weight = self._array("output_vectors" if separate else target)
+        if config.output_bias:
+            decoder.projection.bias = self._array("output_bias")
+        return self._specs.TransformerSpec(encoder, decoder)
 
-def _cross_attention(spec: Any, attention: CrossAttention, norm: nn.Module) -> None:
-    _norm(spec.layer_norm, norm)
-    _linear(spec.linear[0], attention.query)
-    _linear(spec.linear[1], attention.key_value)
-    _linear(spec.linear[2], attention.output)
+    def _shape(self, dim: int) -> dict[str, Any]:
+        """Arguments that the specifications of encoder and decoder share."""
+        config = self._config
+        return {
+            "num_heads": config.num_heads,
+            "pre_norm": config.norm_position == "pre",
+            "activation": self._specs.Activation[_ACTIVATIONS[config.activation]],
+            "ffn_glu": config.activation == "swiglu",
+            "rms_norm": config.norm == "rms",
+            "num_heads_kv": config.num_kv_heads,
+            "rotary_dim": dim // config.num_heads if config.positions == "rotary" else None,
+            "rotary_interleave": False,
+        }
 
+    def _embedding(self, part: Any, embedding: Any, side: str, table: str) -> None:
+        """Set the vectors of tokens and of positions (P, D), whatever these are made of."""
+        embedding.weight = self._array(table)
+        part.scale_embeddings = self._config.scale_embeddings
+        kind = self._config.positions
+        if kind == "rotary":
+            return
+        if kind == "learned":
+            part.position_encodings.encodings = self._array(f"{side}_embedding.positions.weight")
+            return
+        import torch  # noqa: PLC0415 - only converting needs it
 
-def _feed_forward(spec: Any, layer: FeedForward, norm: nn.Module) -> None:
-    _norm(spec.layer_norm, norm)
-    _linear(spec.linear_1, layer.outer)
-    if not hasattr(spec, "linear_0_noact"):
-        _linear(spec.linear_0, layer.inner)
-        return
-    for part, half in zip((spec.linear_0, spec.linear_0_noact), (0, 1), strict=True):
-        part.weight = _array(layer.inner.weight.chunk(2)[half])  # the gate comes first
-        if layer.inner.bias is not None:
-            part.bias = _array(layer.inner.bias.chunk(2)[half])
+        from nmt.model.positions import sinusoids  # noqa: PLC0415
 
+        shape = self._num_positions, self._weights[table].shape[1]
+        # Without positions: but for a table CTranslate2 would make sinusoids.
+        rows = torch.zeros(shape) if kind == "none" else sinusoids(*shape, kind)
+        part.position_encodings.encodings = rows.numpy()
 
-def _linear(spec: Any, layer: nn.Linear) -> None:
-    spec.weight = _array(layer.weight)
-    if layer.bias is not None:
-        spec.bias = _array(layer.bias)
+    def _layers(self, part: Any, side: str) -> None:
+        for index, layer in enumerate(part.layer):
+            name = f"{side}.{index}"
+            self._norm(layer.self_attention.layer_norm, f"{name}.self_residual.norm")
+            self._linear(layer.self_attention.linear[0], f"{name}.self_attention.query_key_value")
+            self._linear(layer.self_attention.linear[1], f"{name}.self_attention.output")
+            if side == "decoder":
+                self._norm(layer.attention.layer_norm, f"{name}.cross_residual.norm")
+                for target, linear in zip(
+                    layer.attention.linear, ("query", "key_value", "output"), strict=True
+                ):
+                    self._linear(target, f"{name}.cross_attention.{linear}")
+            self._norm(layer.ffn.layer_norm, f"{name}.feed_forward_residual.norm")
+            self._feed_forward(layer.ffn, f"{name}.feed_forward")
+        if self._config.norm_position == "pre":
+            self._norm(part.layer_norm, f"{side}_norm")
 
+    def _feed_forward(self, spec: Any, name: str) -> None:
+        self._linear(spec.linear_1, f"{name}.outer")
+        if self._config.activation != "swiglu":
+            self._linear(spec.linear_0, f"{name}.inner")
+            return
+        for half, part in enumerate((spec.linear_0, spec.linear_0_noact)):  # the gate comes first
+            self._linear(part, f"{name}.inner", half)
 
-def _norm(spec: Any, norm: nn.Module) -> None:
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    spec.gamma = _array(norm.weight)
-    if isinstance(norm, nn.LayerNorm):  # one without beta would be taken for an RMSNorm
-        bias = dict(norm.named_parameters()).get("bias")
-        spec.beta = _array(torch.zeros_like(norm.weight) if bias is None else bias)
+    def _linear(self, spec: Any, name: str, half: int | None = None) -> None:
+        for kind in ("weight", "bias"):
+            if f"{name}.{kind}" in self._weights:
+                values = self._array(f"{name}.{kind}")
+                if half is not None:
+                    rows = len(values) // 2
+                    values = values[half * rows : (half + 1) * rows]
+                setattr(spec, kind, values)
 
+    def _norm(self, spec: Any, name: str) -> None:
+        spec.gamma = self._array(f"{name}.weight")
+        if f"{name}.bias" in self._weights:
+            spec.beta = self._array(f"{name}.bias")
+        elif self._config.norm == "layer":  # one without beta would be taken for an RMSNorm
+            spec.beta = 0 * spec.gamma
 
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().contiguous().numpy()
+    def _array(self, name: str) -> Any:
+        return self._weights[name].float().contiguous().numpy()

@@ -8,6 +8,9 @@ The search is CTranslate2's, asked so that it returns what ours would:
   hypothesis beyond its own limit is searched again, alone or with others of that limit.
 - A hypothesis that reaches its limit is cut off there; here it ends, and pays for EOS.
 
+With short lists, all sentences of a batch may use what one of them may: there the text can depend
+on the batch.
+
 What remains: it shares out the probability of tokens that may not come among the others, and of
 more than K finished hypotheses it returns K. In a trained model both are next to nothing, unless
 likely tokens are forbidden (``min_length_factor``, ``no_repeat_ngram_size``).
@@ -23,30 +26,36 @@ from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers
 from nmt.config.decoding import DecodingConfig
 from nmt.engine import local_rank, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
-from nmt.exchange.ctranslate2_package import import_ctranslate2
-from nmt.files.manifest import Manifest
-from nmt.runtime.engine import CTRANSLATE2_RECORD, Engine, LoadedEngine, Task
-from nmt.runtime.ensemble import Ensemble
-from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.exchange.ctranslate2 import (
+    RECORD,
+    VOCABULARY_MAP,
+    import_ctranslate2,
+    not_followed,
+)
+from nmt.runtime.engine import Engine, Request, Task
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis, Limits, length_penalty, limits_of, max_finished
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
-_KNOWN = {
-    "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",
-    "max_length_offset", "min_length_factor", "batch_tokens", "patience", "no_repeat_ngram_size",
-    "seed", "diverse_beam_strength", "prefix_bias_beta",
-}  # fmt: skip
-"""Decoding options that this engine follows, or that mean nothing without one that it refuses; the
-others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what a
-single head of the last layer reads, ours the mean of many."""
+_OUTPUTS = frozenset({"token_scores"})
+"""What CTranslate2 tells besides texts and scores. Its attention is of a single head."""
 _NO_PENALTY = 1e-30  # 0 would also mean another end of the search
 _TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
 _IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
+
+
+def lacking(request: Request) -> list[str]:
+    """Return what is asked and not on the list of what CTranslate2 has.
+
+    >>> lacking(Request(DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
+    ['decoding.sampling true', 'attention']
+    """
+    found = not_followed(request.options)
+    found += ["a prefix or phrases for single lines"] if request.constraints else []
+    return found + sorted(request.outputs - _OUTPUTS)
 
 
 class _Cut(NamedTuple):
@@ -58,11 +67,10 @@ class _Cut(NamedTuple):
 
 
 class CTranslate2Engine(Engine):
-    """Searches with an exported model.
+    """Searches with a converted model.
 
     Args:
-        folder: Where it is.
-        num_positions: Positions it knows; any number when None. The longest output ends there.
+        folder: Where it is, with `RECORD`.
         device: Where to compute.
         threads: CPU threads; CTranslate2's choice when None.
 
@@ -76,7 +84,6 @@ class CTranslate2Engine(Engine):
         self,
         folder: Path,
         *,
-        num_positions: int | None = None,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         threads: int | None = None,
     ) -> None:
@@ -86,26 +93,54 @@ class CTranslate2Engine(Engine):
             raise DeviceError(
                 "CTranslate2 finds no CUDA device.", fix="Use --device cpu, or --device auto."
             )
+        place = "cuda" if has_gpu and device != "cpu" else "cpu"
         try:
+            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            self._dtype: str = record["quantization"]
+            self._num_positions: int | None = record["num_positions"]
             self._threads = threads or own_cores()
             # A batch for each thread: its steps are too short to be shared by threads.
             self._model: Any = package.Translator(
                 str(folder),
-                device=device,
-                device_index=local_rank() if has_gpu and device != "cpu" else 0,
+                device=place,
+                device_index=local_rank() if place == "cuda" else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
             )
             self._source_tokens = _vocabulary(folder, "source")
             self._target_tokens = _vocabulary(folder, "target")
-        except (RuntimeError, ValueError, OSError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{folder} cannot be loaded by CTranslate2: {error}.",
                 fix="Export it again: `nmt export RUN --to ctranslate2 -o FOLDER`.",
             ) from error
+        self._has_map = (folder / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
-        self._num_positions = num_positions
+
+    @property
+    @override
+    def name(self) -> str:
+        return "ctranslate2"
+
+    @property
+    @override
+    def dtype(self) -> str:
+        return self._dtype
+
+    @override
+    def serving(self, request: Request) -> Engine:
+        if refused := lacking(request):
+            raise ConfigError(
+                f"The CTranslate2 engine does not have {', '.join(refused)}.",
+                fix="Leave that out, or translate with the run: --engine torch.",
+            )
+        if request.options.shortlist and not self._has_map:
+            raise ConfigError(
+                "decoding.shortlist is on, but the model was converted without short lists.",
+                fix="Export it again from a run that has them, or add --no-shortlist.",
+            )
+        return self
 
     @property
     @override
@@ -133,8 +168,8 @@ class CTranslate2Engine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        _check_options(options, constraints)
-        limits = [self._limits(len(ids), options) for ids in sources]
+        self.serving(Request(options, constraints is not None))
+        limits = [limits_of(len(ids), options, self._num_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
 
         def run(rows: Sequence[int]) -> None:
@@ -154,13 +189,6 @@ class CTranslate2Engine(Engine):
         for rows in _grouped(over):
             run(rows)
         return [hypotheses[: options.n_best] for hypotheses in found]
-
-    def _limits(self, num_tokens: int, options: DecodingConfig) -> Limits:
-        """Return the limits of an output, which ends with the table of positions if not before."""
-        shortest, longest = limits_of(num_tokens, options)
-        if self._num_positions is not None:
-            longest = min(longest, self._num_positions)
-        return Limits(min(shortest, longest), longest)
 
     def _run(
         self, sources: Sequence[Sequence[int]], limits: Limits, options: DecodingConfig
@@ -182,6 +210,7 @@ class CTranslate2Engine(Engine):
             no_repeat_ngram_size=options.no_repeat_ngram_size,
             return_end_token=True,
             return_scores=True,
+            use_vmap=options.shortlist,
         )
         eos = self._target_tokens[EOS_ID]
         cut: list[_Cut] = []
@@ -232,67 +261,11 @@ class CTranslate2Engine(Engine):
         return Hypothesis(ids, log_prob, log_prob / length_penalty(options)(len(ids) + 1))
 
 
-def load_ctranslate2_engine(
-    folder: Path,
-    *,
-    device: Literal["auto", "cpu", "cuda"],
-    threads: int | None,
-    ensemble: Ensemble | None = None,
-) -> LoadedEngine:
-    """Load what `nmt export --to ctranslate2` wrote.
-
-    Raises:
-        CheckpointError: A part is missing or damaged.
-        ConfigError: CTranslate2 is not installed, or other models shall join.
-        DeviceError: There is no such device.
-    """
-    if ensemble is not None and ensemble.others:
-        raise ConfigError(
-            f"{folder} is exported to CTranslate2 and cannot translate together with others.",
-            fix="Use the run it was exported from.",
-        )
-    Manifest.read(folder).verify(folder)
-    record = json.loads((folder / CTRANSLATE2_RECORD).read_text(encoding="utf-8"))
-    engine = CTranslate2Engine(
-        folder, num_positions=record["num_positions"], device=device, threads=threads
-    )
-    tokenizers = load_folder_tokenizers(folder)
-    shortlist = ShortlistFile(folder, tokenizers.vocab_sizes)
-    return LoadedEngine(engine, load_folder_config(folder), tokenizers, shortlist)
-
-
 def _vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:
     shared = folder / "shared_vocabulary.json"
     path = shared if shared.is_file() else folder / f"{side}_vocabulary.json"
     tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
     return tokens
-
-
-def not_followed(options: DecodingConfig) -> list[str]:
-    """Return name and value of the options that CTranslate2 has no counterpart for."""
-    return [
-        f"{name} {json.dumps(getattr(options, name))}"
-        for name, field in type(options).model_fields.items()
-        if name not in _KNOWN and getattr(options, name) != field.default
-    ]
-
-
-def followed(options: DecodingConfig) -> DecodingConfig:
-    """Return ``options`` without those of `not_followed`."""
-    single = options.sampling or options.return_alternatives  # n_best may then be any number
-    kept = _KNOWN - {"n_best"} if single else _KNOWN
-    return DecodingConfig(**options.model_dump(include=kept))
-
-
-def _check_options(options: DecodingConfig, constraints: Sequence[Constraints] | None) -> None:
-    refused = not_followed(options)
-    if constraints is not None:
-        refused.append("a prefix or phrases for single lines")
-    if refused:
-        raise ConfigError(
-            f"A model exported to CTranslate2 cannot be searched with {', '.join(refused)}.",
-            fix="Leave that out, or use the run it was exported from.",
-        )
 
 
 def _grouped(keys: Iterable[tuple[Any, int]]) -> list[list[int]]:

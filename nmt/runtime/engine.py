@@ -1,26 +1,56 @@
-"""The seam between lines and what translates ids: our own search, or another library's."""
+"""What runs a trained model: the `Engine` protocol, and what is asked of one."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
+from nmt.exchange.ctranslate2 import MODEL
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
-Dtype = Literal["float32", "float16", "bf16", "int8"]
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 """What a model's weights are kept and multiplied in."""
-CTRANSLATE2_MODEL = "model.bin"
-"""The file that makes a folder one of CTranslate2."""
-CTRANSLATE2_RECORD = "export.json"
-"""What such a folder tells about its export."""
+_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def parse_dtype(text: str) -> Dtype | None:
+    """Return the dtype of this name; None for ``auto``.
+
+    Raises:
+        ConfigError: There is none.
+
+    >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
+    ('bfloat16', 'int8', None)
+    """
+    name = _ALIASES.get(text, text)
+    for dtype in get_args(Dtype):
+        if name == dtype:
+            return dtype
+    if name != "auto":
+        raise ConfigError(
+            f"dtype is {text!r}.", fix=f"It is one of auto, {', '.join(get_args(Dtype))}."
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of an engine, so that one is chosen that has all of it."""
+
+    options: DecodingConfig
+    """How to search."""
+    constraints: bool = False
+    """Whether single lines have a prefix or phrases."""
+    outputs: frozenset[str] = frozenset()
+    """What is told besides texts and scores: ``alignments``, ``attention``, ``token_scores``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +65,25 @@ class Task:
 
 class Engine(Protocol):
     """Translates token ids with one model. Loads no text and knows no tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """What computes, as in ``--engine``."""
+        return type(self).__name__
+
+    @property
+    def dtype(self) -> str:
+        """What the model's weights are multiplied in."""
+        return "float32"
+
+    def serving(self, request: Request) -> Engine:
+        """Return the engine that does all that is asked: this one, unless it stands for several.
+
+        Raises:
+            ConfigError: None does.
+        """
+        del request
+        return self
 
     def search(
         self,
@@ -87,8 +136,8 @@ class Engine(Protocol):
         """
         del sources, targets
         raise ConfigError(
-            "This engine tells no attention, so there are no alignments.",
-            fix="Translate with the run that was exported.",
+            f"The {self.name} engine gives no attention, so there are no alignments.",
+            fix="Add --engine torch, or translate with the run that was exported.",
         )
 
     def token_log_probs(
@@ -107,8 +156,8 @@ class Engine(Protocol):
         """
         del sources, targets
         raise ConfigError(
-            "This engine tells no scores of tokens.",
-            fix="Leave them out, or translate with a run of `nmt train`.",
+            f"The {self.name} engine gives no scores of tokens.",
+            fix="Leave them out, or add --engine torch.",
         )
 
 
@@ -124,22 +173,5 @@ class LoadedEngine:
 
 
 def is_ctranslate2(folder: Path) -> bool:
-    """Whether ``folder`` holds a model for CTranslate2."""
-    return (folder / CTRANSLATE2_MODEL).is_file()
-
-
-def choose_engine(
-    folder: Path, wanted: Literal["auto", "torch", "ctranslate2"]
-) -> Literal["torch", "ctranslate2"]:
-    """Return which engine runs the model in ``folder``.
-
-    Raises:
-        ConfigError: Another one is wanted.
-    """
-    found: Literal["torch", "ctranslate2"] = "ctranslate2" if is_ctranslate2(folder) else "torch"
-    if wanted not in ("auto", found):
-        raise ConfigError(
-            f"{folder} is a model for {found}, not for {wanted}.",
-            fix="Leave the engine to the folder (auto); `nmt export --to ctranslate2` makes one.",
-        )
-    return found
+    """Whether ``folder`` holds a model exported for CTranslate2."""
+    return (folder / MODEL).is_file()

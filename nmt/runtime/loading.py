@@ -1,66 +1,319 @@
-"""A folder -> the engine for its model. Loads torch only where that engine computes with it."""
+"""A folder -> the engine for its model. Loads torch only where torch computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from nmt.checkpoint.model_folder import readable
+from typing_extensions import override
+
+from nmt.checkpoint.bundle import ModelFiles, find_model
+from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers, readable
+from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.runtime.engine import Dtype, LoadedEngine, choose_engine
+from nmt.exchange.ctranslate2 import is_installed, not_expressed, num_positions
+from nmt.files.manifest import Manifest
+from nmt.runtime.conversion_cache import NoCacheError, converted_model
+from nmt.runtime.engine import (
+    Dtype,
+    Engine,
+    LoadedEngine,
+    Request,
+    Task,
+    is_ctranslate2,
+    parse_dtype,
+)
 from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Hypothesis, limits_of
+
+logger = logging.getLogger(__name__)
 
 DeviceName = Literal["auto", "cpu", "cuda"]
+EngineChoice = Literal["auto", "torch", "ctranslate2"]
+_CONVERTED = ("float32", "int8")
+"""Dtypes in which CTranslate2 is chosen for a CPU."""
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Which engine runs a model, and where."""
+
+    engine: EngineChoice = "auto"
+    """``auto`` is CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
+    device: DeviceName = "auto"
+    dtype: Dtype | None = None
+    """None is float32, or what an exported model has."""
+    checkpoint: str = "best"
+    """Of a run folder: ``best``, ``last``, ``step-N`` or ``average``."""
+    threads: int | None = None
+    """CPU threads; the engine's choice when None."""
+    ensemble: Ensemble | None = None
+    """Models that translate together with the first."""
 
 
 def load_engine(
     folder: Path,
     *,
-    engine: Literal["auto", "torch", "ctranslate2"],
-    device: DeviceName,
-    checkpoint: str,
-    threads: int | None,
-    note: Callable[[str], None],
+    engine: EngineChoice = "auto",
+    device: DeviceName = "auto",
+    checkpoint: str = "best",
+    threads: int | None = None,
     ensemble: Ensemble | None = None,
-    dtype: Dtype = "float32",
+    dtype: str = "auto",
+    request: Request | None = None,
 ) -> LoadedEngine:
-    """Load what a folder is for. See `nmt.translation.translator.Translator.load`."""
+    """Load what a folder is for. See `nmt.translation.translator.Translator.load`.
+
+    Args:
+        folder: Run or model folder.
+        engine: ``auto`` is CTranslate2 on a CPU for requests that it can do, torch for all others.
+        device: Where to compute.
+        checkpoint: Of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
+        threads: CPU threads; the engine's choice when None.
+        ensemble: Models that translate together with the first.
+        dtype: ``auto`` is float32, or what an exported model has.
+        request: What will be asked first: it is prepared for now. The folder's own decoding
+            options when None.
+
+    Raises:
+        ConfigError: The engine does not go with the folder, the device or the dtype.
+        CheckpointError: A part is missing or damaged, or the models do not go together.
+    """
     for name, value, allowed in (
+        ("engine", engine, get_args(EngineChoice)),
         ("device", device, get_args(DeviceName)),
-        ("dtype", dtype, get_args(Dtype)),
     ):
         if value not in allowed:
             raise ConfigError(f"{name} is {value!r}.", fix=f"It is one of {', '.join(allowed)}.")
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}.", fix="Leave it out, or give 1 or more.")
+    options = EngineOptions(
+        engine=engine, device=device, dtype=parse_dtype(dtype), checkpoint=checkpoint,
+        threads=threads, ensemble=ensemble,
+    )  # fmt: skip
     with readable():
-        if choose_engine(folder, engine) == "ctranslate2":
-            _check_dtype(folder, dtype)
-            if checkpoint != "best":
-                note(f"{folder} holds one model: --checkpoint {checkpoint} changes nothing there.")
-            from nmt.runtime.ctranslate2_engine import load_ctranslate2_engine  # noqa: PLC0415
-
-            return load_ctranslate2_engine(
-                folder, device=device, threads=threads, ensemble=ensemble
-            )
-        from nmt.runtime.torch_loading import load_torch_engine  # noqa: PLC0415 - loads torch
-
-        return load_torch_engine(
-            folder,
-            device=device,
-            checkpoint=checkpoint,
-            threads=threads,
-            note=note,
-            ensemble=ensemble,
-            dtype=dtype,
-        )
+        if is_ctranslate2(folder):
+            return _load_export(folder, options)
+        reasons = [] if engine == "torch" else list(_against_ctranslate2(options))
+        if engine == "torch" or (reasons and engine == "auto"):
+            return _load_torch(folder, options, reasons)
+        _refuse(reasons)
+        return _load_run(folder, options, request)
 
 
-def _check_dtype(folder: Path, dtype: Dtype) -> None:
-    """Refuse a dtype for a model of CTranslate2."""
-    if dtype != "float32":
+def _load_export(folder: Path, options: EngineOptions) -> LoadedEngine:
+    """Load what `nmt export --to ctranslate2` wrote."""
+    if options.engine == "torch":
         raise ConfigError(
-            f"{folder} is for CTranslate2, which chose its dtype at the export.",
-            fix=f"Leave --dtype out, or export again with --quantization {dtype}.",
+            f"{folder} is exported for CTranslate2, not for torch.",
+            fix="Leave --engine out, or name the run that it was exported from.",
         )
+    if options.ensemble is not None and options.ensemble.others:
+        raise ConfigError(
+            f"{folder} is exported for CTranslate2 and cannot translate together with others.",
+            fix="Use the run it was exported from.",
+        )
+    if options.checkpoint != "best":
+        logger.warning(
+            "%s holds one model: --checkpoint %s changes nothing there.", folder, options.checkpoint
+        )
+    Manifest.read(folder).verify(folder)
+    from nmt.runtime.ctranslate2_engine import CTranslate2Engine  # noqa: PLC0415
+
+    engine = CTranslate2Engine(folder, device=options.device, threads=options.threads)
+    if options.dtype not in (None, engine.dtype):
+        raise ConfigError(
+            f"{folder} was exported in {engine.dtype}.",
+            fix=f"Leave --dtype out, or export again with --quantization {options.dtype}.",
+        )
+    tokenizers = load_folder_tokenizers(folder)
+    shortlist = ShortlistFile(folder, tokenizers.vocab_sizes)
+    return LoadedEngine(engine, load_folder_config(folder), tokenizers, shortlist)
+
+
+def _against_ctranslate2(options: EngineOptions) -> Generator[str, None, None]:
+    """Yield why CTranslate2 cannot run a model of ours, or is not meant to."""
+    if not is_installed():
+        yield "it is not installed (pip install 'nmt[ctranslate2]')"
+    if options.ensemble is not None and options.ensemble.others:
+        yield "it runs one model at a time"
+    if options.engine == "auto":
+        if options.device == "cuda" or (options.device == "auto" and _has_gpu()):
+            yield "it is chosen for CPUs only"
+        if options.dtype not in (None, *_CONVERTED):
+            yield f"it is not chosen for {options.dtype}"
+
+
+def _has_gpu() -> bool:
+    """Whether torch has a GPU; asked only where there are signs of one, as torch takes long."""
+    if sys.platform == "linux" and not any(path.exists() for path in _GPU_DRIVERS):
+        return False
+    import torch  # noqa: PLC0415
+
+    return torch.cuda.is_available()
+
+
+def _refuse(reasons: Sequence[str]) -> None:
+    if reasons:
+        raise ConfigError(
+            f"The CTranslate2 engine does not go here: {'; '.join(reasons)}.",
+            fix="Use --engine torch, or leave it out.",
+        )
+
+
+def _load_torch(folder: Path, options: EngineOptions, reasons: Sequence[str]) -> LoadedEngine:
+    if options.dtype == "int8":
+        why = f", but {'; '.join(reasons)}" if reasons else ""
+        raise ConfigError(f"int8 needs the CTranslate2 engine{why}.", fix="Leave --dtype int8 out.")
+    if reasons:
+        logger.debug("engine: torch; of CTranslate2: %s", "; ".join(reasons))
+    from nmt.runtime.torch_loading import load_torch_engine  # noqa: PLC0415
+
+    return load_torch_engine(
+        folder,
+        device=options.device,
+        checkpoint=options.checkpoint,
+        threads=options.threads,
+        ensemble=options.ensemble,
+        dtype=options.dtype or "float32",
+    )
+
+
+def _load_run(folder: Path, options: EngineOptions, request: Request | None) -> LoadedEngine:
+    """Load a run or model folder for CTranslate2, and for torch where that is needed."""
+    files = find_model(folder, options.checkpoint)
+    if reasons := [f"it cannot express {fault}" for fault in not_expressed(files.config.model)]:
+        if options.engine == "ctranslate2":
+            _refuse(reasons)
+        return _load_torch(folder, options, reasons)
+    engine = RunEngine(folder, files, options)
+    engine.serving(request or Request(files.config.decoding))
+    return LoadedEngine(engine, files.config, files.tokenizers, engine.shortlist)
+
+
+class RunEngine(Engine):
+    """CTranslate2 for requests that it can do, torch for all others; each loaded when needed.
+
+    Args:
+        folder: The run or model folder.
+        files: Its model.
+        options: How to load; with ``engine`` ``ctranslate2`` torch never takes over.
+    """
+
+    def __init__(self, folder: Path, files: ModelFiles, options: EngineOptions) -> None:
+        self._folder, self._files, self._options = folder, files, options
+        self.shortlist = ShortlistFile(folder, files.tokenizers.vocab_sizes)
+        self._loaded: dict[str, Engine] = {}
+        self._lock = threading.Lock()
+        self._current: Engine | None = None
+
+    @property
+    @override
+    def name(self) -> str:
+        """Of the engine that did the last request."""
+        return self._serving_last.name
+
+    @property
+    @override
+    def dtype(self) -> str:
+        return self._serving_last.dtype
+
+    @property
+    def _serving_last(self) -> Engine:
+        return self._current or self.serving(Request(self._files.config.decoding))
+
+    @override
+    def serving(self, request: Request) -> Engine:
+        with self._lock:
+            self._current = self._find(request)
+            return self._current
+
+    def _find(self, request: Request) -> Engine:
+        reasons = list(self._lacking(request))
+        use_map = request.options.shortlist
+        if use_map:
+            self.shortlist.require()
+        if not reasons:
+            try:
+                return self._once(
+                    "ctranslate2 with short lists" if use_map else "ctranslate2",
+                    lambda: self._load_ctranslate2(self.shortlist if use_map else None),
+                )
+            except NoCacheError as error:
+                reasons = [f"the model cannot be converted: {error}"]
+                logger.info("torch translates, as %s", reasons[0])
+        if self._options.engine == "ctranslate2":
+            _refuse(reasons)
+        return self._once("torch", lambda: _load_torch(self._folder, self._options, reasons).engine)
+
+    def _lacking(self, request: Request) -> Generator[str, None, None]:
+        """Yield what CTranslate2 does not have of a request."""
+        from nmt.runtime.ctranslate2_engine import lacking  # noqa: PLC0415
+
+        if names := lacking(request):
+            yield f"it does not have {', '.join(names)}"
+        config = self._files.config
+        most = limits_of(config.filters.max_length, request.options).longest
+        known = num_positions(config)
+        if known is not None and config.model.positions != "learned" and most > known:
+            yield f"it is converted for outputs of {known:,} tokens, not of {most:,}"
+
+    def _load_ctranslate2(self, shortlist: ShortlistFile | None) -> Engine:
+        from nmt.runtime.ctranslate2_engine import CTranslate2Engine  # noqa: PLC0415
+
+        options, dtype = self._options, self._options.dtype or "float32"
+        folder = converted_model(self._folder, self._files, dtype, shortlist)
+        return CTranslate2Engine(
+            folder, device="cpu" if options.engine == "auto" else options.device,
+            threads=options.threads,
+        )  # fmt: skip
+
+    def _once(self, name: str, load: Callable[[], Engine]) -> Engine:
+        if name not in self._loaded:
+            self._loaded[name] = load()
+        engine = self._loaded[name]
+        logger.debug("engine: %s, %s", name, engine.dtype)
+        return engine
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return self._serving_last.num_workers
+
+    @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        engine = self.serving(Request(options, constraints is not None))
+        return engine.search(sources, options, constraints)
+
+    @override
+    def search_all(
+        self, tasks: Sequence[Task], options: DecodingConfig
+    ) -> Generator[list[list[Hypothesis]], None, None]:
+        constrained = any(task.constraints is not None for task in tasks)
+        return self.serving(Request(options, constrained)).search_all(tasks, options)
+
+    @override
+    def attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        request = Request(DecodingConfig(), outputs=frozenset({"attention"}))
+        return self.serving(request).attention(sources, targets)
+
+    @override
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        return self._serving_last.token_log_probs(sources, targets)

@@ -12,6 +12,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra
+from nmt.errors import ConfigError
+from nmt.exchange.ctranslate2 import Shortlist
+from nmt.files.manifest import sha256_of_file
 
 _COMMON, _CANDIDATES = "common", "candidates"
 
@@ -36,6 +39,34 @@ class ShortlistFile:
 
     def __init__(self, folder: Path, vocab_sizes: tuple[int, int]) -> None:
         self._path, self._sizes = folder / SHORTLIST, vocab_sizes
+
+    @property
+    def sha256(self) -> str | None:
+        """Of the file; None if there is none."""
+        return sha256_of_file(self._path) if self._path.is_file() else None
+
+    @property
+    def lists(self) -> Shortlist | None:
+        """What it holds, as other programs are told; None if there is no such file.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        parts = self.parts
+        return parts and Shortlist(parts.common.tolist(), parts.candidates.tolist())
+
+    def require(self) -> None:
+        """Refuse to go on without the file.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if not self._path.is_file():
+            raise ConfigError(
+                f"decoding.shortlist is on, but {self._path.parent} has no {SHORTLIST}.",
+                fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
+                "--no-shortlist.",
+            )
 
     @cached_property
     def parts(self) -> ShortlistParts | None:

@@ -55,6 +55,16 @@ class TorchEngine(Engine):
         use_graphs = is_final and self._device.type == "cuda"
         self._runs = [graphed_decode_token(model) if use_graphs else None for model in models]
 
+    @property
+    @override
+    def name(self) -> str:
+        return "torch"
+
+    @property
+    @override
+    def dtype(self) -> str:
+        return str(self._models[0].output_weight.dtype).removeprefix("torch.")
+
     @override
     def search(
         self,

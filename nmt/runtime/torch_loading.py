@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,13 +45,12 @@ def load_torch_engine(
     device: Literal["auto", "cpu", "cuda"],
     checkpoint: str,
     threads: int | None,
-    note: Callable[[str], None],
     ensemble: Ensemble | None = None,
     dtype: Dtype = "float32",
 ) -> LoadedEngine:
     """Load a run or model folder. See `nmt.translation.translator.Translator.load`."""
     loaded = load_models(
-        folder, device=device, checkpoint=checkpoint, threads=threads, note=note, ensemble=ensemble
+        folder, device=device, checkpoint=checkpoint, threads=threads, ensemble=ensemble
     )
     for model in loaded.models:
         _change_dtype(model, dtype)
@@ -69,15 +68,12 @@ def load_torch_engine(
 def _change_dtype(model: Transformer, dtype: Dtype) -> None:
     """Keep a model's weights in another dtype and compute in it."""
     if dtype == "int8":
-        raise ConfigError(
-            "The torch engine has no int8 arithmetic.",
-            fix="Add --engine ctranslate2, or leave --dtype int8 out.",
-        )
+        raise ConfigError("The torch engine has no int8.", fix="Leave --dtype int8 out.")
     if dtype == "float16" and model.output_weight.device.type == "cpu":
         raise ConfigError(
-            "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bf16 on this CPU."
+            "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bfloat16 on this CPU."
         )
-    model.to({"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}[dtype])
+    model.to(getattr(torch, dtype))
 
 
 def load_models(
@@ -86,7 +82,6 @@ def load_models(
     device: Literal["auto", "cpu", "cuda"],
     checkpoint: str,
     threads: int | None,
-    note: Callable[[str], None],  # noqa: ARG001 - goes with its callers
     ensemble: Ensemble | None = None,
 ) -> LoadedModels:
     """Load one model, or several that share languages and vocabulary.
@@ -96,7 +91,6 @@ def load_models(
         device: Where to compute.
         checkpoint: Of every run folder.
         threads: CPU threads; torch's choice when None.
-        note: Told about damaged checkpoints passed over.
         ensemble: What joins the first model.
 
     Raises:

@@ -58,6 +58,7 @@ class Rules:
             self.longest.clamp_(max=max_positions)
         self._max_positions = max_positions
         self._edits = tuple(_edits(config, constraints))
+        self._ngram_size = config.no_repeat_ngram_size
         prefixes = [own.prefix for own in constraints]
         beta = config.prefix_bias_beta if any(prefixes) else 0.0
         self._bias = BiasedPrefix(prefixes, beta) if beta else None
@@ -76,10 +77,20 @@ class Rules:
             force = self._prefix.force(log_probs, sentences, history)
         log_probs.narrow(-1, 0, _NUM_NEVER).fill_(-torch.inf)
         length = history.shape[-1] + 1
-        if length not in self._free_lengths:
-            limit_length(log_probs, length, self._shortest[sentences], self.longest[sentences])
+        is_free = length in self._free_lengths
+        early = last = torch.zeros(len(sentences), dtype=torch.bool)
+        if not is_free:
+            early, last = self._shortest[sentences] > length, self.longest[sentences] <= length
+            delay_end(log_probs, early)
+        if self._ngram_size:
+            forbid_repeated_ngrams(log_probs, history, self._ngram_size)
+            renormalize(log_probs, ~last)
+        elif not is_free and length < self._free_lengths.start:
+            renormalize(log_probs, early & ~last)
         for edit in self._edits:
             edit(log_probs, sentences, history)
+        if not is_free:
+            end_at_limit(log_probs, last)
         if force is not None:
             force()
             if length == self._max_positions:  # a prefix that does not fit has no output
@@ -102,31 +113,49 @@ def length_limits(
 
 
 def _edits(config: DecodingConfig, constraints: Sequence[Constraints]) -> Iterator[Edit]:
-    """The rules that are on."""
-    penalty, size = config.repetition_penalty, config.no_repeat_ngram_size
+    """The rules that are on and leave the probability of what they forbid unused."""
+    penalty = config.repetition_penalty
     if penalty != 1:
         yield lambda log_probs, _, history: penalize_repetition(log_probs, history, penalty)
-    if size:
-        yield lambda log_probs, _, history: forbid_repeated_ngrams(log_probs, history, size)
     phrases = [own.forbidden for own in constraints]
     if any(phrases):
         yield ForbiddenPhrases(phrases)
 
 
-def limit_length(log_probs: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
-    """Set the log probability of tokens that may not come next to minus infinity, in place.
+def renormalize(log_probs: Tensor, sentences: Tensor) -> None:
+    """Share out the probability of tokens that were forbidden, in place.
 
-    EOS does not come before the shortest length; at the longest length nothing but EOS, so that
-    every hypothesis ends and counts the probability of its end.
+    As if they had been forbidden before the softmax, which is what CTranslate2 does: so searches
+    with a shortest length or without repeated n-grams score alike in both engines.
 
     Args:
         log_probs: (B, K, V), float32.
-        length: Length that the hypotheses have with this token.
-        shortest: Shortest length with EOS. (B,), int64; on the CPU, to wait for no device.
-        longest: Longest length with EOS. The same.
+        sentences: Which to change. (B,), bool, on the CPU.
     """
-    log_probs[shortest > length, :, EOS_ID] = -torch.inf
-    last = longest <= length
+    totals = log_probs.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(log_probs.dtype).min)
+    log_probs -= totals * sentences.to(log_probs.device, log_probs.dtype)[:, None, None]
+    log_probs.clamp_(max=0.0)  # the search relies on it
+
+
+def delay_end(log_probs: Tensor, early: Tensor) -> None:
+    """Forbid EOS where an output is shorter than its limit, in place.
+
+    Args:
+        log_probs: (B, K, V), float32.
+        early: Which sentences are. (B,), bool, on the CPU.
+    """
+    log_probs[early, :, EOS_ID] = -torch.inf
+
+
+def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
+    """Allow nothing but EOS where an output is at its longest, in place.
+
+    So every hypothesis ends and counts the probability of its end.
+
+    Args:
+        log_probs: (B, K, V), float32.
+        last: Which sentences are. (B,), bool; on the CPU, to wait for no device.
+    """
     if bool(last.any()):
         ends = log_probs[last][..., EOS_ID].clone()
         log_probs[last] = -torch.inf

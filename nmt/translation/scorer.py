@@ -111,7 +111,6 @@ class Scorer:
             device=device,
             checkpoint=checkpoint,
             threads=threads,
-            note=logger.warning,
             ensemble=ensemble,
         )
         return cls(loaded)

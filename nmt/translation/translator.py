@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +16,11 @@ from pydantic import ValidationError
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import find_problems
 from nmt.errors import CheckpointError, ConfigError
-from nmt.runtime.engine import Dtype, Engine
+from nmt.runtime.engine import Engine, Request
 from nmt.runtime.ensemble import Ensemble
-from nmt.runtime.loading import load_engine
+from nmt.runtime.loading import EngineChoice, load_engine
 from nmt.runtime.shortlist_file import ShortlistFile
-from nmt.search.constraints import Constraints
+from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.constraints import Phrases, check_outputs, constrain, encode_constraints
@@ -81,27 +82,28 @@ class Translator:
         cls,
         folder: Path | str,
         *,
-        engine: Literal["auto", "torch", "ctranslate2"] = "auto",
+        engine: EngineChoice = "auto",
         device: Literal["auto", "cpu", "cuda"] = "auto",
         checkpoint: str = "best",
         threads: int | None = None,
         ensemble: Ensemble | None = None,
         guard: bool = True,
-        dtype: Dtype = "float32",
+        dtype: str = "auto",
     ) -> Translator:
         """Load a run or model folder.
 
         Args:
             folder: What `nmt train`, `nmt average` or `nmt export` wrote.
-            engine: What computes: ``auto`` sees what the folder is for.
+            engine: What computes: ``torch``, ``ctranslate2``, or ``auto``: CTranslate2 on a CPU
+                where it is installed and has all that is asked for, otherwise torch.
             device: Where to compute.
             checkpoint: ``best``, ``last``, ``step-N`` or ``average``.
-            threads: CPU threads; torch's choice when None.
+            threads: CPU threads; the engine's choice when None.
             ensemble: Models that translate together with the one in ``folder``.
             guard: Retry translations that look wrong.
-            dtype: What the weights are kept in. On a CPU ``float16`` computes in float32 and is
-                faster, ``int8`` faster still; ``bf16`` is for hardware that computes in it.
-                CTranslate2's models have chosen at their export.
+            dtype: What the weights are kept and multiplied in: ``float32``, ``float16`` on GPUs,
+                ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto`` is float32. An exported
+                model has the one of its export.
 
         Raises:
             ConfigError: The engine or the device does not go with it.
@@ -114,7 +116,6 @@ class Translator:
             device=device,
             checkpoint=checkpoint,
             threads=threads,
-            note=logger.warning,
             ensemble=ensemble,
             dtype=dtype,
         )
@@ -133,6 +134,11 @@ class Translator:
             joiner=joiner_for(config.target_language),
             guard=guardian,
         )
+
+    @property
+    def engine(self) -> Engine:
+        """What translates with the translator's options."""
+        return self._engine.serving(Request(self._search_options))
 
     def with_options(self, **changes: Any) -> Translator:
         """Return a translator of the same model with other decoding options.
@@ -222,11 +228,20 @@ class Translator:
         translator = self.with_options(**changes) if changes else self
         constraints = None
         if any((prefixes, required, forbidden)):
-            constraints = encode_constraints(
-                self._tokenizers.target, len(texts), prefixes, required, forbidden
+            constraints = list(
+                encode_constraints(
+                    self._tokenizers.target, len(texts), prefixes, required, forbidden
+                )
             )
         wanted = Details(alignments=alignments, attention=attention, token_scores=token_scores)
-        return translator._translate(texts, constraints, wanted, first_line)
+        request = Request(
+            translator._search_options,
+            constraints=any(own != NONE for own in constraints or ()),
+            outputs=frozenset(name for name, is_wanted in asdict(wanted).items() if is_wanted),
+        )
+        served = copy(translator)
+        served._engine = self._engine.serving(request)
+        return served._translate(texts, constraints, wanted, first_line)
 
     def _translate(
         self,

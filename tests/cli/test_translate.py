@@ -320,7 +320,7 @@ def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> No
 
 
 def test_json_has_tokens_and_attention_when_asked_for(run_dir: Path) -> None:
-    flags = ("--format", "json", "--token-scores", "--attention", "--n-best", 2)
+    flags = ("--format", "json", "--token-scores", "--attention", "--n-best", 2, "--no-guard")
     first, blank = (json.loads(x) for x in translated(run_dir, *flags, text=f"{LINES[0]}\n\n"))
 
     assert (blank["tokens"], blank["attention"]) == ([], [])
@@ -450,7 +450,7 @@ def test_a_shortlist_is_read_once(own_run: Path, monkeypatch: pytest.MonkeyPatch
     assert not read
     for flags in ((), ("--shortlist",), ("--shortlist", "--no-guard")):
         read.clear()
-        translated(own_run, "--stream", *flags, text=text)
+        translated(own_run, "--stream", "--engine", "torch", *flags, text=text)
         assert read == [own_run / SHORTLIST]
 
 

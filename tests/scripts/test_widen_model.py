@@ -16,13 +16,13 @@ from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.recipes.export import export
 from nmt.translation.translator import Translator
-from tests.translation.conftest import sentences
-from tests.translation.exported import (
+from tests.runtime.exported import (
     needs_ctranslate2,
     run_config,
     train_tokenizers,
     write_run,
 )
+from tests.translation.conftest import sentences
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "widen_model.py"))
 SIZE = 40

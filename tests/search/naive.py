@@ -48,10 +48,31 @@ class Naive:
             beta, wanted = config.prefix_bias_beta, prefix[len(ids)]
             shares = [(1 - beta) * math.exp(x) + beta * (i == wanted) for i, x in enumerate(values)]
             values = [math.log(share) if share else -math.inf for share in shares]
+        unused = self.unused(ids, values)
         return [
-            -math.inf if self.is_ruled_out((*ids, i)) else x * self.factor(ids, i)
+            -math.inf if self.is_ruled_out((*ids, i)) else (x - unused) * self.factor(ids, i)
             for i, x in enumerate(values)
         ]
+
+    def unused(self, ids: Ids, values: list[float]) -> float:
+        """Log of the probability left where rules take tokens away before the softmax."""
+        shortest, longest = self.limits
+        length = len(ids) + 1
+        if length >= longest or not (length < shortest or self.config.no_repeat_ngram_size):
+            return 0.0
+        left = sum(
+            math.exp(x)
+            for i, x in enumerate(values)
+            if i not in (PAD_ID, UNK_ID, BOS_ID)
+            and not (i == EOS_ID and length < shortest)
+            and not self.repeats((*ids, i))
+        )
+        return math.log(left) if left else 0.0
+
+    def repeats(self, ids: Ids) -> bool:
+        """Whether the last token ends an n-gram that was there before."""
+        size = self.config.no_repeat_ngram_size
+        return bool(size) and len(ids) > size and contains(ids[:-1], ids[-size:])
 
     def factor(self, ids: Ids, token: int) -> float:
         return self.config.repetition_penalty if token in ids else 1.0
@@ -59,12 +80,12 @@ class Naive:
     def is_ruled_out(self, ids: Ids) -> bool:
         """Whether the last token may not come."""
         shortest, longest = self.limits
-        token, size = ids[-1], self.config.no_repeat_ngram_size
+        token = ids[-1]
         if token in (PAD_ID, UNK_ID, BOS_ID):
             return True
         if token == EOS_ID:
             return len(ids) < shortest
-        if len(ids) >= longest or (size and len(ids) > size and contains(ids[:-1], ids[-size:])):
+        if len(ids) >= longest or self.repeats(ids):
             return True
         return any(ids[-len(phrase) :] == phrase for phrase in self.wishes.forbidden)
 

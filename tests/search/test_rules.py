@@ -14,9 +14,10 @@ from nmt.search.hypothesis import length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,
+    delay_end,
+    end_at_limit,
     forbid_repeated_ngrams,
     length_limits,
-    limit_length,
     penalize_repetition,
 )
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -27,7 +28,8 @@ INFINITY = float("inf")
 def allowed(length: int, shortest: list[int], longest: list[int]) -> list[list[int]]:
     """Tokens that may come for each sentence, alike for both beams."""
     log_probs = torch.full((len(shortest), 2, 7), -1.5)
-    limit_length(log_probs, length, torch.tensor(shortest), torch.tensor(longest))
+    delay_end(log_probs, torch.tensor(shortest) > length)
+    end_at_limit(log_probs, torch.tensor(longest) <= length)
     assert set(log_probs.flatten().tolist()) <= {-1.5, -INFINITY}
     assert torch.equal(log_probs[:, 0], log_probs[:, 1])
     return [row.isfinite().nonzero().flatten().tolist() for row in log_probs[:, 0]]

@@ -176,7 +176,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(folder: Path, ensemble: Ensemble | None = None) -> Translator:
-    return Translator.load(folder, device="cpu", ensemble=ensemble)
+    return Translator.load(folder, device="cpu", ensemble=ensemble, engine="torch")
 
 
 def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
@@ -193,7 +193,7 @@ def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
 def test_the_models_are_read_as_far_as_all_of_them_can(folders: dict[str, Path]) -> None:
     def longest(*weights: float) -> int:
         loaded = load_models(
-            folders["a"], device="cpu", checkpoint="best", threads=None, note=lambda _: None,
+            folders["a"], device="cpu", checkpoint="best", threads=None,
             ensemble=Ensemble((folders["b"],), weights),
         )  # fmt: skip
         return loaded.config.filters.max_length

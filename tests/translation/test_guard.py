@@ -21,9 +21,9 @@ from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import CheckpointError, ConfigError
+from nmt.exchange.ctranslate2 import not_followed
 from nmt.files.lines import read_lines
 from nmt.model.transformer import Transformer
-from nmt.runtime.ctranslate2_engine import not_followed
 from nmt.runtime.engine import Engine
 from nmt.runtime.make_shortlist import likely_translations
 from nmt.runtime.shortlist import shortlist_bytes

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from nmt.checkpoint.files import save_checkpoint
+from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.checkpoint.run import write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import Transformer, build_model
+from nmt.runtime.shortlist import shortlist_bytes
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.translation.conftest import sentences
@@ -85,3 +87,12 @@ def write_run(run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1) 
     event = {"kind": "validation", "step": STEP, "loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
     (run_dir / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
     return model
+
+
+def write_shortlist(folder: Path) -> None:
+    """Give a run short lists: every token may become itself and the next two."""
+    sizes = load_tokenizers(folder / "tokenizer").vocab_sizes
+    rows = torch.arange(sizes[0]).unsqueeze(1) + torch.arange(3)
+    common = torch.tensor([4, 5, 6, 7])
+    content = shortlist_bytes(common, rows.clamp(max=sizes[1] - 1).int())
+    (folder / SHORTLIST).write_bytes(content)

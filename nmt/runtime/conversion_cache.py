@@ -1,0 +1,121 @@
+"""Run folders in the form of CTranslate2, converted once and kept.
+
+A converted model lies in ``RUN/.cache``, or in the user's cache folder where the run cannot be
+written. Its name says what it was made of, so that other weights never find it. It may be removed
+at any time. Processes that need it at the same time convert it once: the first holds a lock, and
+the folder appears whole. Finding one loads no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from nmt.checkpoint.bundle import ModelFiles, read_weights
+from nmt.errors import CheckpointError
+from nmt.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
+from nmt.files.atomic import atomic_folder, remove_folder
+from nmt.files.lock import NoLocksError, file_lock
+from nmt.files.manifest import NAME as MANIFEST
+from nmt.files.manifest import Manifest, sha256_of_json
+from nmt.runtime.shortlist_file import ShortlistFile
+
+logger = logging.getLogger(__name__)
+
+_NAME = ".cache"
+_KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
+
+
+class NoCacheError(Exception):
+    """A model cannot be converted, as there is no place for it. Its text says why."""
+
+
+def converted_model(
+    folder: Path, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
+) -> Path:
+    """Return the folder of a model in the form of CTranslate2, converting it if need be.
+
+    Args:
+        folder: The run or model folder.
+        files: The model.
+        dtype: Type of the weights, by CTranslate2's name.
+        shortlist: Becomes the vocabulary map, if given.
+
+    Raises:
+        CheckpointError: The weights are damaged.
+        NoCacheError: No place can be written.
+    """
+    places = list(_places(folder))
+    name = _name(files, dtype, shortlist)
+    for place, _ in places:
+        if _is_whole(place / name):
+            return place / name
+    problems = []
+    for place, kept in places:
+        try:
+            return _convert(place / name, kept, files, dtype, shortlist)
+        except OSError as error:
+            problems.append(f"{place} cannot be written ({error.strerror or error})")
+    raise NoCacheError("; ".join(problems))
+
+
+def _places(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Where converted models may lie, and how many of them are kept there."""
+    yield folder / _NAME, _KEPT_IN_RUN
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        users = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return
+    yield users / "nmt", _KEPT_OF_USER
+
+
+def _name(files: ModelFiles, dtype: str, shortlist: ShortlistFile | None) -> str:
+    """Say what a conversion is made of: whatever changes a byte of it."""
+    made_of = {
+        "conversion": CONVERSION,
+        "weights": files.sha256,
+        "model": files.config.model.model_dump(mode="json"),
+        "positions": num_positions(files.config),
+        "shortlist": None if shortlist is None else shortlist.sha256,
+    }
+    return f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        Manifest.read(folder).verify(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _convert(
+    folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
+) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with suppress(NoLocksError):  # without locks some work may be done twice
+            stack.enter_context(file_lock(folder.parent / ".lock", wait=True))
+        if _is_whole(folder):  # another process was faster
+            return folder
+        logger.info("converting the model for CTranslate2, once: %s", folder)
+        bundle, lists = read_weights(files), None if shortlist is None else shortlist.lists
+        with atomic_folder(folder, replace=True) as place:
+            CTranslate2Target().write(place, bundle, dtype, lists)
+            names = sorted(path.name for path in place.iterdir())
+            text = Manifest.of(place, names, files.step).text()
+            (place / MANIFEST).write_text(text, encoding="utf-8")
+        _prune(folder.parent, kept)
+    return folder
+
+
+def _prune(place: Path, kept: int) -> None:
+    """Remove the oldest conversions: of checkpoints that are gone, or of other types."""
+    found = sorted(place.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
+    for folder in found[kept:]:
+        logger.debug("removing an old conversion: %s", folder)
+        remove_folder(folder)
