@@ -170,7 +170,7 @@ def translate(
     """Translate line by line: N lines in, N lines out, in order, blank lines kept.
 
     Reads standard input and writes standard output unless files are named. A line of more than
-    100,000 characters is translated up to there, with a warning.
+    50,000 characters is translated up to there, with a warning.
     """
     from nmt.recipes import translate as recipe
     from nmt.translation.requests import LineFormat

@@ -17,7 +17,7 @@ from nmt.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-LONGEST_LINE = 100_000
+LONGEST_LINE = 50_000
 """Characters of a line that are translated. The rest is left out, with a warning and an alarm, so
 that the time for one line is bounded."""
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16

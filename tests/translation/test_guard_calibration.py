@@ -62,5 +62,5 @@ def test_a_training_that_is_stopped_writes_none_and_one_that_goes_on_does(
     monkeypatch.setattr(module, "_MOST_LINES", 99)
     calibrate_guard(config.run_dir, data)
     assert read_thresholds(config.run_dir) == GuardThresholds()
-    with pytest.raises(CheckpointError, match=r"guard\.json was not written"):
+    with pytest.raises(CheckpointError, match=r"guard\.json cannot be written"):
         calibrate_guard(Path("missing"), data)

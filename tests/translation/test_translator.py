@@ -48,6 +48,7 @@ def test_batches_keep_to_both_of_their_limits(
 ) -> None:
     """Padded source tokens, and rows whose probabilities fit the memory."""
     size = tokenizers.target.vocab_size
+    monkeypatch.setattr(TorchEngine, "num_workers", 1)  # each worker holds a batch
     segments = segment_lines(sentences(60), tokenizers.source, max_length=32)
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
         monkeypatch.setattr(segment_module, "_MOST_PROBABILITIES", 21 * size)
@@ -98,8 +99,8 @@ def test_a_very_long_line_is_cut_and_translated_to_one_line_with_an_alarm(
     results = translator.translate(["klein", long, "groß"])
     assert [result.source for result in results] == ["klein", long, "groß"]
     truncated, cut = caplog.messages
-    assert truncated.startswith("line 2 has 475,000 characters; only the first 100,000")
-    assert cut.startswith("line 2: 100,000 characters cut into")
+    assert truncated.startswith("line 2 has 475,000 characters; only the first 50,000")
+    assert cut.startswith("line 2: 50,000 characters cut into")
     assert [result.alarms for result in results] == [(), ("truncated",), ()]
     assert translator.translate([long[:LONGEST_LINE]])[0].text == results[1].text
     assert results[0].text == translator.translate(["klein"])[0].text
