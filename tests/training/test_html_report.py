@@ -106,32 +106,6 @@ def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
     assert texts(found["Learning rate"], ".//title")[0] == "step 100: 0.0005"
 
 
-def test_points_lie_where_the_axes_say() -> None:
-    found = figures(render_report("run", EVENTS))["Loss"]
-    height = {text.text: float(text.get("y", "")) - 4 for text in classes(found, "text", "y")}
-    width = {
-        text.text: float(text.get("x", ""))
-        for text in found.iter("text")
-        if text.get("class") is None
-    }
-    dot = next(found.iter("circle"))  # step 100, loss 8
-
-    assert float(dot.get("cy", "")) == pytest.approx(height["8"], abs=0.1)
-    assert float(dot.get("cx", "")) == pytest.approx(width["100"], abs=0.1)
-    assert height["8"] < height["2"]
-
-
-@pytest.mark.parametrize(("spike", "is_log"), [(30.0, False), (940.0, True)])
-def test_gradient_norms_far_apart_get_a_log_axis(spike: float, is_log: bool) -> None:
-    events = [update(1), update(2, gradient_norm=spike), update(3, gradient_norm=0.0)]
-    found = figures(render_report("run", events))["Gradient norm"]
-
-    assert ("log scale" in texts(found, ".//figcaption")[0]) is is_log
-    if is_log:
-        assert texts(found, ".//text")[:5] == ["0.1", "1", "10", "100", "1,000"]
-        assert len(texts(found, ".//circle")) == 2  # zero has no place on it
-
-
 def test_sentences_are_text_whatever_they_contain() -> None:
     page = render_report("<b>", EVENTS, "x: </pre><img src=x>")
     root = parsed(page)
@@ -185,28 +159,6 @@ def test_a_run_without_events_has_a_page() -> None:
 
     assert texts(parsed(page), ".//header/p") == ["No update has been reported yet."]
     assert page.count("Nothing measured yet.") == 5
-
-
-def test_a_single_point_is_a_dot() -> None:
-    found = figures(render_report("run", [update(1)]))["Loss"]
-    (group,) = classes(found, "g", "marked")
-
-    assert texts(found, ".//text")[-3:] == ["0", "1", "step"]
-    assert texts(group, "./circle/title") == ["step 1, training (smoothed objective): 3.25"]
-
-
-def test_many_noisy_values_turn_pale_behind_their_averages() -> None:
-    events = [update(step, gradient_norm=1 + step % 2) for step in range(1, 1001)]
-    page = render_report("run", events)
-    found = figures(page)
-    pale, strong = found["Gradient norm"].findall(".//g/path")
-    heights = {point.split(",")[1] for point in strong.get("d", "")[1:].split("L")}
-
-    assert pale.get("class") == "pale"
-    assert len(heights) == 1  # the mean of 1 and 2 everywhere
-    assert len(found["Learning rate"].findall(".//g/path")) == 1
-    assert "Strong: their averages." in page
-    assert "Strong: their averages." not in render_report("run", events[:200])
 
 
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, None, "x", 10**400])
@@ -320,12 +272,6 @@ def test_lines_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     assert table_steps(tmp_path / "report.html") == ["10"]
 
 
-def test_a_run_folder_without_files_gets_an_empty_page(tmp_path: Path) -> None:
-    HtmlReport(tmp_path, "run").close()
-
-    assert "No update has been reported yet." in (tmp_path / "report.html").read_text()
-
-
 def test_a_full_disk_leaves_the_page_before_and_stops_nothing(tmp_path: Path) -> None:
     """FAULT 8: reporting never stops a training that may go on."""
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")
@@ -342,26 +288,3 @@ def test_a_full_disk_leaves_the_page_before_and_stops_nothing(tmp_path: Path) ->
 
     assert (tmp_path / "report.html").read_bytes() == before
     assert not [*tmp_path.glob(".tmp-*")]
-
-
-def test_a_folder_that_went_away_stops_nothing(tmp_path: Path) -> None:
-    page = HtmlReport(tmp_path / "gone", "run")
-    page.report(report_of(1)[1])
-    page.close()
-
-
-def test_the_page_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader sees the page before or the page after, never a part."""
-    place = tmp_path / "report.html"
-    place.write_text("before")
-    moves = []
-
-    def replace(source: Path, target: Path) -> Path:
-        moves.append((source.name, target.name, target.read_text()))
-        parsed(source.read_text(encoding="utf-8"))
-        return target
-
-    monkeypatch.setattr(Path, "replace", replace)
-    HtmlReport(tmp_path, "run").close()
-
-    assert moves == [(".tmp-report.html", "report.html", "before")]
