@@ -19,10 +19,17 @@ class SystemScores:
     """The model folder or the name of the file of translations."""
     scores: tuple[Score, ...]
     """One for each metric, in the order asked for."""
+    engine: str | None = None
+    """What translated: ``torch`` or ``ctranslate2``; None for a file of translations."""
+    dtype: str | None = None
+    """What the model's weights were multiplied in."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"name": self.name, "scores": [score.as_dict() for score in self.scores]}
+        result = {"name": self.name, "scores": [score.as_dict() for score in self.scores]}
+        return (
+            result if self.engine is None else result | {"engine": self.engine, "dtype": self.dtype}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +76,12 @@ class Evaluation:
         )
         sentences = "1 sentence" if self.num_sentences == 1 else f"{self.num_sentences:,} sentences"
         signatures = _columns([[score.metric, score.signature] for score in self.systems[0].scores])
-        parts = [f"{self.test}: {sentences}, {references}", table, signatures]
+        engines = [
+            f"{system.name}: engine {system.engine}, dtype {system.dtype}"
+            for system in self.systems
+            if system.engine is not None
+        ]
+        parts = [f"{self.test}: {sentences}, {references}", table, *engines, signatures]
         return "\n\n".join(parts)
 
 

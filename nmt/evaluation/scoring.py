@@ -28,6 +28,10 @@ class System(NamedTuple):
 
     name: str
     lines: Sequence[str]
+    engine: str | None = None
+    """What translated; None for a file."""
+    dtype: str | None = None
+    """What the model's weights were multiplied in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,8 @@ def score_systems(
         if base:
             base_scores.append(base.score)
     scored = [
-        SystemScores(system.name, tuple(row)) for system, row in zip(systems, rows, strict=True)
+        SystemScores(system.name, tuple(row), system.engine, system.dtype)
+        for system, row in zip(systems, rows, strict=True)
     ]
     return scored, SystemScores(baseline.name, tuple(base_scores)) if baseline else None
 
@@ -106,12 +111,12 @@ def _compared(found: _Measured, base: _Measured, name: str, resampling: Resampli
 
 def tokenized_systems(systems: Sequence[System]) -> Iterator[str]:
     """Yield a warning for each system whose lines look as if they were tokenized."""
-    for name, lines in systems:
-        endings = sum(line.endswith(" .") for line in lines)
-        if endings >= min(_TOKENIZED_ENDINGS, len(lines)):
+    for system in systems:
+        endings = sum(line.endswith(" .") for line in system.lines)
+        if endings >= min(_TOKENIZED_ENDINGS, len(system.lines)):
             yield (
-                f"{name}: {endings:,} lines end in a space and a full stop; scores of tokenized "
-                "text cannot be compared with others."
+                f"{system.name}: {endings:,} lines end in a space and a full stop; scores of "
+                "tokenized text cannot be compared with others."
             )
 
 

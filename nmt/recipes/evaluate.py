@@ -277,10 +277,12 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
     if model.mbr is not None:
         translator = translator.with_mbr(model.mbr.build(config.target_language))
     logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)
-    results = translator.translate(chosen.source, **config.decoding.model_dump())
+    translator = translator.with_options(**config.decoding.model_dump())
+    results = translator.translate(chosen.source)
     if found := GuardCount.of(results).message():
         logger.info("%s", found)
-    return System(model.name, [result.text for result in results])
+    engine = translator.engine
+    return System(model.name, [result.text for result in results], engine.name, engine.dtype)
 
 
 def _save(path: Path, lines: Iterable[str]) -> DataError | None:

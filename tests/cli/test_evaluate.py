@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,14 +389,18 @@ class UpperCaser:
     """Stands in for a translator: knows a whole language, needs no training."""
 
     calls: dict[str, Any] = {}  # noqa: RUF012 - reset by the fixture
+    engine = SimpleNamespace(name="torch", dtype="float32")
 
     @classmethod
     def load(cls, folder: Path, **options: Any) -> UpperCaser:
         cls.calls = {"folder": folder, **options}
         return cls()
 
-    def translate(self, lines: Sequence[str], **options: Any) -> list[Translation]:
+    def with_options(self, **options: Any) -> UpperCaser:
         self.calls.update(options)
+        return self
+
+    def translate(self, lines: Sequence[str]) -> list[Translation]:
         return [Translation(line.upper()) for line in lines]
 
 
@@ -432,6 +436,7 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
     assert found["test"] == "one"
     assert [system["name"] for system in found["systems"]] == [str(model)]
     assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+    assert (found["systems"][0]["engine"], found["systems"][0]["dtype"]) == ("torch", "float32")
     assert saved.read_bytes().decode() == "".join(f"{line.upper()}\n" for line in SENTENCES)
     expected = {
         "folder": model, "checkpoint": "step-7", "device": "cpu", "threads": 1, "beam_size": 3,
