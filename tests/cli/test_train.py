@@ -57,7 +57,7 @@ def test_the_flags_reach_the_command(command: Recorded) -> None:
     assert command.config is not None
     assert command.config.training.seed == 9
     assert command.config.run_dir == Path("runs/no 1: x")
-    assert command.options == {"quiet": True, "strict_resume": False, "exact": True}
+    assert command.options == {"strict_resume": False, "exact": True}
 
 
 @pytest.mark.usefixtures("command")
