@@ -33,7 +33,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     Every checkpoint is compared with its manifest before it is read. Sums are float64, and are
     rounded to float32 once, at the end: of n checkpoints with weights w, the mean found is at most
     half a unit in the last place, plus n * 2**-53 * mean(abs(w)), from the exact one. The mean of
-    equal weights is that weight, to the bit.
+    equal weights is that weight, bit by bit.
 
     Takes 8 bytes a weight for the sums and one checkpoint's weights, however many there are.
 

@@ -34,10 +34,10 @@ from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 if TYPE_CHECKING:  # what is found without loading weights needs no torch
     from nmt.model.transformer import Transformer
 
-_MOST_DIGITS = 15
+_MAX_DIGITS = 15
 """Of the step of a checkpoint."""
-_SHOWN = 40
-"""Characters of a wrong name in its message."""
+_MAX_SHOWN = 40
+"""Characters of a wrong name that its message repeats."""
 
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             f"{folder} has neither {MODEL} nor checkpoints.",
             fix="Train first: `nmt train CONFIG`.",
         )
-    match = re.fullmatch(rf"(?:step-)?(\d{{1,{_MOST_DIGITS}}})", checkpoint)
+    match = re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint)
     if match:
         chosen = checkpoint_dir(folder, int(match[1]))
         if not chosen.is_dir():
@@ -223,7 +223,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
         return folder / AVERAGE
     if checkpoint not in ("best", "last"):
         raise ConfigError(
-            f"checkpoint is {checkpoint[:_SHOWN]!r}.",
+            f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.",
             fix="Use --checkpoint best, last, step-N or average.",
         )
     return _best_or_newest(folder) if checkpoint == "best" else _newest(folder)

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything a run goes on from."""
+    """Everything that a run resumes from."""
 
     step: int
     """Updates made."""
@@ -236,7 +236,7 @@ def newest_checkpoint(
             if strict:
                 raise CheckpointError(
                     error.problem,
-                    fix="Restore it, or drop --strict-resume to go on from an older checkpoint.",
+                    fix="Restore it, or drop --strict-resume to resume from an older checkpoint.",
                 ) from error
             problems.append(error.problem)
             continue
@@ -285,7 +285,7 @@ def clean_partial(run_dir: Path) -> None:
 
 
 def set_damaged_aside(run_dir: Path, newest: int) -> list[Path]:
-    """Rename the checkpoints after the newest whole one, which training goes on from.
+    """Rename the checkpoints after the newest whole one, from which training resumes.
 
     All of them are damaged. Under their own names they would count as the newest, and what is saved
     from now on as expired.

@@ -1,4 +1,4 @@
-"""A run folder: what belongs to it, and whether a configuration may go on with it."""
+"""A run folder: its files, its identity, and whether a configuration may resume it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _BINDING_TRAINING = (
     "freeze",
 )
 _HASH_LENGTH = 64
-# Of the machine, where a record says nothing of it.
-_UNSAID = {"compiled": False}
+# What older records of the machine leave out.
+_MACHINE_DEFAULTS = {"compiled": False}
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -57,7 +57,7 @@ MEASURED = "measured.json"
 def identity(
     config: RunConfig, *, data_hash: str, vocab_hash: str, num_processes: int = 1
 ) -> dict[str, Any]:
-    """Return what must stay the same for a run to go on, as plain data."""
+    """Return the settings and hashes that must stay the same for a run to resume, as plain data."""
     whole = config.model_dump(mode="json")
     ends = config.training.schedule.shape in _ENDING_SCHEDULES
     names = (*_BINDING_TRAINING, *(_BUDGET if ends else ()))
@@ -65,7 +65,7 @@ def identity(
     # It changes no update, but scores of two kinds are in no order.
     training["validation"] = {"metric": config.training.validation.metric}
     weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
-    # Words that are cut otherwise in each epoch may get longer than the pairs that were kept.
+    # With BPE-dropout, pairs may get longer than those that the filters kept.
     limits = {"max_length": config.filters.max_length} if config.batch.bpe_dropout else {}
     return {
         **{name: whole[name] for name in _BINDING_SECTIONS},
@@ -107,10 +107,10 @@ def changed_model(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
 
 
 def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """The same for `machine`: the run goes on, but not to the bit."""
+    """Compare two `machine` records: where they differ, a run resumes, but not bit-exactly."""
     was, now = (
         {
-            **_UNSAID,
+            **_MACHINE_DEFAULTS,
             "deterministic": record["device"] == "cpu",
             **record,
             "precision": full_dtype_name(record.get("precision")),
@@ -161,7 +161,7 @@ def _differences(was: Any, now: Any, path: str) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """As it stands in a configuration; of a hash, enough to tell it from another."""
+    """Format a value as YAML has it; of a hash, the first characters."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(value)
@@ -171,13 +171,13 @@ def _shown(value: Any) -> str:
 def check_resumable(
     recorded: Mapping[str, Any], present: Mapping[str, Any], *, run_dir: Path, exact: bool
 ) -> list[str]:
-    """Return warnings about going on with a run.
+    """Check that a run can be resumed; return warnings.
 
     Args:
         recorded: Identity and machine in the checkpoint.
         present: The same of this process.
         run_dir: The run folder, for messages.
-        exact: Refuse where the result would not be the same to the bit.
+        exact: Refuse where the result would not be bit-exact.
 
     Raises:
         CheckpointError: The configuration makes another model or other updates.
@@ -186,7 +186,7 @@ def check_resumable(
     found = _changed_machine(recorded["machine"], present["machine"])
     if found and exact:
         raise CheckpointError(
-            "Not the same to the bit on this machine:\n  " + "\n  ".join(found),
+            "Resuming would not be bit-exact on this machine:\n  " + "\n  ".join(found),
             fix="Use the same machine type, torch, training.threads and training.deterministic, or "
             "drop --exact.",
         )
@@ -196,7 +196,7 @@ def check_resumable(
 def refuse_changed_settings(
     recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
 ) -> None:
-    """Refuse to go on with another `identity`.
+    """Refuse to resume with another `identity`.
 
     Raises:
         CheckpointError: The configuration or the data make another model or other updates.
@@ -213,10 +213,10 @@ def refuse_changed_settings(
 def data_check(
     config: RunConfig, num_processes: int | None = None
 ) -> Callable[[PreparedManifest], None]:
-    """Return what refuses data that the run of ``config`` cannot go on with.
+    """Return a check that prepared data match the run's recorded identity.
 
-    So that they do not replace those that it has begun with, which it needs when its settings are
-    restored. The number of processes matters only if it is given.
+    It keeps new data from replacing those that the run needs when its settings are restored. The
+    number of processes counts only if it is given.
     """
 
     def check(manifest: PreparedManifest) -> None:
@@ -256,7 +256,7 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
     """Make a run folder a model folder: resolved configuration and tokenizer beside the weights.
 
     Returns:
-        ``key: was ..., is ...`` for each key that an earlier start of the run had otherwise.
+        ``key: was ..., is ...`` for each key that differs from the last start of the run.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -290,7 +290,7 @@ def _changes(path: Path, config: RunConfig) -> list[str]:
 
 
 def read_measured(run_dir: Path, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was measured under just these conditions, by name; nothing if there is none."""
+    """Return what was measured under the same conditions, by name; empty if nothing was."""
     try:
         values = read_json(run_dir / MEASURED)
         is_same = field(values, "conditions", kind=dict) == conditions

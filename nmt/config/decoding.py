@@ -1,4 +1,4 @@
-"""How translations are searched for."""
+"""Search for translations: algorithm, limits and penalties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 
 
 class DecodingConfig(Section):
-    """Beam search or sampling, their limits and rules."""
+    """Beam search or sampling: limits, penalties and constraints."""
 
     search: Annotated[str, Registered("nmt.search.loop:SELECTORS", _SEARCHES)] = "auto"
     """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one
@@ -32,9 +32,9 @@ class DecodingConfig(Section):
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
     coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
-    """Of beam search: weight of what a translation's score loses for source tokens that it hardly
-    looked at (Wu et al. 2016, section 7); 0 is off. The paper's 0.2 goes with its
-    ``length_penalty`` of 0.2 in the form ``gnmt``: beside scores per token it weighs more."""
+    """Weight of the coverage penalty of beam search, for source tokens that got little attention
+    (Wu et al. 2016, section 7); 0 is off. The paper's 0.2 goes with its ``length_penalty`` of 0.2
+    in the form ``gnmt``; with scores per token it weighs more."""
     patience: float = Field(default=1.0, gt=0)
     """Beam search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al. 2022),
     or earlier when that changes no result."""
@@ -42,20 +42,21 @@ class DecodingConfig(Section):
     """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016); must divide
     ``beam_size``. 1 is plain beam search."""
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
-    """What a token loses of its log probability for each beam of an earlier group that took it."""
+    """Subtracted from a token's log probability for each beam of an earlier group that chose it."""
     sampling: bool = False
-    """Draw every token by chance instead of searching for the best translation. The same line gets
-    the same samples, in whatever batch and order."""
+    """Sample from the model's distribution instead of searching for the best translation. A line
+    gets the same samples in any batch and order."""
     temperature: float = Field(default=1.0, ge=1e-4)
-    """Of sampling: log probabilities are divided by it; below 1 the likely get likelier."""
+    """Softmax temperature of sampling; below 1 sharpens the distribution."""
     top_k: int = Field(default=0, ge=0)
-    """Draw from the most probable k tokens only (Fan et al. 2018); 0 for all."""
+    """Sample from the k most probable tokens only (Fan et al. 2018); 0 for all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw from the fewest tokens that together have this probability (Holtzman et al. 2020)."""
+    """Nucleus sampling: smallest set of tokens with this cumulative probability (Holtzman et al.
+    2020)."""
     epsilon_cutoff: float = Field(default=0.0, ge=0, lt=1)
-    """Draw from tokens of at least this probability only (Hewitt et al. 2022)."""
+    """Sample from tokens of at least this probability only (Hewitt et al. 2022)."""
     seed: int = Field(default=1, ge=0)
-    """Of sampling: another seed gives other samples."""
+    """Random seed of sampling."""
     return_alternatives: bool = False
     """Return the ``n_best`` most probable tokens that can follow the prefix (without one: the
     first tokens), each completed by greedy search."""
@@ -69,9 +70,9 @@ class DecodingConfig(Section):
     above 1 they get less likely."""
     shortlist: bool = False
     """Score only the few hundred tokens that the words of a sentence are likely to become (Jean et
-    al. 2015), by what met in the training data: faster, most of all with a large vocabulary and a
-    wide beam. Some translations are other ones, about as good. Probabilities are among these
-    tokens. Validations during the training score all."""
+    al. 2015), from co-occurrence in the training data: faster, most of all with a large vocabulary
+    and a wide beam. Some translations differ, about as good. Probabilities are relative to these
+    tokens. Validation during training scores all tokens."""
     max_length_factor: float = Field(default=2.0, ge=0)
     """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)

@@ -164,7 +164,7 @@ def check_languages(codes: Mapping[str, str]) -> None:
         codes: Each by where it was given, for example ``source_language``.
 
     Raises:
-        ConfigError: Names every code that must have been meant otherwise.
+        ConfigError: Names every code that is a country or malformed.
     """
     problems = {where: language_problem(code) for where, code in codes.items()}
     found = [f"{where}: {problem}" for where, problem in problems.items() if problem]

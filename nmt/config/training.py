@@ -103,8 +103,8 @@ class TrainingConfig(Section):
     """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does
     so on a GPU, where fewer and larger kernels pay, if it works there; on a CPU they do not."""
     deterministic: bool = True
-    """On a GPU, use kernels that add in the same order each time, so that a resumed run is the same
-    to the bit; some are slower. On a CPU they always do."""
+    """On a GPU, use kernels that add in a fixed order, so that resuming is bit-exact; some are
+    slower. On a CPU they always do."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads; torch's choice when null."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)

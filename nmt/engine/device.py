@@ -83,7 +83,7 @@ def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
             raise
         raise DeviceError(
             f"Sums on the GPU have no fixed order: {str(error).splitlines()[0]}",
-            fix="Set training.deterministic to false: then no resumed run is the same to the bit.",
+            fix="Set training.deterministic to false; then resuming is not bit-exact.",
         ) from error
     finally:
         torch.use_deterministic_algorithms(was_on)
@@ -94,9 +94,9 @@ def prepare_process(threads: int | None) -> None:
     """Set the CPU threads, and let the allocator keep freed memory.
 
     glibc gives every large temporary back to the kernel and faults it in again in the next layer;
-    keeping it saves up to a tenth of a training step. In the arenas that it has for further threads
-    it does so whatever it is told, so there is none: that saves a seventh of a beam search by
-    several workers. Does nothing on other C libraries.
+    keeping it saves up to a tenth of a training step. In the arenas of further threads it always
+    does so; having none saves a seventh of a beam search by several workers. Does nothing on other
+    C libraries.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -137,7 +137,7 @@ def restore_random_state(
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Let each process draw other numbers. The first goes on with those that it has."""
+    """Seed each process but the first differently; the first keeps its random state."""
     if rank:
         torch.manual_seed(seed + rank * _BETWEEN_RANKS)
 
@@ -167,7 +167,7 @@ class DeviceQueue:
             torch.cuda.synchronize(self.device)
 
     def release_memory(self) -> None:
-        """Give freed memory back, so that it can be cut up otherwise."""
+        """Give freed memory back to the device, against fragmentation."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

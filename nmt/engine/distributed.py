@@ -31,14 +31,14 @@ P = ParamSpec("P")
 PEER_LOST = 75
 """Exit code of a process that ends because a peer has failed."""
 LAUNCHED = "NMT_LAUNCHED"
-"""In the environment of processes whose launcher tells why they ended: a folder of its own."""
+"""Environment variable of a launcher that reports why processes ended: its own folder."""
 CAUSE = "peer-lost"
 """File in that folder: what a process saw of a peer that was lost."""
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.01
-_LONGEST_ANSWER = timedelta(seconds=10)
-_LONGEST_WAIT = timedelta(minutes=10)
-_LONGEST_PREPARATION = timedelta(days=7)
+_STORE_TIMEOUT = timedelta(seconds=10)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+_PREPARATION_TIMEOUT = timedelta(days=7)
 
 
 class PeerLostError(NmtError):
@@ -49,7 +49,7 @@ class PeerLostError(NmtError):
     def __init__(self, cause: str) -> None:
         super().__init__(
             f"Another process of this training has ended or does not answer ({cause}).",
-            fix="See what ended it, then start all again: training goes on from the last "
+            fix="See what ended it, then start all again: training resumes from the last "
             "checkpoint.",
         )
         self.cause = cause
@@ -116,16 +116,16 @@ class ManyProcesses(Processes):
 
     def __init__(self) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=_LONGEST_WAIT)
-        self._patient = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION)
+        dist.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
+        self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # A store beside the one that the groups use: it answers when they do not any more.
         # Its class is documented, but torch.distributed does not list it among its names.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, is_master=False, timeout=_LONGEST_ANSWER
+            address, port, is_master=False, timeout=_STORE_TIMEOUT
         )
-        # A launcher that starts all anew keeps its store, with what was told before.
+        # A launcher that restarts all keeps its store, with the values of the last attempt.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
 
@@ -207,7 +207,7 @@ def _save_when_the_launcher_dies() -> None:
 
 
 def tell_launcher(error: PeerLostError) -> bool:
-    """Leave it to the launcher to tell of this, which knows what became of the peer.
+    """Leave the report to the launcher, which knows what became of the peer.
 
     Returns:
         Whether there is one that will.

@@ -77,7 +77,7 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     Args:
         path: The folder to make. Its parent is made if missing.
         replace: Put it in the place of an older one. That stands aside as `replaced_folder` for a
-            moment; after a kill in just that moment `restore_replaced` puts it back.
+            moment; after a kill in that moment `restore_replaced` puts it back.
 
     Yields:
         The folder to write into; everything in it is synced at the end.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _SPACE = "\u2581"
 # Words seen first are mostly the frequent ones; the table takes about 1 KB for each.
-_MOST_WORDS = 1 << 16
+_MAX_WORDS = 1 << 16
 _FOREVER = 1 << 62
 
 
@@ -114,7 +114,7 @@ class SubwordDropout:
         undropped = tuple(symbols)
         num_merges = len(characters) - len(undropped)
         word = _Word(characters, tuple(ranks), undropped, num_merges)
-        if len(self._words) < _MOST_WORDS:
+        if len(self._words) < _MAX_WORDS:
             self._words[pieces] = word
         return word
 

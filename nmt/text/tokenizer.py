@@ -19,8 +19,8 @@ from nmt.errors import TokenizerError
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
-_SMALLEST_WITH_BYTES = 300
-_LONGEST_LINE_BYTES = 40_000
+_MIN_SIZE_WITH_BYTES = 300
+_MAX_SENTENCE_BYTES = 40_000
 
 
 class Tokenizer(Protocol):
@@ -192,7 +192,7 @@ def train_sentencepiece(
                 character_coverage=config.character_coverage,
                 byte_fallback=config.byte_fallback,
                 normalization_rule_name=config.normalization,
-                max_sentence_length=_LONGEST_LINE_BYTES,
+                max_sentence_length=_MAX_SENTENCE_BYTES,
                 num_threads=threads,
                 pad_id=PAD_ID,
                 unk_id=UNK_ID,
@@ -213,7 +213,7 @@ def _explained(message: str, config: TokenizerConfig) -> TokenizerError:
     if found:
         largest = int(found[1])
         fix = f"Set tokenizer.vocab_size to {largest} or less."
-        if config.byte_fallback and largest < _SMALLEST_WITH_BYTES:
+        if config.byte_fallback and largest < _MIN_SIZE_WITH_BYTES:
             fix = "Set tokenizer.byte_fallback: false, or give it more text."
         return TokenizerError(
             f"The training text allows no vocabulary of {config.vocab_size:,} entries; "

@@ -249,7 +249,7 @@ def test_a_sentence_depends_on_its_generator_and_on_no_sentence_before(
 
     forwards = [resegmented(row) for row in range(len(rows))]
     backwards = [resegmented(row) for row in reversed(range(len(rows)))]
-    monkeypatch.setattr(nmt.text.subword_dropout, "_MOST_WORDS", 0)
+    monkeypatch.setattr(nmt.text.subword_dropout, "_MAX_WORDS", 0)
     alone = [
         model.dropout(0.3).resegment(ids, sentence_generator(1, 2, row, 0))
         for row, ids in enumerate(rows)
