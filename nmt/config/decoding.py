@@ -64,7 +64,8 @@ class DecodingConfig(Section):
     """Where a prefix is given: 0 forces it; above 0 its next token gets this share of the
     probability as long as the hypothesis agrees with it (Arivazhagan et al. 2020)."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)
-    """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it."""
+    """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it. The
+    probability of a token that this forbids is shared out among the others, as in CTranslate2."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Factor on the log probability of tokens that the output already has (Keskar et al. 2019);
     above 1 they get less likely."""
@@ -78,7 +79,8 @@ class DecodingConfig(Section):
     max_length_offset: int = Field(default=20, ge=1)
     """See ``max_length_factor``."""
     min_length_factor: float = Field(default=0.0, ge=0)
-    """Shortest output, as a factor of the source tokens."""
+    """Shortest output, as a factor of the source tokens. The probability of a too early end is
+    shared out among the other tokens, as in CTranslate2."""
     batch_tokens: int = Field(default=2048, ge=1)
     """Source tokens, padded, searched at once; fewer with a beam too wide for the memory."""
 
