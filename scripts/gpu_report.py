@@ -1,0 +1,215 @@
+"""Report on a GPU: first whether training and decoding are right there, then how fast they are.
+
+    python scripts/gpu_report.py --model runs/multi30k-de-en
+    python scripts/gpu_report.py --stages machine,gradients,training
+    python scripts/gpu_report.py --device cpu --quick
+
+Each stage is a process of its own with a time limit. What it measures is written at once to
+``--output``, one JSON object a line, and shown as a table at the end. Some stages are gates: when
+one fails, the stages that depend on it are skipped, so that no time of a wrong result is reported.
+A gate that was not asked for counts as passed. Exit code 1: a gate failed, or a stage did not end.
+
+Times are medians; the device is synchronised before each clock is read; inputs are drawn and never
+zeros. `--device cpu --quick` uses tiny sizes and shows only that the script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS = ("stage", "what", "result", "target", "predicted", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One process of the report."""
+
+    name: str
+    seconds: int
+    """Time limit."""
+    needs: tuple[str, ...] = ()
+    """Stages that must not have failed."""
+
+
+TRAINS = ("gradients", "updates", "compiled")
+STAGES = (
+    Stage("machine", 60),
+    Stage("gradients", 90),
+    Stage("updates", 60),
+    Stage("compiled", 180),
+    Stage("resume", 180),
+    Stage("search", 150),
+    Stage("shapes", 150, TRAINS),
+    Stage("training", 400, TRAINS),
+    Stage("kernels", 150, TRAINS),
+    Stage("decoding", 200, ("search",)),
+    Stage("variants", 300, TRAINS),
+    Stage("multi30k", 420, (*TRAINS, "resume")),
+    Stage("proof", 300, ("resume",)),
+    Stage("tatoeba", 400, (*TRAINS, "resume")),
+    Stage("files", 120, ("search",)),
+)
+"""In this order: what is right, how fast the parts are, whole commands."""
+
+
+class Report:
+    """The lines of JSON, on disk as soon as they are known."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.records: list[dict[str, Any]] = []
+        self.failed: set[str] = set()
+        """Stages with a failed gate, or that did not end."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Write and show a record; see `gpu_stages.Recorder` for its fields."""
+        self.records.append(dict(record))
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        print(json.dumps(record), flush=True)
+        if record.get("passed") is False:
+            self.failed.add(record["stage"])
+
+    def table(self) -> str:
+        """All records as a Markdown table."""
+        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_cells, self.records)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
+    value, unit = record["value"], record.get("unit", "")
+    if isinstance(value, float):
+        value = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    mark = {True: "passed", False: "FAILED", None: ""}[record.get("passed")]
+    words = (f"{value} {unit}", record.get("target", ""), record.get("predicted", ""))
+    return record["stage"], record["what"], *(text.strip() for text in words), mark
+
+
+def run_stage(stage: Stage, command: Sequence[str], report: Report) -> None:
+    """Run one stage in a process group of its own, and kill that at its time limit.
+
+    Args:
+        stage: Which.
+        command: What runs it, but for ``--run NAME``.
+        report: Given what it prints.
+    """
+    begin = time.monotonic()
+    is_late = threading.Event()
+    with subprocess.Popen(
+        [*command, "--run", stage.name], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+
+        def kill() -> None:
+            is_late.set()
+            os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(stage.seconds, kill)
+        timer.start()
+        try:
+            for record in _records(process):
+                report.add({"stage": stage.name, **record})
+            code = process.wait()
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if code:
+        reason = f"ended by its limit of {stage.seconds} s" if is_late.is_set() else f"code {code}"
+        report.add({"stage": stage.name, "what": "stage", "value": reason, "passed": False})
+    else:
+        seconds = round(time.monotonic() - begin, 1)
+        report.add({"stage": stage.name, "what": "stage", "value": seconds, "unit": "s"})
+
+
+def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """What the process prints, as far as it is JSON; the rest goes to standard error."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and {"what", "value"} <= record.keys():
+            yield record
+        else:
+            print(line, end="", file=sys.stderr)
+
+
+def run_all(stages: Sequence[Stage], command: Sequence[str], report: Report) -> None:
+    """Run stages one after another, but for those that depend on one that failed."""
+    for stage in stages:
+        if lacking := [name for name in stage.needs if name in report.failed]:
+            value = f"skipped: {', '.join(lacking)} failed"
+            report.add({"stage": stage.name, "what": "stage", "value": value})
+        else:
+            run_stage(stage, command, report)
+
+
+def chosen_stages(names: str) -> list[Stage]:
+    """Return the stages of these names with commas between; all if empty."""
+    wanted = {name for name in names.split(",") if name}
+    if unknown := wanted - {stage.name for stage in STAGES}:
+        known = ", ".join(stage.name for stage in STAGES)
+        raise SystemExit(f"error: no stage {', '.join(sorted(unknown))}; there are {known}")
+    return [stage for stage in STAGES if not wanted or stage.name in wanted]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument("--stages", default="", help="names with commas between; default: all")
+    parser.add_argument("--sizes", default="base,big", help="models of the stage training")
+    parser.add_argument("--model", type=Path, help="model folder for search and files")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument(
+        "--folder", type=Path, help="for runs and prepared data; default: temporary"
+    )
+    parser.add_argument("--output", type=Path, default=Path("gpu_report.jsonl"))
+    parser.add_argument("--run", help=argparse.SUPPRESS)  # one stage, in this process
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Run the stages and print the table."""
+    chosen = parse()
+    if chosen.run:
+        # cuBLAS reads it at its first product: without it sums have no fixed order.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+        import gpu_stages  # noqa: PLC0415 - loads torch, which only stages need
+
+        gpu_stages.run(chosen)
+        return 0
+    stages = chosen_stages(chosen.stages)
+    report = Report(chosen.output)
+    with tempfile.TemporaryDirectory() as temporary:
+        arguments = ["--device", chosen.device, "--data", str(chosen.data)]
+        arguments += ["--folder", str(chosen.folder or temporary)]
+        arguments += ["--sizes", chosen.sizes]
+        arguments += ["--quick"] if chosen.quick else []
+        arguments += ["--model", str(chosen.model)] if chosen.model else []
+        command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+        run_all(stages, command, report)
+    print(f"\n{report.table()}")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,893 @@
+"""The stages of `gpu_report.py`: what each measures, and what it prints as JSON.
+
+Whole `nmt` commands where one measures it; the parts of the package otherwise. Drawn data have the
+shape of WMT: ids by Zipf's law in a vocabulary of 37,000, lengths by a log-normal law.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gpu_report import ROOT
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+# The parts of the package that are not public; all that has to follow when one moves.
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.config.training import OptimizerConfig
+from nmt.data.batch import Batch, collate
+from nmt.data.batching import plan_batches
+from nmt.engine.compilation import compile_layers
+from nmt.engine.device import choose_device, deterministic, prepare_process
+from nmt.engine.precision import Precision, choose_precision
+from nmt.model.cost import Workload, training_flops
+from nmt.model.transformer import Transformer, build_model
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.training.losses import choose_form
+from nmt.training.objective import CrossEntropy
+from nmt.training.optimizer import build_optimizer
+from nmt.training.update import Updater, read_together
+
+SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
+SMALL = ModelConfig(
+    preset="tiny", model_dim=64, ff_dim=128, num_heads=4, encoder_layers=2, decoder_layers=2
+)
+MODERN = ModelConfig(
+    preset="modern", model_dim=64, ff_dim=128, num_heads=4, encoder_layers=2, decoder_layers=2
+)
+SMOOTHING = 0.1
+SAMPLE = "configs/demo.sample"
+PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+GATE_OF_LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
+"""Largest relative error, as ||found - reference|| / ||reference||, of a loss and of what it gives
+back to its inputs."""
+GATE_OF_MODEL = {"float32": 1e-3, "bfloat16": 5e-2}
+"""The same for the whole gradient of a model: errors of 0.2 to 0.4% a product add up in bf16."""
+GATE_OF_PARAMETER = {"float32": 1e-3, "bfloat16": 2e-1}
+"""The same for each parameter alone: a gradient may be a small sum of large terms."""
+SHAPES = (
+    (1, 1), (1, 60), (2, 3), (3, 17), (5, 8), (7, 33), (8, 64), (13, 5), (16, 21), (31, 9),
+    (40, 12), (64, 30),
+)  # fmt: skip
+"""Sentences, and the longest length that may be drawn."""
+KINDS = {
+    "fused, compiled": r"triton",
+    "products": r"gemm|nvjet|cutlass|cublas|splitk|_mm",
+    "attention": r"flash|fmha|attention|efficient",
+    "loss and softmax": r"softmax|nll|cross_entropy",
+    "optimizer": r"adam|multi_tensor",
+    "norms": r"layer_norm|rms_norm|norm_kernel",
+    "dropout and random numbers": r"dropout|philox|distribution",
+    "rows moved": r"index|gather|scatter|embedding|sort|radix",
+    "copies": r"memcpy|memset|copy",
+    "element by element": r"elementwise|vectorized|reduce|cat",
+}
+"""Kernels by name; the first that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """What a stage is given: the choices, the device, and where results go."""
+
+    chosen: argparse.Namespace
+    device: torch.device
+
+    @property
+    def quick(self) -> bool:
+        """Whether only to show that the script works."""
+        return bool(self.chosen.quick)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device works while the host goes on."""
+        return self.device.type == "cuda"
+
+    def wait(self) -> None:
+        """Wait until the device has done all it was given."""
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def emit(
+        self,
+        what: str,
+        value: float | str,
+        unit: str = "",
+        *,
+        target: str = "",
+        predicted: str = "",
+        passed: bool | None = None,
+    ) -> None:
+        """Print a result; one that ``passed`` or not is a gate."""
+        record = {"what": what, "value": value, "unit": unit, "target": target}
+        print(json.dumps(record | {"predicted": predicted, "passed": passed}), flush=True)
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 5, warm_up: int = 2) -> float:
+        """Return the median time of ``work`` on the device, in seconds."""
+        found = []
+        for number in range(1 if self.quick else warm_up + rounds):
+            self.wait()
+            begin = time.perf_counter()
+            work()
+            self.wait()
+            if self.quick or number >= warm_up:
+                found.append(time.perf_counter() - begin)
+        return statistics.median(found)
+
+
+class DrawnPairs:
+    """Sentence pairs of random ids, in the form that `nmt.data.batch.collate` reads.
+
+    Args:
+        vocab_size: Entries of both vocabularies.
+        lengths: Source and target lengths without EOS. (n,) each.
+        seed: Of the ids.
+    """
+
+    def __init__(self, vocab_size: int, lengths: tuple[Any, Any], seed: int) -> None:
+        self.source_lengths, self.target_lengths = lengths
+        self._random = np.random.default_rng(seed)
+        weights = 1.0 / np.arange(1, vocab_size - 3)
+        self._law = weights.cumsum() / weights.sum()
+
+    def _ids(self, lengths: Any) -> tuple[Any, Any]:
+        ids = 4 + np.searchsorted(self._law, self._random.random(int(lengths.sum())))
+        return ids.astype(np.int64), np.concatenate(([0], np.cumsum(lengths)))
+
+    def source_ids(self, rows: Any) -> tuple[Any, Any]:
+        """As `nmt.data.store.ParallelStore.source_ids`."""
+        return self._ids(self.source_lengths[rows])
+
+    def target_ids(self, rows: Any) -> tuple[Any, Any]:
+        """As `nmt.data.store.ParallelStore.target_ids`."""
+        return self._ids(self.target_lengths[rows])
+
+
+def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
+    """Draw ``count`` batches of ``max_tokens`` source and target tokens together."""
+    random, num_pairs = np.random.default_rng(seed), max(2000, count * max_tokens // 20)
+    longest = min(150, max_tokens // 4)
+    source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
+    target = np.clip(source * random.lognormal(0.02, 0.2, num_pairs), 2, longest).astype(np.int32)
+    store: Any = DrawnPairs(vocab_size, (source, target), seed)
+    plan = plan_batches(source + 1, target + 1, max_tokens=max_tokens, noise=0.1, seed=1, epoch=0)
+    whole = [rows for rows in plan if (source[rows] + target[rows] + 2).sum() > max_tokens * 0.7]
+    return [collate(store, rows) for rows in (whole or plan)[:count]]
+
+
+def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
+    """Draw one batch: so many sentences, lengths evenly up to so many tokens."""
+    random = np.random.default_rng(seed)
+    lengths = [random.integers(1, shape[1] + 1, shape[0]).astype(np.int32) for _ in range(2)]
+    store: Any = DrawnPairs(vocab_size, (lengths[0], lengths[1]), seed)
+    return collate(store, np.arange(shape[0]))
+
+
+def workload(batches: Sequence[Batch]) -> Workload:
+    """Sum lengths."""
+    lengths = [torch.stack([batch.source.lengths, batch.target.lengths]) for batch in batches]
+    return Workload.of_pairs(*torch.cat(lengths, dim=1).numpy())
+
+
+def make_updater(
+    config: ModelConfig,
+    vocab_size: int,
+    device: torch.device,
+    precision: Precision,
+    *,
+    seed: int = 1,
+) -> Updater:
+    """Return what makes updates as `nmt train` does, of a new model."""
+    torch.manual_seed(seed)
+    model = build_model(config, vocab_size, vocab_size).to(device)
+    optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
+    loss = CrossEntropy(SMOOTHING, choose_form(precision.dtype, device, vocab_size))
+    return Updater(model, optimizer, precision, loss, clip_norm=1.0)
+
+
+def have_compiled(updater: Updater, batch: Batch, device: torch.device) -> float:
+    """Compile the layers; return how long that takes, in seconds."""
+    begin = time.perf_counter()
+    compile_layers(
+        True,
+        device,
+        switch=updater.model.compile_layers,
+        warm_up=lambda: updater.warm_up(batch),
+    )
+    return time.perf_counter() - begin
+
+
+def make_updates(updater: Updater, batches: Sequence[Batch]) -> None:
+    """Make an update with each batch, and wait for their numbers once."""
+    read_together([updater([batch], 1e-4) for batch in batches])
+
+
+def digest(updater: Updater) -> str:
+    """Hash the weights and the optimizer's state."""
+    found = hashlib.sha256()
+    for tensors in (updater.optimizer.weights(), updater.optimizer.state()):
+        for name in sorted(tensors):
+            found.update(name.encode())
+            found.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def matrix_rate(report: Recorder, rows: int, inner: int, columns: int) -> float:
+    """FLOP/s of a product in the training's type, over several random input sets."""
+    dtype = choose_precision("auto", report.device).dtype
+    sets = [
+        tuple(torch.randn(shape, device=report.device, dtype=dtype) for shape in shapes)
+        for shapes in [((rows, inner), (inner, columns))] * 3
+    ]
+    repeats = 1 if report.quick else 4
+    each = report.seconds(lambda: [left @ right for left, right in sets * repeats])
+    return 2.0 * rows * inner * columns * len(sets) * repeats / each
+
+
+def peak_rate(report: Recorder) -> float:
+    """FLOP/s of large products, which utilisation is a share of."""
+    size = 256 if report.quick else 8192
+    return matrix_rate(report, size, size, size)
+
+
+# Gates and the machine
+
+
+def machine(report: Recorder) -> None:
+    """Versions, copy rate, products."""
+    name = platform.processor() or platform.machine()
+    if report.is_gpu:
+        name = torch.cuda.get_device_name(report.device)
+        report.emit("CUDA", str(torch.version.cuda))
+    report.emit("device", name)
+    report.emit("torch", torch.__version__)
+    report.emit("Python", platform.python_version())
+    report.emit("CPU cores", float(os.cpu_count() or 0))
+    count = 1 << (20 if report.quick else 30)
+    here = torch.randint(0, 100, (count,), dtype=torch.uint8, device=report.device)
+    there = torch.empty_like(here)
+    rate = 2 * count / report.seconds(lambda: there.copy_(here))
+    report.emit("copy, read and written", rate / 1e9, "GB/s")
+    here = there = torch.empty(0)  # gives the memory back
+    report.emit("products, 8192 cubed", peak_rate(report) / 1e12, "TFLOP/s")
+    rows, entries = (64, 400) if report.quick else (25_000, 37_000)
+    for size, config in SIZES.items():
+        width, ff_dim = config.model_dim, config.ff_dim
+        for inner, columns in (
+            (width, 3 * width),
+            (width, ff_dim),
+            (ff_dim, width),
+            (width, entries),
+        ):
+            rate = matrix_rate(report, rows, inner, columns) / 1e12
+            report.emit(f"products, {size}, {rows} x {inner} x {columns}", rate, "TFLOP/s")
+    small = torch.zeros(1024, device=report.device)
+    repeats = 100 if report.quick else 5000
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        small.add_(1)
+    host = time.perf_counter() - begin
+    report.emit("host, to start one operation", 1e6 * host / repeats, "microseconds")
+
+
+def reference_gradients(model: Transformer, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients in float64 on the CPU, by torch's own cross-entropy."""
+    model.zero_grad()
+    hidden = model(batch.source, batch.target)
+    logits = F.linear(hidden, model.output_weight, model.output_bias)
+    loss = F.cross_entropy(logits, batch.gold, label_smoothing=SMOOTHING, reduction="sum")
+    loss.backward()
+    found = {name: gradient_of(parameter) for name, parameter in model.named_parameters()}
+    return float(loss.detach()), found
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return a gradient in float64 on the CPU."""
+    assert parameter.grad is not None
+    return parameter.grad.detach().double().cpu().clone()
+
+
+def gradients_of(updater: Updater, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+    """The same as training has them, not divided by tokens."""
+    flat = updater.optimizer.parameters
+    flat.clear()
+    updater.model.train()
+    updater._gradients([batch], 1.0)
+    loss = float(flat.sums[0])
+    found = {name: view.double().cpu().clone() for name, view in flat.views(flat.gradient)}
+    flat.clear()
+    return loss, found
+
+
+def error_of(found: Tensor, reference: Tensor) -> float:
+    """Relative norm of the difference; infinite where anything is not a number."""
+    error = float((found - reference).norm() / reference.norm().clamp(min=1e-12))
+    return error if np.isfinite(error) else float("inf")
+
+
+def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
+    """Compare training with float64 on fresh random inputs over all shapes."""
+    vocab_size = 500
+    shapes = SHAPES[::4] if report.quick else SHAPES
+    models = {"tiny": SMALL, "modern": MODERN}
+    for (name, config), precision in itertools.product(models.items(), PRECISIONS):
+        if is_compiled and (name, precision) == ("modern", "float32"):
+            continue  # each of them is compiled for half a minute
+        still = config.model_copy(update={"dropout": 0.0})
+        policy = Precision(precision, report.device.type)
+        updater = make_updater(still, vocab_size, report.device, policy)
+        # Both multiply with rounded weights; what is compared is the arithmetic.
+        weights = {
+            key: value.detach().to(policy.dtype).float().cpu()
+            for key, value in updater.optimizer.weights().items()
+        }
+        updater.optimizer.load_weights(weights)
+        if is_compiled:
+            seconds = have_compiled(updater, of_shape(vocab_size, (3, 9), 0), report.device)
+            report.emit(f"{name}, {precision}, time to compile", seconds, "s")
+        reference = build_model(still, vocab_size, vocab_size)
+        reference.load_state_dict(weights)
+        reference.double().train()
+        losses, wholes, singles = [], [], []
+        for seed, shape in enumerate(shapes):
+            batch = of_shape(vocab_size, shape, 100 + seed)
+            expected_loss, expected = reference_gradients(reference, batch)
+            loss, found = gradients_of(updater, batch)
+            losses.append(error_of(torch.tensor(loss), torch.tensor(expected_loss)))
+            flat = [
+                torch.cat([side[key].flatten() for key in expected]) for side in (found, expected)
+            ]
+            wholes.append(error_of(*flat))
+            # A gradient that is zero by the mathematics (of a bias of keys) is noise in both.
+            least = 1e-3 * float(flat[1].norm())
+            singles += [
+                error_of(found[key], of_key)
+                for key, of_key in expected.items()
+                if float(of_key.norm()) > least
+            ]
+        text = f"{name}, {precision}"
+        _gate(report, f"{text}, loss", losses, GATE_OF_LOSS[precision])
+        _gate(report, f"{text}, gradient", wholes, GATE_OF_MODEL[precision])
+        _gate(report, f"{text}, gradient of a parameter", singles, GATE_OF_PARAMETER[precision])
+
+
+def _gate(report: Recorder, what: str, errors: Sequence[float], limit: float) -> None:
+    worst = max(errors)
+    text = f"{what}: worst of {len(errors)}"
+    report.emit(text, worst, "relative", target=f"< {limit:g}", passed=bool(worst < limit))
+
+
+def _check_losses(report: Recorder) -> None:
+    """Compare the loss alone, and what it gives back to each input, with float64."""
+    random = np.random.default_rng(5)
+    for precision in PRECISIONS:
+        dtype = Precision(precision, report.device.type).dtype
+        losses, backs = [], []
+        for number in range(3 if report.quick else 12):
+            rows, width = int(random.integers(1, 700)), 16 * int(random.integers(1, 12))
+            vocab_size = int(random.integers(5, 400 if report.quick else 9000))
+            torch.manual_seed(number)
+            inputs = [
+                torch.randn(shape).to(dtype)
+                for shape in ((rows, width), (vocab_size, width), (vocab_size,))
+            ]
+            gold = torch.randint(0, vocab_size, (rows,))
+            here = [each.clone().to(report.device).requires_grad_() for each in inputs]
+            form = choose_form(dtype, report.device, vocab_size)
+            loss = form(here[0], here[1], here[2], gold.to(report.device), SMOOTHING)
+            loss.backward()
+            there = [each.double().requires_grad_() for each in inputs]
+            logits = F.linear(there[0], there[1], there[2])
+            expected = F.cross_entropy(logits, gold, label_smoothing=SMOOTHING, reduction="sum")
+            expected.backward()
+            losses.append(error_of(loss.detach().double().cpu(), expected.detach()))
+            backs += [
+                error_of(gradient_of(one), gradient_of(other))
+                for one, other in zip(here, there, strict=True)
+            ]
+        _gate(report, f"loss alone, {precision}", losses, GATE_OF_LOSS[precision])
+        _gate(report, f"loss alone, {precision}, gradients", backs, GATE_OF_LOSS[precision])
+
+
+def gradients(report: Recorder) -> None:
+    """Gate: loss and gradients against float64."""
+    _check_losses(report)
+    _check_gradients(report, is_compiled=False)
+
+
+def compiled(report: Recorder) -> None:
+    """Gate: the same of compiled layers."""
+    if report.quick and not report.is_gpu:
+        report.emit("compiled layers", "left out on a CPU")
+        return
+    _check_gradients(report, is_compiled=True)
+
+
+def updates(report: Recorder) -> None:
+    """Gate: the same updates, with dropout, give the same bytes twice."""
+    count = 3 if report.quick else 20
+    batches = wmt_like(500, 400 if report.quick else 4000, count)
+    for name in PRECISIONS:
+        precision = Precision(name, report.device.type)
+        found = []
+        for _ in range(2):
+            updater = make_updater(SMALL, 500, report.device, precision)
+            torch.manual_seed(2)
+            with deterministic(report.device, wanted=True):
+                make_updates(updater, batches)
+            found.append(digest(updater))
+        text = f"{count} updates twice, {name}: sha256 of weights and optimizer"
+        report.emit(text, found[0][:12], target=found[1][:12], passed=found[0] == found[1])
+
+
+def nmt(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]:
+    """Run a whole command; return standard output and standard error.
+
+    Raises:
+        RuntimeError: It fails.
+    """
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "nmt", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths, **(env or {})},
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"nmt {' '.join(arguments)}: code {done.returncode}\n{done.stderr}")
+    return done.stdout, done.stderr
+
+
+def settings(report: Recorder, run: str, **changes: Any) -> list[str]:
+    """Return ``--set`` flags: device and folders, and ``changes`` with ``__`` for a dot."""
+    folder = Path(report.chosen.folder)
+    chosen = {
+        "training.device": report.device.type,
+        "prepared_dir": str(folder / "prepared" / run.split("-")[0]),
+        "run_dir": str(folder / "runs" / run),
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    if report.quick:
+        small = {"encoder_layers": 1, "decoder_layers": 1, "model_dim": 32, "ff_dim": 32}
+        chosen |= {f"model.{name}": size for name, size in small.items()}
+        chosen |= {"decoding.max_length_factor": 0.2, "decoding.max_length_offset": 4}
+        chosen["data.train"] = [{"name": "demo", "demo": "test"}]
+        chosen["data.valid"] = {"source": f"{SAMPLE}.en", "target": f"{SAMPLE}.de"}
+    return [f"--set={key}={json.dumps(value)}" for key, value in chosen.items()]
+
+
+def resume(report: Recorder) -> None:
+    """Gate: training that is stopped and resumed ends with the bytes of one that is not."""
+    half = 4 if report.quick else 40
+    sizes = {
+        "training__schedule__shape": "constant",
+        "training__validate_every": 1000,
+        "training__save_every": 1000,
+        "training__validation__max_sentences": 4,
+        "tokenizer__vocab_size": 320 if report.quick else 1000,
+    }
+    config, hashes = "configs/demo.yaml", []
+    nmt("prepare", config, *settings(report, "demo", **sizes))
+    for run, stops in (("demo-whole", [2 * half]), ("demo-resumed", [half, 2 * half])):
+        for stop in stops:
+            begin = time.perf_counter()
+            flags = settings(report, run, training__max_steps=stop, **sizes)
+            nmt("train", config, *flags, "--exact", "--quiet")
+            seconds = time.perf_counter() - begin
+            report.emit(f"{run}, to update {stop}, the whole command", seconds, "s")
+        folder = Path(report.chosen.folder) / "runs" / run / "checkpoints"
+        newest = max(folder.glob("step-*"))
+        parts = [newest / f"{part}.safetensors" for part in ("model", "optimizer")]
+        hashes.append([hashlib.sha256(part.read_bytes()).hexdigest() for part in parts])
+    for part, first, second in zip(("weights", "optimizer"), *hashes, strict=True):
+        text = f"{2 * half} updates, resumed: sha256 of {part}"
+        report.emit(text, second[:12], target=first[:12], passed=first == second)
+
+
+def _model(report: Recorder) -> str:
+    """The model of the command line, else what an earlier stage has trained."""
+    runs = Path(report.chosen.folder) / "runs"
+    found = [report.chosen.model, runs / "multi30k", runs / "demo-whole"]
+    for folder in found:
+        if folder is not None and (folder / "config.yaml").exists():
+            return str(folder)
+    raise RuntimeError("no model: give --model, or let the stage `resume` make one")
+
+
+def _sources(report: Recorder, count: int, *, name: str = "test_2016_flickr") -> Path:
+    """A file of ``count`` lines to translate: of Multi30k, or of the demo without it."""
+    place = Path(report.chosen.data) / "multi30k" / f"{name}.de.gz"
+    if place.exists() and report.chosen.model is not None:
+        lines = gzip.decompress(place.read_bytes()).decode().splitlines()
+    else:
+        lines = (ROOT / f"{SAMPLE}.en").read_text(encoding="utf-8").splitlines()
+    path = Path(report.chosen.folder) / f"source.{count}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chosen = itertools.islice(itertools.cycle(lines), count)
+    path.write_text("".join(f"{line}\n" for line in chosen), encoding="utf-8")
+    return path
+
+
+def search(report: Recorder) -> None:
+    """Gate: float32 searches find what the CPU finds, recorded steps what plain ones find.
+
+    Without the guard, which would search wrong outputs again and hide them. A few lines may differ
+    where two hypotheses are as good as equal.
+    """
+    model, count = _model(report), 4 if report.quick else 200
+    path = _sources(report, count)
+
+    def translate(device: str, beam_size: int, batch_tokens: int) -> list[str]:
+        flags = ["-i", str(path), "--device", device, "-b", str(beam_size), "--no-guard"]
+        return nmt("translate", model, *flags, "--batch-tokens", str(batch_tokens))[0].split("\n")
+
+    for beam_size in (5,) if report.quick else (1, 5):
+        # Steps are recorded for 256 rows at most.
+        many, few = 60_000, 600
+        expected = translate("cpu", beam_size, few)
+        for name, batch_tokens in (("few rows", few), ("many rows", many)):
+            if report.quick and name == "many rows":
+                continue
+            found = translate(report.device.type, beam_size, batch_tokens)
+            alike = sum(map(str.__eq__, found, expected)) / len(expected)
+            text = f"beam {beam_size}, {name}: lines as on the CPU"
+            passed = len(found) == len(expected) and alike >= 0.98
+            report.emit(text, 100 * alike, "%", target=">= 98%", passed=passed)
+
+
+def shapes(report: Recorder) -> None:
+    """Gate: hundreds of batch shapes without compiling again."""
+    count = 6 if report.quick else 250
+    flags = settings(
+        report,
+        "demo-shapes",
+        training__max_steps=count,
+        training__schedule__shape="constant",
+        training__validation__max_sentences=4,
+        tokenizer__vocab_size=320 if report.quick else 1000,
+    )
+    _, said = nmt("train", "configs/demo.yaml", *flags, env={"TORCH_LOGS": "recompiles"})
+    found = len(re.findall(r"Recompiling function", said))
+    report.emit(f"recompiled in {count} updates", float(found), target="0", passed=found == 0)
+
+
+# Speed of the parts
+
+
+def _rate(
+    report: Recorder, updater: Updater, batches: Sequence[Batch], *, rounds: int = 3
+) -> tuple[float, float]:
+    """Return seconds of an update, and of those the host's: until it could go on."""
+    hosts = []
+
+    def work() -> None:
+        begin = time.perf_counter()
+        stats = [updater([batch], 1e-4) for batch in batches]
+        hosts.append(time.perf_counter() - begin)
+        read_together(stats)
+
+    seconds = report.seconds(work, rounds=rounds, warm_up=1)
+    return seconds / len(batches), statistics.median(hosts[-rounds:]) / len(batches)
+
+
+def training(report: Recorder) -> None:
+    """Tokens/s, utilisation, host and device time, and peak memory of whole updates."""
+    vocab_size = 400 if report.quick else 37_000
+    peak = peak_rate(report)
+    targets = {"base": (725_000, 35), "big": (306_000, 50)}
+    for name in ["base"] if report.quick else report.chosen.sizes.split(","):
+        config = SMALL if report.quick else SIZES[name]
+        precision = choose_precision("auto", report.device)
+        updater = make_updater(config, vocab_size, report.device, precision)
+        with deterministic(report.device, wanted=True):
+            first = wmt_like(vocab_size, 4000 if not report.quick else 200, 1)[0]
+            if report.is_gpu:
+                seconds = have_compiled(updater, first, report.device)
+                report.emit(f"{name}, time to compile", seconds, "s", target="<= 75")
+            for max_tokens in (200,) if report.quick else (4_000, 16_000, 50_000, 100_000):
+                batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
+                if report.is_gpu:
+                    torch.cuda.reset_peak_memory_stats(report.device)
+                seconds, host = _rate(report, updater, batches)
+                tokens = sum(batch.num_target_tokens for batch in batches) / len(batches)
+                needed = training_flops(config, vocab_size, workload(batches)).total / len(batches)
+                is_recipe = max_tokens == 50_000
+                rate_target, share_target = targets[name] if is_recipe else (0, 0)
+                text = f"{name}, {max_tokens} tokens an update"
+                report.emit(
+                    f"{text}: target tokens/s",
+                    tokens / seconds,
+                    target=f"{rate_target:,}" if is_recipe else "",
+                )
+                report.emit(
+                    f"{text}: utilisation",
+                    100 * needed / seconds / peak,
+                    "%",
+                    target=f"{share_target}%" if is_recipe else "",
+                )
+                report.emit(f"{text}: an update", 1e3 * seconds, "ms")
+                report.emit(f"{text}: of that, until the host goes on", 1e3 * host, "ms")
+                if report.is_gpu:
+                    peak_bytes = torch.cuda.max_memory_allocated(report.device)
+                    target = "<= 16" if is_recipe and name == "base" else ""
+                    report.emit(f"{text}: peak memory", peak_bytes / 1e9, "GB", target=target)
+
+
+def kernels(report: Recorder) -> None:
+    """An update's time by kind of kernel, and by what the host does.
+
+    Of a tiny model, whose updates take the host longer than the device, without compiled layers.
+    """
+    vocab_size = 400 if report.quick else 37_000
+    models = (("base", SIZES["base"], 50_000), ("tiny", ModelConfig(preset="tiny"), 2048))
+    for name, config, max_tokens in models:
+        if report.quick:
+            config, max_tokens = SMALL, 200
+        precision = choose_precision("auto", report.device)
+        updater = make_updater(config, vocab_size, report.device, precision)
+        batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 6)
+        with deterministic(report.device, wanted=True):
+            if report.is_gpu and name == "base":
+                have_compiled(updater, batches[0], report.device)
+            make_updates(updater, batches)
+            report.wait()
+            kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * report.is_gpu
+            begin = time.perf_counter()
+            make_updates(updater, batches)
+            report.wait()
+            plain = (time.perf_counter() - begin) / len(batches)
+            with profile(activities=kinds) as found:
+                make_updates(updater, batches)
+                report.wait()
+        report.emit(f"{name}: an update", 1e3 * plain, "ms")
+        _by_kind(report, name, found, len(batches), plain)
+
+
+def _by_kind(report: Recorder, name: str, found: Any, count: int, seconds: float) -> None:
+    kinds: Counter[str] = Counter()
+    host: Counter[str] = Counter()
+    calls = 0
+    for event in found.key_averages():
+        if event.is_user_annotation:  # of what others stand for already
+            continue
+        if event.self_device_time_total and not event.self_cpu_time_total:
+            label = event.key.lower()
+            kind = next((kind for kind, law in KINDS.items() if re.search(law, label)), "others")
+            kinds[kind] += event.self_device_time_total
+            calls += event.count
+        host[event.key] += event.self_cpu_time_total
+    for kind, microseconds in kinds.most_common():
+        report.emit(f"{name}: device, {kind}", microseconds / 1e3 / count, "ms")
+    if kinds:
+        idle = 1e3 * seconds - sum(kinds.values()) / 1e3 / count
+        report.emit(f"{name}: device, idle", idle, "ms")
+        report.emit(f"{name}: kernels an update", calls / count)
+    for key, microseconds in host.most_common(12):
+        report.emit(f"{name}: host, {key[:60]}", microseconds / 1e3 / count, "ms")
+
+
+def decoding(report: Recorder) -> None:
+    """Search with a new base model: every output has about 25 tokens."""
+    vocab_size, length = (400, 5) if report.quick else (37_000, 25)
+    config = SMALL if report.quick else SIZES["base"]
+    torch.manual_seed(1)
+    dtype = torch.bfloat16 if report.is_gpu else torch.float32
+    engine = TorchEngine(
+        build_model(config, vocab_size, vocab_size).to(report.device, dtype), is_final=True
+    )
+    random = np.random.default_rng(3)
+    targets = {(1, 1): "<= 8 ms", (256, 1): "500,000", (64, 5): "50,000", (512, 5): "120,000"}
+    for size, beam_size in itertools.product((1, 4) if report.quick else (1, 64, 256, 512), (1, 5)):
+        rows = [
+            [row.tolist() for row in random.integers(4, vocab_size, (size, length))]
+            for _ in range(3)
+        ]
+        options = DecodingConfig(
+            beam_size=beam_size, min_length_factor=1, max_length_factor=0, max_length_offset=length
+        )
+        counts: list[int] = []
+
+        def work(
+            rows: Any = rows, options: DecodingConfig = options, counts: list[int] = counts
+        ) -> None:
+            counts.clear()
+            for batch in rows:
+                found = engine.search(batch, options)
+                counts.extend(len(best[0].ids) + 1 for best in found if best)
+
+        seconds = report.seconds(work, rounds=3, warm_up=2)
+        text = f"base, {'greedy' if beam_size == 1 else f'beam {beam_size}'}, batch {size}"
+        target = targets.get((size, beam_size), "")
+        if size == 1:
+            report.emit(f"{text}: a sentence", 1e3 * seconds / len(rows), "ms", target=target)
+            report.emit(f"{text}: tokens of a sentence", statistics.mean(counts or [0]))
+        else:
+            report.emit(f"{text}: tokens/s", sum(counts) / seconds, target=target)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One switch of training, and what it is expected to do to the time of an update."""
+
+    name: str
+    predicted: str
+    is_compiled: bool = True
+    is_deterministic: bool = True
+    num_slices: int = 1
+    """Micro-batches that the tokens of an update are cut into."""
+
+
+VARIANTS = (
+    Variant("layers not compiled", "+30 to +60%", is_compiled=False),
+    Variant("sums in any order", "0 to -3%", is_deterministic=False),
+    Variant("two micro-batches", "+2 to +5%", num_slices=2),
+)
+"""The largest predicted effect first. To add one: a field of `Variant` and a line here."""
+
+
+def variants(report: Recorder) -> None:
+    """One switch each, beside one version timed twice."""
+    vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
+    config = SMALL if report.quick else SIZES["base"]
+    precision = choose_precision("auto", report.device)
+    batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
+
+    def measure(variant: Variant) -> float:
+        updater = make_updater(config, vocab_size, report.device, precision)
+        slices = [list(batch.halves()) if variant.num_slices == 2 else [batch] for batch in batches]
+        in_order = variant.is_deterministic
+        with deterministic(report.device, wanted=True) if in_order else nullcontext():
+            if variant.is_compiled and report.is_gpu:
+                have_compiled(updater, batches[0], report.device)
+            work = lambda: read_together([updater(parts, 1e-4) for parts in slices])  # noqa: E731
+            return report.seconds(work, rounds=3, warm_up=1) / len(batches)
+
+    base = Variant("as it is", "")
+    before, again = measure(base), measure(base)
+    report.emit("as it is, an update", 1e3 * before, "ms")
+    noise = 100 * abs(again / before - 1)
+    report.emit("as it is, once more: difference, the noise", noise, "%")
+    for variant in VARIANTS:
+        change = 100 * (measure(variant) / min(before, again) - 1)
+        report.emit(f"{variant.name}: time of an update", change, "%", predicted=variant.predicted)
+
+
+# Whole commands
+
+
+def _trained(
+    report: Recorder, config: str, run: str, test: str, changes: Sequence[str]
+) -> tuple[float, float]:
+    """Prepare and train; return seconds of training, and BLEU with beam 5 on a test set."""
+    flags = [*settings(report, run), *changes]
+    if report.quick:
+        flags += ["--set=training.max_steps=4", "--set=training.validation.max_sentences=4"]
+    nmt("prepare", config, *flags)
+    begin = time.perf_counter()
+    nmt("train", config, *flags, "--quiet")
+    seconds = time.perf_counter() - begin
+    folder = str(Path(report.chosen.folder) / "runs" / run)
+    limit = ["--limit", "4"] if report.quick else []
+    which = ["-t", test, "-b", "5", "--metric", "bleu", "--resamples", "0", "--json", *limit]
+    found, _ = nmt("evaluate", folder, *which, "--device", report.device.type)
+    return seconds, float(json.loads(found)["systems"][0]["scores"][0]["value"])
+
+
+def _files(report: Recorder, folder: str, names: dict[str, tuple[str, str]]) -> list[str] | None:
+    """Return ``--set`` flags for the corpora of a task, or None where they are not there."""
+    place = Path(report.chosen.data) / folder
+    sides = {
+        key: {"source": str(place / source), "target": str(place / target)}
+        for key, (source, target) in names.items()
+    }
+    if not all(Path(path).exists() for side in sides.values() for path in side.values()):
+        return None
+    data: dict[str, Any] = {"data.train": [sides["train"]], "data.valid": sides["valid"]}
+    data["data.test"] = {"test": sides["test"]}
+    return [f"--set={key}={json.dumps(value)}" for key, value in data.items()]
+
+
+def multi30k(report: Recorder) -> None:
+    """The Multi30k recipe from prepared data to its BLEU."""
+    corpora = _files(
+        report,
+        "multi30k",
+        {
+            "train": ("train.de.gz", "train.en.gz"),
+            "valid": ("val.de.gz", "val.en.gz"),
+            "test": ("test_2016_flickr.de.gz", "test_2016_flickr.en.gz"),
+        },
+    )
+    if corpora is None or report.quick:  # quickly: the demo stands for it
+        corpora, config = ["--set=tokenizer.vocab_size=320"], "configs/demo.yaml"
+        if not report.quick:
+            report.emit("Multi30k", "not measured: the data are not there")
+            return
+    else:
+        config = "configs/multi30k.yaml"
+    seconds, score = _trained(report, config, "multi30k", "test", corpora)
+    report.emit("Multi30k, the whole training", seconds, "s", target="<= 120")
+    report.emit("Multi30k de-en, test_2016_flickr, beam 5", score, "BLEU", target=">= 41.0")
+
+
+def proof(report: Recorder) -> None:
+    """Gate: `nmt train --prove-resume`."""
+    flags = settings(report, "proof", tokenizer__vocab_size=320 if report.quick else 1000)
+    if report.quick:
+        report.emit("--prove-resume", "left out: it takes a minute")
+        return
+    found, _ = nmt("train", "configs/demo.yaml", *flags, "--prove-resume", "--json")
+    report.emit("--prove-resume", json.dumps(json.loads(found))[:120], passed=True)
+
+
+def tatoeba(report: Recorder) -> None:
+    """Tatoeba English-German with the Multi30k recipe's model, 10,000 updates."""
+    corpora = _files(
+        report,
+        "tatoeba_en_de",
+        {part: (f"{name}.en.gz", f"{name}.de.gz") for part, name in
+         {"train": "train", "valid": "dev", "test": "test"}.items()},
+    )  # fmt: skip
+    if corpora is None or report.quick:
+        report.emit("Tatoeba", "left out" if report.quick else "not measured: no data")
+        return
+    corpora += ["--set=source_language=en", "--set=target_language=de"]
+    corpora += ["--set=training.max_steps=6000", "--set=batch.max_tokens=8192"]
+    seconds, score = _trained(report, "configs/multi30k.yaml", "tatoeba", "test", corpora)
+    report.emit("Tatoeba en-de, the whole training", seconds, "s")
+    report.emit("Tatoeba en-de, test, beam 5", score, "BLEU")
+
+
+def files(report: Recorder) -> None:
+    """`nmt translate`, file to file."""
+    count = 8 if report.quick else 50_000
+    model, path = _model(report), _sources(report, count, name="train")
+    output = path.with_suffix(".out")
+    for beam_size in (5,) if report.quick else (1, 5):
+        flags = ["-i", str(path), "-o", str(output), "--device", report.device.type]
+        flags += ["-b", str(beam_size)]
+        begin = time.perf_counter()
+        _, said = nmt("translate", model, *flags)
+        seconds = time.perf_counter() - begin
+        text = f"{count} lines, beam {beam_size}"
+        report.emit(f"{text}: lines/s, the whole command", count / seconds)
+        alarms = re.findall(r"guard: ([\d,]+) of", said)
+        shown = int(alarms[0].replace(",", "")) if alarms else 0
+        report.emit(f"{text}: lines that the guard searched again", 100 * shown / count, "%")
+
+
+def _stages() -> Iterator[tuple[str, Callable[[Recorder], None]]]:
+    known = (
+        machine, gradients, updates, compiled, resume, search, shapes, training, kernels, decoding,
+        variants, multi30k, proof, tatoeba, files,
+    )  # fmt: skip
+    return ((each.__name__, each) for each in known)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Run one stage in this process."""
+    prepare_process(None)
+    report = Recorder(chosen, choose_device(chosen.device))
+    dict(_stages())[chosen.run](report)

@@ -1,0 +1,88 @@
+"""The GPU report keeps what it measured, stops at failed gates, and works on a CPU."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_report.py"
+REPORT = runpy.run_path(str(SCRIPT))
+Report, Stage = REPORT["Report"], REPORT["Stage"]
+FAKE = """
+import json, sys, time
+name = sys.argv[-1]
+print("some talk")
+if name == "hangs":
+    time.sleep(60)
+print(json.dumps({"what": "error", "value": 0.5, "target": "< 1", "passed": name != "fails"}))
+sys.exit(name == "crashes")
+"""
+
+
+def run_fakes(tmp_path: Path, *stages: Any) -> tuple[Any, dict[str, list[Any]]]:
+    report = Report(tmp_path / "report.jsonl")
+    REPORT["run_all"](stages, [sys.executable, "-c", FAKE], report)
+    found: dict[str, list[Any]] = {}
+    for line in (tmp_path / "report.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        found.setdefault(record["stage"], []).append(record["value"])
+    return report, found
+
+
+def test_a_failed_gate_stops_only_what_depends_on_it(tmp_path: Path) -> None:
+    stages = (Stage("fails", 30), Stage("speed", 30, ("fails",)), Stage("others", 30, ("speed",)))
+    report, found = run_fakes(tmp_path, *stages)
+    assert report.failed == {"fails"}
+    assert found["speed"] == ["skipped: fails failed"]
+    assert found["others"][0] == 0.5
+
+
+def test_a_stage_that_crashes_or_hangs_counts_as_failed(tmp_path: Path) -> None:
+    report, found = run_fakes(tmp_path, Stage("crashes", 30), Stage("hangs", 1))
+    assert report.failed == {"crashes", "hangs"}
+    assert found == {"crashes": [0.5, "code 1"], "hangs": ["ended by its limit of 1 s"]}
+
+
+def test_the_table_says_what_was_measured_and_what_was_wanted(tmp_path: Path) -> None:
+    report, _ = run_fakes(tmp_path, Stage("fails", 30))
+    assert "| fails | error | 0.5 | < 1 |  | FAILED |" in report.table()
+
+
+def test_unknown_stages_are_refused() -> None:
+    with pytest.raises(SystemExit, match="no stage speed; there are machine, gradients"):
+        REPORT["chosen_stages"]("speed,machine")
+
+
+def rehearse(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    output = tmp_path / "report.jsonl"
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--device", "cpu", "--quick", "--output", str(output),
+         "--folder", str(tmp_path), "--data", str(tmp_path), *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    gates = [record for record in records if record.get("passed") is not None]
+    assert all(gate["passed"] for gate in gates)
+    return {f"{record['stage']}: {record['what']}": record["value"] for record in records}
+
+
+def test_parts_are_checked_and_measured_on_a_cpu(tmp_path: Path) -> None:
+    found = rehearse(tmp_path, "--stages", "gradients,updates,training,decoding")
+    assert found["gradients: tiny, float32, gradient: worst of 3"] < 1e-5
+    assert found["training: base, 200 tokens an update: target tokens/s"] > 0
+    assert found["decoding: base, beam 5, batch 4: tokens/s"] > 0
+
+
+@pytest.mark.slow
+def test_every_stage_works_on_a_cpu(tmp_path: Path) -> None:
+    found = rehearse(tmp_path)
+    ended = {name.split(":")[0] for name in found if name.endswith(": stage")}
+    assert ended == {stage.name for stage in REPORT["STAGES"]}
+    assert not any("skipped" in str(value) for value in found.values())
