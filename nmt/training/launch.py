@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -79,7 +81,7 @@ def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.2,
-        shutdown_timeout=_SECONDS_TO_SAVE,
+        **_time_to_save(),
         signals_to_handle="SIGHUP,SIGQUIT",
         logs_specs=DefaultLogsSpecs(log_dir=logs),  # nothing is written, but the folder is made
     )
@@ -90,6 +92,12 @@ def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
         raise StoppedBySignal(stopped.sigval) from None
     except ChildFailedError as error:
         raise _explained(error, num_processes, Path(logs)) from None
+
+
+def _time_to_save() -> dict[str, Any]:
+    """Return how long processes may save before they are killed: torch 2.11 does not know it."""
+    known = {field.name for field in fields(LaunchConfig)}
+    return {"shutdown_timeout": _SECONDS_TO_SAVE} if "shutdown_timeout" in known else {}
 
 
 @contextmanager

@@ -10,12 +10,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.launcher.api import LaunchConfig
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
@@ -50,6 +52,22 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
     yield write
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_a_torch_that_knows_no_time_to_save_is_not_given_one(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher of torch 2.11 refuses the argument."""
+    known = [field for field in fields(LaunchConfig) if field.name != "shutdown_timeout"]
+
+    def older(**given: Any) -> LaunchConfig:
+        assert given.keys() <= {field.name for field in known}
+        return LaunchConfig(**given)
+
+    monkeypatch.setattr("nmt.training.launch.fields", lambda _: known)
+    monkeypatch.setattr("nmt.training.launch.LaunchConfig", older)
+    program("true", "true")
+    launch(["train", "a.yaml"], num_processes=2, threads=1)
 
 
 def test_all_processes_get_the_arguments_their_place_and_their_threads(
