@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Packed:
@@ -71,27 +73,28 @@ class Packed:
         """Tokens of each sentence. (B,), int32."""
         return self.cu_seqlens.diff()
 
-    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returned for this key: it is worked out once a batch."""
-        found = self._derived.get(key)
-        if found is None:
-            found = self._derived[key] = make()
+    def derived(self, make: Callable[..., T], *args: Hashable) -> T:
+        """Return ``make(self, *args)``, which is worked out once a batch."""
+        key = (make, *args)
+        if key not in self._derived:
+            self._derived[key] = make(self, *args)
+        found: T = self._derived[key]
         return found
 
     @property
     def sentences(self) -> Tensor:
         """Which sentence each token is of. (N,), int64."""
-        return self.derived("sentences", self._sentences)
+        return self.derived(Packed._sentences)
 
     @property
     def positions(self) -> Tensor:
         """Position of each token in its sentence, from 0. (N,), int64."""
-        return self.derived("positions", self._positions)
+        return self.derived(Packed._positions)
 
     @property
     def cells(self) -> Tensor:
         """Cell of each token in the flattened rectangle (B, S). (N,), int64."""
-        return self.derived("cells", lambda: self.sentences * self.max_length + self.positions)
+        return self.derived(Packed._cells)
 
     def _sentences(self) -> Tensor:
         order = torch.arange(len(self), device=self.ids.device)
@@ -100,6 +103,9 @@ class Packed:
     def _positions(self) -> Tensor:
         order = torch.arange(self.num_tokens, device=self.ids.device)
         return order - self.cu_seqlens.index_select(0, self.sentences)
+
+    def _cells(self) -> Tensor:
+        return self.sentences * self.max_length + self.positions
 
     def mask(self) -> Tensor:
         """True where the padded rectangle holds a token. (B, S), bool."""

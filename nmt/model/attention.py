@@ -150,15 +150,13 @@ def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
         heads = heads.contiguous()
     apart = heads.stride(0) // dim
     rows = heads.as_strided(((len(heads) - 1) * apart + num_heads, dim), (dim, 1))
-    make = lambda: _rectangle_rows(packed, apart, num_heads)  # noqa: E731
-    found = rows.index_select(0, packed.derived(("rectangle", apart, num_heads), make))
+    found = rows.index_select(0, packed.derived(_rectangle_rows, apart, num_heads))
     return found.view(len(packed) * num_heads, packed.max_length, dim)
 
 
 def _to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tensor:
     """Rows of rectangles (B * heads, S, E) of each part, one after another -> (N, heads, E)."""
-    make = lambda: _packed_rows(packed, parts)  # noqa: E731
-    rows = packed.derived(("packed", *parts), make)
+    rows = packed.derived(_packed_rows, *parts)
     return rectangles.index_select(0, rows).view(packed.num_tokens, sum(parts), -1)
 
 
@@ -170,7 +168,7 @@ def _rectangle_rows(packed: Packed, apart: int, heads: int) -> Tensor:
     return (tokens.view(len(packed), 1, -1) * apart + head).flatten()
 
 
-def _packed_rows(packed: Packed, parts: Sequence[int]) -> Tensor:
+def _packed_rows(packed: Packed, *parts: int) -> Tensor:
     """Rows of rectangles (B, heads, S), one for each part, for (N, sum of heads)."""
     columns, first = [], 0
     sentences, positions = packed.sentences.unsqueeze(1), packed.positions.unsqueeze(1)
@@ -235,9 +233,7 @@ class _BmmAttention(torch.autograd.Function):
         dim = query.shape[-1]
         mixed = to_rectangle(gradient, queries)
         if queries.has_padding:
-            make = lambda: _padding_rows(queries, num_heads)  # noqa: E731
-            padding = queries.derived(("padding", num_heads), make)
-            mixed.view(-1, dim).index_fill_(0, padding, 0)
+            mixed.view(-1, dim).index_fill_(0, queries.derived(_padding_rows, num_heads), 0)
         mixed = mixed.view_as(query)
 
         sizes = [query.shape[0] * query.shape[1], *[key.shape[0] * key.shape[1]] * 2]
@@ -277,8 +273,7 @@ def _added(
         blocked = torch.full((width, width), -torch.inf, dtype=query.dtype, device=query.device)
         added = blocked.triu_(1) if shares == 1 else blocked.triu_(1).repeat(shares, 1)
     elif keys.has_padding:
-        mask = keys.derived(("mask", groups), lambda: _key_mask(keys, groups))
-        added = mask.to(query.dtype)
+        added = keys.derived(_key_mask, groups).to(query.dtype)
     if bias is None:
         return added
     own = bias.reshape(groups, -1, width).repeat(len(keys), 1, 1).to(query.dtype)
@@ -324,18 +319,7 @@ class Rectangle(NamedTuple):
     @classmethod
     def of(cls, packed: Packed) -> Rectangle:
         """Return that of ``packed``: worked out once a batch."""
-        return packed.derived("rows of 8", lambda: cls._worked_out(packed))
-
-    @classmethod
-    def _worked_out(cls, packed: Packed) -> Rectangle:
-        width = -(-packed.max_length // 8) * 8
-        cell = packed.sentences * width + packed.positions
-        token = cell.new_zeros(max(len(packed), 2), width)
-        token.view(-1).index_copy_(0, cell, torch.arange(len(cell), device=cell.device))
-        is_real = torch.zeros_like(token, dtype=torch.bool)
-        is_real.view(-1).index_fill_(0, cell, True)
-        is_real[:, 0] = True  # a row of no keys at all would have no defined output
-        return cls(token, cell, is_real)
+        return packed.derived(_rectangle)
 
     def pad(self, packed: Tensor) -> Tensor:
         """(N, ...) -> (B, W, ...). Padding is finite and to be ignored."""
@@ -346,6 +330,17 @@ class Rectangle(NamedTuple):
         """(B, W, ...) -> (N, ...). The gradient of padding beside a sentence is 0."""
         selections = self.cell, self.token.flatten(), self.is_real.flatten()
         return _Select.apply(cells.flatten(0, 1), *selections)  # type: ignore[no-untyped-call]
+
+
+def _rectangle(packed: Packed) -> Rectangle:
+    width = -(-packed.max_length // 8) * 8
+    cell = packed.sentences * width + packed.positions
+    token = cell.new_zeros(max(len(packed), 2), width)
+    token.view(-1).index_copy_(0, cell, torch.arange(len(cell), device=cell.device))
+    is_real = torch.zeros_like(token, dtype=torch.bool)
+    is_real.view(-1).index_fill_(0, cell, True)
+    is_real[:, 0] = True  # a row of no keys at all would have no defined output
+    return Rectangle(token, cell, is_real)
 
 
 class _Select(torch.autograd.Function):
