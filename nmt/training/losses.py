@@ -20,6 +20,7 @@ Shapes: N real target tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,14 +57,38 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Sum the smoothed cross-entropy a chunk of rows at a time; no gradient in validation."""
     if torch.is_grad_enabled():
-        loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, bias, gold, smoothing)  # type: ignore[no-untyped-call]
+        step = partial(_cross_entropy_step, smoothing=smoothing)
+        loss: Tensor = _ChunkedLoss.apply(hidden.unsqueeze(1), weight, bias, gold, step)  # type: ignore[no-untyped-call]
         return loss
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    for rows, wanted in zip(
-        hidden.split(_ROWS_PER_CHUNK), gold.split(_ROWS_PER_CHUNK), strict=True
-    ):
+    chunks = (tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, gold))
+    for rows, wanted in zip(*chunks, strict=True):
         total += _loss_of(F.linear(rows, weight, bias).float(), wanted, smoothing)[0]
     return total
+
+
+def r_drop_loss(
+    hidden: tuple[Tensor, Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    gold: Tensor,
+    *,
+    smoothing: float,
+    strength: float,
+) -> Tensor:
+    """Sum R-Drop's objective over tokens: a float32 scalar.
+
+    Args:
+        hidden: States of both passes, (N, D) each.
+        weight: Output projection. (V, D)
+        bias: Its bias, (V,), or None.
+        gold: Ids to predict. (N,), int64.
+        smoothing: Probability spread evenly over the vocabulary.
+        strength: Weight of the divergence (alpha in the paper; 5 there for translation).
+    """
+    step = partial(_r_drop_step, smoothing=smoothing, strength=strength)
+    loss: Tensor = _ChunkedLoss.apply(torch.stack(hidden, dim=1), weight, bias, gold, step)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -79,18 +104,48 @@ def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Te
     return normaliser - (1 - smoothing) * of_gold - smoothing * of_all, sums
 
 
-def _chunk_gradient(logits: Tensor, gold: Tensor, smoothing: float) -> Tensor:
-    """Turn float32 ``logits`` (n, V) into the gradient of the loss, in place; return the loss."""
+def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the loss of float32 ``logits`` (n, 1, V), and its gradient, in their place."""
+    logits = logits.squeeze(1)
     loss, sums = _loss_of(logits, gold, smoothing)
     rows = gold.unsqueeze(1)
     logits.div_(sums)
     if smoothing:
         logits.sub_(smoothing / logits.shape[1])
     logits.scatter_add_(1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
-    return loss
+    return loss, logits
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+def _r_drop_step(
+    logits: Tensor, gold: Tensor, smoothing: float, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Return the objective of float32 ``logits`` (n, 2, V), and its gradient."""
+    vocab_size = logits.shape[-1]
+    log_probs = logits.log_softmax(-1)
+    probs = log_probs.exp()
+    rows = gold.unsqueeze(1).expand(-1, 2).unsqueeze(-1)
+    of_gold = log_probs.gather(-1, rows).sum()
+    loss = -((1 - smoothing) * of_gold + smoothing / vocab_size * log_probs.sum()) / 2
+    difference = log_probs[:, 0] - log_probs[:, 1]
+    loss += strength / 4 * ((probs[:, 0] - probs[:, 1]) * difference).sum()
+
+    gradient = probs - smoothing / vocab_size
+    gradient.scatter_add_(-1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
+    gradient /= 2
+    for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
+        centred = difference - (probs[:, own] * difference).sum(-1, keepdim=True)
+        divergence = probs[:, own] * centred * sign + probs[:, own] - probs[:, other]
+        gradient[:, own].add_(divergence, alpha=strength / 4)
+    return loss, gradient
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """A loss of logits that never stand in memory all at once.
+
+    ``step`` is given float32 logits (n, P, V) of P passes and the ids to predict (n,), and returns
+    the summed loss and its gradient by the logits. ``hidden`` is (N, P, D).
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -98,25 +153,28 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         gold: Tensor,
-        smoothing: float,
+        step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        is_whole = weight.dtype == torch.float32
-        part = of_weight if is_whole else torch.zeros_like(weight)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        # They differ under autocast.
+        cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
+        is_whole = cast.dtype == torch.float32
+        part = of_weight if is_whole else torch.zeros_like(cast)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        chunks = zip(
-            *(tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, of_hidden, gold)), strict=True
-        )
-        for number, (rows, of_rows, wanted) in enumerate(chunks, start=1):
-            logits = F.linear(rows, weight, bias).float()
-            total += _chunk_gradient(logits, wanted, smoothing)
-            gradient = logits.to(hidden.dtype)
-            torch.mm(gradient, weight, out=of_rows)
+        chunks = (tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, of_hidden, gold))
+        for number, (states, of_states, wanted) in enumerate(zip(*chunks, strict=True), start=1):
+            rows = states.flatten(0, 1)
+            logits = F.linear(rows, cast, shift).float()
+            loss, by_logits = step(logits.view(*states.shape[:2], -1), wanted)
+            total += loss
+            by_logits = by_logits.view_as(logits)
+            gradient = by_logits.to(hidden.dtype)
+            torch.mm(gradient, cast, out=of_states.flatten(0, 1))
             part.addmm_(gradient.T, rows)
             if of_bias is not None:
-                of_bias += logits.sum(dim=0)
+                of_bias += by_logits.sum(dim=0)
             if not is_whole and number % _CHUNKS_PER_SUM == 0:
                 of_weight += part
                 part.zero_()
@@ -133,93 +191,3 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale = gradient.to(of_hidden.dtype)
         of_bias = None if of_bias is None else of_bias * scale
         return of_hidden * scale, of_weight * scale, of_bias, None, None
-
-
-def r_drop_loss(
-    hidden: tuple[Tensor, Tensor],
-    weight: Tensor,
-    bias: Tensor | None,
-    gold: Tensor,
-    *,
-    smoothing: float,
-    strength: float,
-) -> Tensor:
-    """Sum the objective over tokens: a float32 scalar.
-
-    Args:
-        hidden: States of both passes, (N, D) each.
-        weight: Output projection. (V, D)
-        bias: Its bias, (V,), or None.
-        gold: Ids to predict. (N,), int64.
-        smoothing: Probability spread evenly over the vocabulary.
-        strength: Weight of the divergence (alpha in the paper; 5 there for translation).
-    """
-    both = torch.stack(hidden)
-    objective: Tensor = _RDrop.apply(both, weight, bias, gold, smoothing, strength)  # type: ignore[no-untyped-call]
-    return objective
-
-
-def _r_drop_gradient(
-    logits: Tensor, gold: Tensor, smoothing: float, strength: float
-) -> tuple[Tensor, Tensor]:
-    """Return the objective of float32 ``logits`` (2, n, V) and its gradient, of the same shape."""
-    vocab_size = logits.shape[-1]
-    log_probs = logits.log_softmax(-1)
-    probs = log_probs.exp()
-    rows = gold.expand(2, -1).unsqueeze(-1)
-    of_gold = log_probs.gather(-1, rows).sum()
-    loss = -((1 - smoothing) * of_gold + smoothing / vocab_size * log_probs.sum()) / 2
-    difference = log_probs[0] - log_probs[1]
-    loss += strength / 4 * ((probs[0] - probs[1]) * difference).sum()
-
-    gradient = probs - smoothing / vocab_size
-    gradient.scatter_add_(-1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
-    gradient /= 2
-    for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
-        centred = difference - (probs[own] * difference).sum(-1, keepdim=True)
-        divergence = probs[own] * centred * sign + probs[own] - probs[other]
-        gradient[own].add_(divergence, alpha=strength / 4)
-    return loss, gradient
-
-
-class _RDrop(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        gold: Tensor,
-        smoothing: float,
-        strength: float,
-    ) -> Tensor:
-        of_hidden = torch.empty_like(hidden)
-        cast = weight.to(hidden.dtype)  # they differ under autocast
-        # Sums of many chunks: in 16 bits, what a chunk adds would be lost in what is there.
-        of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        objective = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for start in range(0, hidden.shape[1], _ROWS_PER_CHUNK):
-            chunk = slice(start, start + _ROWS_PER_CHUNK)
-            rows = hidden[:, chunk]
-            logits = F.linear(rows, cast).float()
-            if bias is not None:
-                logits += bias
-            loss, gradient = _r_drop_gradient(logits, gold[chunk], smoothing, strength)
-            objective += loss
-            gradient = gradient.to(hidden.dtype)
-            of_hidden[:, chunk] = gradient @ cast
-            of_weight += gradient.flatten(0, 1).T @ rows.flatten(0, 1)
-            if of_bias is not None:
-                of_bias += gradient.sum(dim=(0, 1), dtype=torch.float32)
-        of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
-        return objective
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_weight, of_bias = ctx.saved_tensors
-        scale = gradient.to(of_hidden.dtype)
-        of_bias = None if of_bias is None else of_bias * scale
-        return of_hidden * scale, of_weight * scale, of_bias, None, None, None
