@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -59,9 +58,7 @@ def average(
     """
     from nmt.recipes.average import average as write
 
-    summary = write(
-        run, output, last=last, best=best, steps=step, note=logging.getLogger(__name__).info
-    )
+    summary = write(run, output, last=last, best=best, steps=step)
     if json:
         print_json({"output": str(summary.output), "steps": list(summary.steps)})
     else:

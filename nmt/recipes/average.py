@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from nmt.checkpoint.retention import choose_checkpoints
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
 from nmt.training.progress import History
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_LAST = 10
 """Checkpoints that are averaged if nothing is said."""
@@ -36,7 +39,6 @@ def average(
     last: int | None = None,
     best: int | None = None,
     steps: Sequence[int] = (),
-    note: Callable[[str], None] = lambda _: None,
 ) -> AverageSummary:
     """Write the mean of checkpoints of a run as a model folder.
 
@@ -48,7 +50,6 @@ def average(
         last: How many of the newest checkpoints; `DEFAULT_LAST` if nothing is said.
         best: Instead: how many of those with the highest validation score.
         steps: Instead: these checkpoints.
-        note: Told what is averaged, and if that is less than was asked for.
 
     Raises:
         ConfigError: More than one kind of choice, a count below 1, or ``output`` is taken.
@@ -64,13 +65,14 @@ def average(
     if steps:
         chosen = _named(run_dir, present, steps)
     elif best is not None:
-        chosen = _best(run_dir, present, best, note)
+        chosen = _best(run_dir, present, best)
     else:
-        chosen = _last(run_dir, present, last or DEFAULT_LAST, note)
+        chosen = _last(run_dir, present, last or DEFAULT_LAST)
     _check_names(present, chosen)
     # Refuses now what could not be translated with later.
     load_model(run_dir, f"step-{chosen[-1]}")
-    note(f"averaging {_count(len(chosen))}: step {', '.join(f'{step:,}' for step in chosen)}")
+    shown = ", ".join(f"{step:,}" for step in chosen)
+    logger.info("averaging %s: step %s", _count(len(chosen)), shown)
     write_average(output, run_dir, [present[step] for step in chosen])
     return AverageSummary(output, tuple(chosen))
 
@@ -104,21 +106,17 @@ def _named(run_dir: Path, present: Mapping[int, Path], steps: Sequence[int]) -> 
     return sorted(steps)
 
 
-def _last(
-    run_dir: Path, present: Mapping[int, Path], count: int, note: Callable[[str], None]
-) -> list[int]:
+def _last(run_dir: Path, present: Mapping[int, Path], count: int) -> list[int]:
     chosen = choose_checkpoints(present, {}, last=count)
     if len(chosen) < count:
-        note(
-            f"{run_dir} has {_count(len(chosen))}, not {count}; "
-            "training.keep_last says how many of the newest a run keeps"
-        )
+        logger.info(
+            "%s has %s, not %d; training.keep_last says how many of the newest a run keeps",
+            run_dir, _count(len(chosen)), count,
+        )  # fmt: skip
     return chosen
 
 
-def _best(
-    run_dir: Path, present: Mapping[int, Path], count: int, note: Callable[[str], None]
-) -> list[int]:
+def _best(run_dir: Path, present: Mapping[int, Path], count: int) -> list[int]:
     newest = present[max(present)]
     chosen = choose_checkpoints(present, _scores(newest), best=count)
     if not chosen:
@@ -127,10 +125,11 @@ def _best(
             fix="Use --last, or name checkpoints with --step.",
         )
     if len(chosen) < count:
-        note(
-            f"{run_dir} has {_count(len(chosen))} with a validation score, not {count}; "
-            "training.keep_best says how many of the best a run keeps"
-        )
+        logger.info(
+            "%s has %s with a validation score, not %d; training.keep_best says how many of the "
+            "best a run keeps",
+            run_dir, _count(len(chosen)), count,
+        )  # fmt: skip
     return chosen
 
 
