@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = PreparedData.open(config.prepared_dir)
-    with pytest.raises(CheckpointError, match=rf"{SHORTLIST} was not written"):
+    with pytest.raises(CheckpointError, match=rf"{SHORTLIST} cannot be written"):
         make_shortlist(Path("missing"), data)
 
     def full(*_: object) -> None:
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 
     (config.run_dir / SHORTLIST).unlink()
     monkeypatch.setattr(model_folder, "write_bytes", full)
-    with pytest.raises(CheckpointError, match=rf"{SHORTLIST} was not written: No space left"):
+    with pytest.raises(CheckpointError, match=rf"{SHORTLIST} cannot be written: No space left"):
         make_shortlist(config.run_dir, data)
 
 
