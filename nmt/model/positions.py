@@ -3,7 +3,7 @@
 A scheme has up to two parts: a table that is added to the embeddings (`AbsolutePositions`), and
 what self-attention does with distances (`RelativePositions`): rotating queries and keys, or adding
 a bias to the scores. To add one, write its parts in a file of their own, call `register_positions`
-there, and import the file in `nmt.model.transformer`; then ``model.positions: NAME`` selects it.
+there, and import the file at the end of this one; then ``model.positions: NAME`` selects it.
 
 Shapes: N packed tokens, D model width, H heads, E head width, T query and S key positions.
 """
