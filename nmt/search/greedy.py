@@ -75,6 +75,8 @@ class IndependentSelector(Selector):
         # Open ones first. Where other sentences have more of them, some that have ended stay, to
         # fill the rectangle.
         active, width = self._is_open.any(1), int(self._is_open.sum(1).max())
+        if not width:
+            return Selection(ids, totals, active=active)
         slots = (~self._is_open).int().argsort(dim=1, stable=True)[:, :width]
         self._numbers, self._is_open = (
             x.gather(1, slots)[active] for x in (self._numbers, self._is_open)

@@ -113,7 +113,7 @@ def search(
             lengths = source_lengths[beams.sentences.to(device)]
             coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
         beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
-        if kept is not None and len(beams.sentences):
+        if kept is not None:
             state = stepper.select(state, *(places.to(device) for places in kept))
     return selector.results()
 

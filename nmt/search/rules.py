@@ -77,19 +77,18 @@ class Rules:
             force = self._prefix.force(log_probs, sentences, history)
         log_probs.narrow(-1, 0, _NUM_NEVER).fill_(-torch.inf)
         length = history.shape[-1] + 1
-        is_free = length in self._free_lengths
-        early = last = torch.zeros(len(sentences), dtype=torch.bool)
-        if not is_free:
+        early = last = None
+        if length not in self._free_lengths:
             early, last = self._shortest[sentences] > length, self.longest[sentences] <= length
             delay_end(log_probs, early)
         if self._ngram_size:
             forbid_repeated_ngrams(log_probs, history, self._ngram_size)
-            renormalize(log_probs, ~last)
-        elif not is_free and length < self._free_lengths.start:
-            renormalize(log_probs, early & ~last)
+            renormalize(log_probs, None if last is None else ~last)
+        elif early is not None and bool(early.any()):
+            renormalize(log_probs, early)
         for edit in self._edits:
             edit(log_probs, sentences, history)
-        if not is_free:
+        if last is not None:
             end_at_limit(log_probs, last)
         if force is not None:
             force()
@@ -122,7 +121,7 @@ def _edits(config: DecodingConfig, constraints: Sequence[Constraints]) -> Iterat
         yield ForbiddenPhrases(phrases)
 
 
-def renormalize(log_probs: Tensor, sentences: Tensor) -> None:
+def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
     """Share out the probability of tokens that were forbidden, in place.
 
     As if they had been forbidden before the softmax, which is what CTranslate2 does: so searches
@@ -130,10 +129,12 @@ def renormalize(log_probs: Tensor, sentences: Tensor) -> None:
 
     Args:
         log_probs: (B, K, V), float32.
-        sentences: Which to change. (B,), bool, on the CPU.
+        sentences: Which to change. (B,), bool, on the CPU; None for all.
     """
     totals = log_probs.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(log_probs.dtype).min)
-    log_probs -= totals * sentences.to(log_probs.device, log_probs.dtype)[:, None, None]
+    if sentences is not None:
+        totals *= sentences.to(log_probs.device, log_probs.dtype)[:, None, None]
+    log_probs -= totals
     log_probs.clamp_(max=0.0)  # the search relies on it
 
 

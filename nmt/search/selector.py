@@ -81,7 +81,10 @@ class BeamState(NamedTuple):
         sentences, history = self.sentences, self.history
         tokens, totals, parents, active = chosen
         kept, num_beams = None, history.shape[1]
-        if active is not None and bool(active.all()):
+        flags = [] if active is None else active.tolist()
+        if flags and not any(flags):
+            return self._replace(sentences=sentences[:0]), None
+        if all(flags):
             active = None
         if active is not None or not (parents is None or _is_identity(parents, num_beams)):
             if parents is None:
