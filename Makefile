@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types format bench clean-demo
+.PHONY: help setup demo test coverage check lint types format bench clean-demo
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -43,6 +43,9 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 
 test: check $(DEV)  ## check, then all tests
 	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS)
+
+coverage: $(DEV)  ## run the tests and print which lines of nmt/ they reach
+	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS) --cov=nmt --cov-report=term:skip-covered
 
 check: lint types  ## format, lint, import rules, types
 

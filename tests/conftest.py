@@ -37,6 +37,12 @@ TINY_PAIRS = (
 """Twenty German-English sentences."""
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test in a folder of its own, whatever lies in the checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def tiny_corpus(tmp_path: Path) -> Path:
     """A folder with 20 pairs, line by line in ``train.de`` and ``train.en``."""

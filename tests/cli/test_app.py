@@ -39,8 +39,8 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 def test_help_tells_the_exit_codes_that_the_readme_tells() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    table = readme.split("\nExit codes:\n\n")[1].split("\n\n")[0]
-    codes = [row.split("|")[1].strip() for row in table.splitlines()[2:]]
+    table = readme.split("\n| exit code | meaning |\n")[1].split("\n\n")[0]
+    codes = [row.split("|")[1].strip() for row in table.splitlines()[1:]]
     text = CliRunner().invoke(app, ["--help"]).stdout.split("Exit codes:\n")[1]
 
     assert [row.strip().split("  ")[0] for row in text.splitlines() if row] == codes
