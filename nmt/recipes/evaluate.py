@@ -31,8 +31,8 @@ from nmt.evaluation.test_set import (
 )
 from nmt.files.line_streams import check_output, is_standard, open_output
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
-from nmt.translation.guard import GuardCount
 from nmt.translation.mbr import MbrChoice
+from nmt.translation.result import GuardCount
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from nmt.training.signals import (
 )
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator, decoding_validator
-from nmt.translation.guard_calibration import calibrate_guard
+from nmt.translation.guard import calibrate_guard
 
 logger = logging.getLogger(__name__)
 

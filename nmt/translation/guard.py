@@ -3,8 +3,8 @@
 A model that has lost its place repeats itself, stops early or goes on for ever; or it writes
 something fluent that has nothing to do with the source. Each sign of that is a number computed from
 one line and its output, in about 0.1 ms; its threshold comes from what is normal in the validation
-set (`nmt.translation.guard_calibration`). A line with an alarm is searched once more, by a search
-that avoids what the alarm is about; the second output is taken if it has fewer alarms.
+set. A line with an alarm is searched once more, by a search that avoids what the alarm is about;
+the second output is taken if it has fewer alarms.
 
 Source: n-grams repeated beyond the source's as in Raunak et al. (2021), "oscillatory
 hallucinations"; the compression ratio as in Radford et al. (2022), section 4.5, who decode again on
@@ -14,22 +14,35 @@ alarm, too.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from statistics import linear_regression
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from nmt.checkpoint.model_folder import GUARD
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from nmt.checkpoint.model_folder import GUARD, write_extra
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files import json_file
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+
+if TYPE_CHECKING:
+    from nmt.data.prepared import PreparedData
+    from nmt.data.store import ParallelStore
+
+logger = logging.getLogger(__name__)
 
 Alarm: TypeAlias = Literal[
     "loop", "repetition", "short", "long", "compression", "coverage", "truncated"
@@ -41,25 +54,40 @@ _NGRAM = 3
 _LEAST_NGRAMS = 20  # a shorter output counts as one of so many
 _SMOOTH_CHARACTERS, _SMOOTH_SUBWORDS = 10, 5  # added to both lengths: short lines vary more
 _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
-SOURCE_COMPRESSION = 0.8
-"""An output may compress so much better than its source."""
+_SOURCE_COMPRESSION = 0.8  # an output may compress so much better than its source
 _LARGEST_SHARE = 0.9  # that may be asked for
 _YOUNGER = {"coverage", "expected"}  # keys that files of earlier releases lack
 _WORD = re.compile(r"\w+")
-_LARGEST_LIMIT = 1000  # in a file that can be believed
+_SPACE = "\u2581"
 _RETRY_BEAM_SIZE = 5
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
 _REPEATING = {"loop", "repetition", "compression"}
 _LIKELIEST = 10  # translations of a token that count
 _TOO_COMMON = 50  # most frequent target tokens that do not
 
+# Of the calibration:
+_MOST_LINES = 5000  # half a second
+_FEWEST_LINES = 100  # fewer say nothing about rare lines
+_TAIL = 0.005
+_LOOP_MARGIN, _MOST_LOOP = 1, 8
+_REPETITION_MARGIN, _MOST_REPETITION = 0.15, 0.5
+_LENGTH_MARGIN = 0.25  # of the distance between both tails
+_MOST_LENGTH_FACTOR = 4.0  # beyond the median
+_COVERAGE_MARGIN = 0.8
+_MOST_PAIRS = 20_000  # a second
+_MOST_EXPECTED = 20  # translations of a word
+_LEAST_LIFT = 4.0  # how much more often they stand beside the word than elsewhere
+_MOST_DROPPED = 0.005  # share of the targets that have none of them
+_SLOWEST_COMPRESSION = -0.2  # exponent; short lines alone would promise too little of long ones
+
+_Limit: TypeAlias = Annotated[float, Field(strict=True, ge=0, le=1000)]
 Outputs = list[list[Hypothesis]]
 """The n best of each sentence, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedLine:
-    """A line, what came of it, and both as subwords."""
+    """A line, what came of it, both as subwords, and the signs that compare them."""
 
     source: str
     output: str
@@ -68,30 +96,54 @@ class GuardedLine:
     covered: float = 1.0
     """Share of the source tokens that the output translates; see `SourceCoverage`."""
 
+    @property
+    def loop(self) -> int:
+        """Tokens that repeat at once what stands before them, beyond the source's."""
+        return longest_loop(self.output_tokens) - longest_loop(self.source_tokens)
+
+    @property
+    def repetition(self) -> float:
+        """Share of n-grams that were there before, beyond the source's."""
+        excess = repeated_ngrams(self.output_tokens) - repeated_ngrams(self.source_tokens)
+        return excess / max(len(self.output_tokens) - _NGRAM + 1, _LEAST_NGRAMS)
+
+    @property
+    def characters(self) -> float:
+        """Ratio of output to source characters, smoothed."""
+        return (len(self.output) + _SMOOTH_CHARACTERS) / (len(self.source) + _SMOOTH_CHARACTERS)
+
+    @property
+    def subwords(self) -> float:
+        """Ratio of output to source subwords, smoothed."""
+        sizes = len(self.output_tokens), len(self.source_tokens)
+        return (sizes[0] + _SMOOTH_SUBWORDS) / (sizes[1] + _SMOOTH_SUBWORDS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardThresholds:
     """Limits of what is normal. The defaults fit any language pair and catch only gross faults."""
 
-    loop: int = 3
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    loop: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
     """Most tokens that repeat at once what stands before them, beyond the source's."""
-    repetition: float = 0.3
+    repetition: _Limit = 0.3
     """Largest share of n-grams that were there before, beyond the source's."""
-    characters_low: float = 0.15
+    characters_low: _Limit = 0.15
     """Least ratio of output to source characters."""
-    characters_high: float = 8.0
+    characters_high: _Limit = 8.0
     """Largest ratio of output to source characters."""
-    subwords_low: float = 0.25
+    subwords_low: _Limit = 0.25
     """Least ratio of output to source subwords."""
-    subwords_high: float = 4.0
+    subwords_high: _Limit = 4.0
     """Largest ratio of output to source subwords."""
-    compression_scale: float = 0.9
+    compression_scale: _Limit = 0.9
     """zlib must leave at least ``scale * bytes ** exponent`` of each byte of output."""
-    compression_exponent: float = -0.2
+    compression_exponent: Annotated[float, Field(strict=True, ge=-1, le=0)] = -0.2
     """See ``compression_scale``: longer texts compress better."""
-    coverage: float = 0.0
+    coverage: _Limit = 0.0
     """Least share of the source tokens that an output translates."""
-    expected: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    expected: Mapping[str, list[Annotated[int, Field(strict=True)]]] = field(default_factory=dict)
     """Source words that are nearly always translated by one of a few target ids, with these."""
 
     @property
@@ -112,26 +164,20 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     """
     path = folder / GUARD
     try:
-        values = json_file.read_json(path, finite=True)
+        values = json_file.field(json_file.read_json(path, finite=True), kind=dict)
         names = {each.name for each in fields(GuardThresholds)}
-        found = set(json_file.field(values, kind=dict))
-        if not names - _YOUNGER <= found <= names:
-            raise ValueError("its keys are others")
-        expected = json_file.field(values, "expected", kind=dict) if "expected" in found else {}
-        for word in expected:
-            if not all(type(each) is int for each in json_file.field(expected, word, kind=list)):
-                raise ValueError(f"expected.{word} should be a list of whole numbers")
-        numbers = {name: json_file.field(values, name, kind=float) for name in found - {"expected"}}
-        exponent = numbers.pop("compression_exponent")
-        are_sane = all(0 <= value <= _LARGEST_LIMIT for value in numbers.values())
-        if not (-1 <= exponent <= 0 and are_sane):
-            raise ValueError("a number in it makes no sense")
-        return GuardThresholds(**values)
+        if missing := names - _YOUNGER - values.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        return TypeAdapter(GuardThresholds).validate_python(values)
     except FileNotFoundError:
         return GuardThresholds()
     except (OSError, ValueError) as error:
+        problem: object = error
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise CheckpointError(
-            f"{path} cannot be used: {error}.",
+            f"{path} cannot be used: {problem}.",
             fix="Restore it, or remove it: the guard has limits of its own then.",
         ) from error
 
@@ -174,37 +220,12 @@ def compressed_share(text: str) -> float:
     return (len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES) / len(content) if content else 1.0
 
 
-def repetition_sign(line: GuardedLine) -> float:
-    """Return the share of n-grams that were there before, beyond the source's."""
-    excess = repeated_ngrams(line.output_tokens) - repeated_ngrams(line.source_tokens)
-    return excess / max(len(line.output_tokens) - _NGRAM + 1, _LEAST_NGRAMS)
-
-
-def loop_sign(line: GuardedLine) -> int:
-    """Return how many tokens repeat at once what stands before them, beyond the source's."""
-    return longest_loop(line.output_tokens) - longest_loop(line.source_tokens)
-
-
-def characters_sign(line: GuardedLine) -> float:
-    """Return the ratio of output to source characters, smoothed."""
-    return _ratio(len(line.source), len(line.output), _SMOOTH_CHARACTERS)
-
-
-def subwords_sign(line: GuardedLine) -> float:
-    """Return the ratio of output to source subwords, smoothed."""
-    return _ratio(len(line.source_tokens), len(line.output_tokens), _SMOOTH_SUBWORDS)
-
-
-def _ratio(source: int, output: int, smooth: int) -> float:
-    return (output + smooth) / (source + smooth)
-
-
 def alarms(line: GuardedLine, limits: GuardThresholds) -> tuple[Alarm, ...]:
     """Return the alarms of ``line``, which depend on nothing but the line; none for most lines."""
-    characters, subwords = characters_sign(line), subwords_sign(line)
+    characters, subwords = line.characters, line.subwords
     found: dict[Alarm, bool] = {
-        "loop": loop_sign(line) > limits.loop,
-        "repetition": repetition_sign(line) > limits.repetition,
+        "loop": line.loop > limits.loop,
+        "repetition": line.repetition > limits.repetition,
         "short": characters < limits.characters_low or subwords < limits.subwords_low,
         "long": characters > limits.characters_high or subwords > limits.subwords_high,
         "compression": compressed_share(line.output) < _least_share(line, limits),
@@ -226,7 +247,7 @@ def _least_share(line: GuardedLine, limits: GuardThresholds) -> float:
     """Return what zlib normally leaves of so long a text; less if the source repeats itself."""
     size = max(1, len(line.output.encode("utf-8", "replace")))
     normal = limits.compression_scale * size**limits.compression_exponent
-    return min(normal, _LARGEST_SHARE, SOURCE_COMPRESSION * compressed_share(line.source))
+    return min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(line.source))
 
 
 class SourceCoverage:
@@ -242,17 +263,17 @@ class SourceCoverage:
 
     def __init__(self, common: Sequence[int], candidates: Sequence[Sequence[int]]) -> None:
         self._common = {-1, *common[:_TOO_COMMON]}
-        self._candidates = candidates
+        self.candidates = candidates
         self._known: dict[int, frozenset[int]] = {}  # of the tokens that came so far
 
     @classmethod
     def load(cls, file: ShortlistFile) -> Self | None:
-        """Return one by the short lists of a file; None if there is none.
-
-        Raises:
-            CheckpointError: It is damaged.
-        """
-        parts: Any = file.parts  # its rows are as good as sequences
+        """Return one by the short lists of a file; None if there is none, or a damaged one."""
+        try:
+            parts: Any = file.parts  # its rows are as good as sequences
+        except CheckpointError as error:
+            logger.warning("the guard leaves coverage out: %s %s", error.problem, error.fix)
+            return None
         return parts and cls(parts.common.tolist(), parts.candidates)
 
     def share(self, source: Sequence[int], output: Sequence[int]) -> float:
@@ -272,63 +293,9 @@ class SourceCoverage:
     def _translations(self, token: int) -> frozenset[int]:
         found = self._known.get(token)
         if found is None:
-            likeliest = {int(target) for target in self._candidates[token][:_LIKELIEST]}
+            likeliest = {int(target) for target in self.candidates[token][:_LIKELIEST]}
             found = self._known[token] = frozenset(likeliest - self._common)
         return found
-
-
-class Guarded(Protocol):
-    """The translation of a line, as far as counting goes."""
-
-    @property
-    def alarms(self) -> tuple[Alarm, ...]:
-        """Alarms of the translation."""
-        ...
-
-    @property
-    def retried(self) -> tuple[Alarm, ...]:
-        """Alarms that the first translation had, and this one has not."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class GuardCount:
-    """How many lines had alarms. Counts add up."""
-
-    num_lines: int = 0
-    """Lines in all."""
-    num_alarmed: int = 0
-    """Lines whose first translation had an alarm."""
-    num_retried: int = 0
-    """Of these, lines whose second translation has none."""
-
-    @classmethod
-    def of(cls, results: Iterable[Guarded]) -> Self:
-        """Count results."""
-        found = [(bool(result.alarms), bool(result.retried)) for result in results]
-        alarmed = sum(has_alarms or was_retried for has_alarms, was_retried in found)
-        retried = sum(was_retried and not has_alarms for has_alarms, was_retried in found)
-        return cls(len(found), alarmed, retried)
-
-    def __add__(self, other: GuardCount) -> GuardCount:
-        return GuardCount(
-            self.num_lines + other.num_lines,
-            self.num_alarmed + other.num_alarmed,
-            self.num_retried + other.num_retried,
-        )
-
-    def message(self) -> str | None:
-        """Return what the user should know; None without alarms.
-
-        >>> GuardCount(1000, 3, 2).message()
-        'guard: 3 of 1,000 lines raised an alarm; a retry cleared 2 (--no-guard turns this off)'
-        """
-        if not self.num_alarmed:
-            return None
-        return (
-            f"guard: {self.num_alarmed:,} of {self.num_lines:,} lines raised an alarm; a retry "
-            f"cleared {self.num_retried:,} (--no-guard turns this off)"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,3 +392,142 @@ class Guard:
                     cleared = tuple(name for name in first if name not in names)
                     found[row], outcomes[row] = outputs, GuardOutcome(names, cleared)
         return outcomes
+
+
+def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
+    """Write ``guard.json``: the same bytes for the same data, however the training went.
+
+    With the short lists of the run, how much of a source is covered is measured, too, and which
+    words the training data nearly always translate. Does nothing if the validation set has no text.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    pairs = zip(data.valid_source, data.valid_target, strict=True)
+    chosen = list(islice(pairs, _MOST_LINES))
+    if not chosen:
+        return
+    tokenizers = load_tokenizers(data.tokenizer_dir)
+    sources, targets = (list(side) for side in zip(*chosen, strict=True))
+    ids = tokenizers.source.encode_batch(sources), tokenizers.target.encode_batch(targets)
+    coverage = SourceCoverage.load(ShortlistFile(run_dir, tokenizers.vocab_sizes))
+    covered = [coverage.share(*pair) if coverage else 0.0 for pair in zip(*ids, strict=True)]
+    limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
+    if coverage:
+        pieces = [piece for piece, _, _ in tokenizers.source.pieces()]
+        candidates = np.asarray(coverage.candidates).tolist()
+        found = expected_translations(data.train, candidates, pieces)
+        limits = replace(limits, expected=found)
+    write_extra(run_dir / GUARD, limits.text().encode())
+
+
+def expected_translations(
+    store: ParallelStore, candidates: Sequence[Sequence[int]], pieces: Sequence[str]
+) -> dict[str, list[int]]:
+    """Find the words that are nearly always translated by one of a few tokens.
+
+    A word of one source token counts with those of its likeliest translations that stand far more
+    often beside it than elsewhere; it is expected to be translated if at most 1 in 200 targets has
+    none of them. In free translations few words are so; in technical or simple text most are.
+
+    Args:
+        store: Training pairs; a large corpus is represented by some of them.
+        candidates: Likely target ids of each source token; -1 where there are fewer.
+        pieces: The text of each source id.
+
+    Returns:
+        Target ids of each such word.
+    """
+    rows = np.linspace(0, len(store) - 1, min(len(store), _MOST_PAIRS), dtype=np.int64)
+    sources, targets = (
+        [part.tolist() for part in np.split(ids, offsets[1:-1])]
+        for ids, offsets in (store.source_ids(rows), store.target_ids(rows))
+    )
+    words_of = [_whole_words(source, pieces) for source in sources]
+    pairs = list(zip(words_of, map(set, targets), strict=True))
+    counts = Counter(token for words, _ in pairs for token in words)
+    overall = Counter(token for _, target in pairs for token in target)
+    beside: dict[int, Counter[int]] = {
+        token: Counter() for token, count in counts.items() if count >= 1 / _MOST_DROPPED
+    }
+    for words, target in pairs:
+        for token in words & beside.keys():
+            beside[token].update(target.intersection(candidates[token][:_MOST_EXPECTED]))
+    lift = _LEAST_LIFT / len(pairs)
+    expected = {
+        token: {each for each in found if found[each] / counts[token] > lift * overall[each]}
+        for token, found in beside.items()
+    }
+    dropped = Counter(
+        token
+        for words, target in pairs
+        for token in words & expected.keys()
+        if target.isdisjoint(expected[token])
+    )
+    return {
+        pieces[token][1:]: sorted(targets)
+        for token, targets in sorted(expected.items())
+        if (dropped[token] + 1) / (counts[token] + 2) <= _MOST_DROPPED
+    }
+
+
+def _whole_words(ids: Sequence[int], pieces: Sequence[str]) -> set[int]:
+    """Return the tokens that are words by themselves, of letters only."""
+    following = [pieces[index] for index in ids[1:]]
+    return {
+        token
+        for token, after in zip(ids, [*following, _SPACE], strict=True)
+        if pieces[token][0] == _SPACE and pieces[token][1:].isalpha() and not after[0].isalnum()
+    }
+
+
+def calibrate(lines: Iterable[GuardedLine]) -> GuardThresholds:
+    """Find the limits of a language pair from lines and their references.
+
+    Each limit is where a tail of 1 in 200 begins, and a margin beyond; a few bad references do not
+    matter, and none can move a limit further than is sensible. Fewer than 100 lines give the
+    defaults. The model's own output is not asked: what a bad model often does would be normal then.
+    """
+    chosen = [line for line in lines if line.source.strip() and line.output.strip()]
+    if len(chosen) < _FEWEST_LINES:
+        return GuardThresholds()
+    loop = math.floor(_quantile([line.loop for line in chosen], 1 - _TAIL)) + _LOOP_MARGIN
+    repetition = _quantile([line.repetition for line in chosen], 1 - _TAIL) + _REPETITION_MARGIN
+    characters = _length_limits([line.characters for line in chosen])
+    subwords = _length_limits([line.subwords for line in chosen])
+    scale, exponent = _compression_curve([line.output for line in chosen])
+    found: dict[str, Any] = {
+        "loop": min(max(loop, _LOOP_MARGIN), _MOST_LOOP),
+        "repetition": min(max(repetition, _REPETITION_MARGIN), _MOST_REPETITION),
+        "characters_low": characters[0],
+        "characters_high": characters[1],
+        "subwords_low": subwords[0],
+        "subwords_high": subwords[1],
+        "compression_scale": scale,
+        "compression_exponent": exponent,
+        "coverage": _COVERAGE_MARGIN * _quantile([line.covered for line in chosen], _TAIL),
+    }
+    return GuardThresholds(**{name: round(value, 4) for name, value in found.items()})
+
+
+def _quantile(values: Iterable[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, math.floor(share * len(ranked)))]
+
+
+def _length_limits(ratios: Sequence[float]) -> tuple[float, float]:
+    logs = [math.log(ratio) for ratio in ratios]
+    low, middle, high = (_quantile(logs, share) for share in (_TAIL, 0.5, 1 - _TAIL))
+    margin, most = max(_LENGTH_MARGIN * (high - low), math.log(1.2)), math.log(_MOST_LENGTH_FACTOR)
+    return math.exp(max(low - margin, middle - most)), math.exp(min(high + margin, middle + most))
+
+
+def _compression_curve(texts: Sequence[str]) -> tuple[float, float]:
+    """Fit log share = a + b log bytes by least squares, and lower it below the tail."""
+    sizes = [math.log(len(text.encode("utf-8", "replace"))) for text in texts]
+    shares = [math.log(compressed_share(text)) for text in texts]
+    slope = _SLOWEST_COMPRESSION
+    if len(set(sizes)) > 1:
+        slope = max(-1.0, min(linear_regression(sizes, shares).slope, slope))
+    rests = [share - slope * size for size, share in zip(sizes, shares, strict=True)]
+    return math.exp(_quantile(rests, _TAIL)) * _SOURCE_COMPRESSION, slope

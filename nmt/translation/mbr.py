@@ -62,22 +62,6 @@ def rank_by_utility(texts: Sequence[str], utility: Utility) -> list[int]:
     return sorted(first.values(), key=lambda row: (-values[row], row))
 
 
-def make_utility(name: UtilityName, language: str | None) -> Utility:
-    """Return a sentence score as a utility.
-
-    Args:
-        name: The metric.
-        language: Of the texts: it chooses BLEU's tokenizer.
-
-    Raises:
-        ConfigError: The language's tokenizer is not installed.
-    """
-    if name == "chrf":
-        return pairwise_chrf
-    words = bleu_words(language)
-    return lambda texts: pairwise_bleu(texts, words)
-
-
 @dataclass(frozen=True, slots=True)
 class MbrChoice:
     """What the user asks for."""
@@ -90,12 +74,16 @@ class MbrChoice:
     """How they are found."""
 
     def build(self, language: str | None) -> Mbr:
-        """Return what chooses among texts of this language.
+        """Return what chooses among texts of this language, which chooses BLEU's tokenizer.
 
         Raises:
             ConfigError: The language's tokenizer is not installed.
         """
-        return Mbr(make_utility(self.utility, language), self.num_candidates, self.kind)
+        utility: Utility = pairwise_chrf
+        if self.utility == "bleu":
+            words = bleu_words(language)
+            utility = lambda texts: pairwise_bleu(texts, words)  # noqa: E731
+        return Mbr(utility, self.num_candidates, self.kind)
 
 
 @dataclass(frozen=True, slots=True)

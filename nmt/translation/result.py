@@ -1,17 +1,19 @@
-"""What a translator returns for each line."""
+"""What a translator returns for each line, with the word alignment that attention gives it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, astuple, dataclass
+from itertools import accumulate
+from operator import add
+from typing import Any, NamedTuple, Self
 
 from nmt.text import EOS_ID
-from nmt.translation.guard import Alarm, GuardOutcome
+from nmt.text.tokenizer import Tokenizer
+from nmt.translation.guard import Alarm
 
 _ATTENTION_DIGITS = 4
-_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
+_SPACE = "\u2581"
 
 Matrix = tuple[tuple[float, ...], ...]
 """A row for each target word, with a number for each source word."""
@@ -117,55 +119,110 @@ def as_pharaoh(links: Links) -> str:
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
-def joiner_for(language: str) -> str:
-    """Return what stands between the segments of a line in ``language``.
+def words_of(pieces: Sequence[str]) -> list[int]:
+    """Return the word, between spaces, that each subword belongs to, from 0.
 
-    >>> joiner_for("de"), joiner_for("zh-Hant")
-    (' ', '')
+    >>> words_of(["\u2581ein", "\u2581Hund", "e", "\u2581schl", "\u00e4ft"])
+    [0, 1, 1, 2, 2]
     """
-    return "" if re.split("[-_]", language)[0].lower() in _UNSPACED else " "
+    begins = (number > 0 and piece.startswith(_SPACE) for number, piece in enumerate(pieces))
+    return list(accumulate(map(int, begins)))
 
 
-def join_segments(
-    source: str,
-    outputs: Sequence[Sequence[Alternative]],
-    outcomes: Sequence[GuardOutcome],
-    *,
-    joiner: str,
-    with_alternatives: bool,
-    is_truncated: bool = False,
-) -> TranslationResult:
-    """Return the translation of a line from those of its segments.
+class AlignedSegment(NamedTuple):
+    """The alignment of one segment, by words."""
 
-    The segments of a line are independent: only the best of each are joined.
+    links: Links
+    weights: Matrix
+    source_words: int
+
+
+def align_words(
+    weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str]
+) -> AlignedSegment:
+    """Align a segment by attention.
+
+    Each target subword is linked to the source subword of most attention. The weight of a target
+    word is the mean over its subwords of the sum over those of the source word; a row sums to at
+    most 1, as EOS of the source gets attention, too.
 
     Args:
-        source: The line.
-        outputs: Translations of each of its segments, best first; of none for a blank line.
-        outcomes: What the guard found in each segment.
-        joiner: What stands between the segments; see `joiner_for`.
-        with_alternatives: Whether the result has all its translations.
-        is_truncated: Whether the end of the line is not translated.
+        weights: Attention of each target subword to each source subword. (T, S).
+        source: The source subwords, without EOS.
+        target: The target subwords, without EOS.
+
+    >>> align_words([[0.5, 0.25], [0.25, 0.25]], ["\u2581a", "b"], ["\u2581c", "d"])
+    AlignedSegment(links=((0, 0),), weights=((0.625,),), source_words=1)
     """
-    if not outputs:
-        return TranslationResult(source, "", 0.0)
-    if len(outputs) == 1:
-        alternatives = tuple(outputs[0])
-    else:
-        text = joiner.join(best.text for best, *_ in outputs)
-        score = sum(best.score for best, *_ in outputs) / len(outputs)
-        alternatives = (Alternative(text, score),)
-    truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()
-    return TranslationResult(
-        source,
-        alternatives[0].text,
-        alternatives[0].score,
-        alternatives if with_alternatives else (),
-        alarms=(*truncated, *_union(outcome.alarms for outcome in outcomes)),
-        retried=_union(outcome.retried for outcome in outcomes),
-    )
+    of_source, of_target = words_of(source), words_of(target)
+    source_words, target_words = (max(words, default=-1) + 1 for words in (of_source, of_target))
+    matrix = [[0.0] * source_words for _ in range(target_words)]
+    links: set[tuple[int, int]] = set()
+    for word, row in zip(of_target, weights, strict=True):
+        size = of_target.count(word)
+        for place, weight in zip(of_source, row, strict=True):
+            matrix[word][place] += weight / size
+        if source:
+            links.add((of_source[max(range(len(source)), key=row.__getitem__)], word))
+    ordered = sorted(links, key=lambda link: link[::-1])
+    return AlignedSegment(tuple(ordered), tuple(map(tuple, matrix)), source_words)
 
 
-def _union(alarms: Iterable[tuple[Alarm, ...]]) -> tuple[Alarm, ...]:
-    """Return every alarm once, in the order of the first ones."""
-    return tuple(dict.fromkeys(name for names in alarms for name in names))
+def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
+    """Number the words of all segments of a line through; no segment attends to another.
+
+    >>> one = AlignedSegment(((0, 0),), ((0.5, 0.25),), 2)
+    >>> join_alignments([one, AlignedSegment(((0, 0),), ((1.0,),), 1)])
+    (((0, 0), (2, 1)), ((0.5, 0.25, 0.0), (0.0, 0.0, 1.0)))
+    """
+    width = sum(part.source_words for part in parts)
+    links: list[tuple[int, int]] = []
+    rows: list[tuple[float, ...]] = []
+    before = 0
+    for part in parts:
+        links += [(before + source, len(rows) + target) for source, target in part.links]
+        after = width - before - part.source_words
+        rows += [(0.0,) * before + row + (0.0,) * after for row in part.weights]
+        before += part.source_words
+    return tuple(links), tuple(rows)
+
+
+def subwords(tokenizer: Tokenizer) -> list[str]:
+    """Return the text of each id."""
+    return [piece for piece, _, _ in tokenizer.pieces()]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardCount:
+    """How many lines had alarms. Counts add up."""
+
+    num_lines: int = 0
+    """Lines in all."""
+    num_alarmed: int = 0
+    """Lines whose first translation had an alarm."""
+    num_retried: int = 0
+    """Of these, lines whose second translation has none."""
+
+    @classmethod
+    def of(cls, results: Iterable[TranslationResult]) -> Self:
+        """Count results."""
+        found = [(bool(result.alarms), bool(result.retried)) for result in results]
+        alarmed = sum(has_alarms or was_retried for has_alarms, was_retried in found)
+        retried = sum(was_retried and not has_alarms for has_alarms, was_retried in found)
+        return cls(len(found), alarmed, retried)
+
+    def __add__(self, other: GuardCount) -> GuardCount:
+        return GuardCount(*map(add, astuple(self), astuple(other)))
+
+    def message(self) -> str | None:
+        """Return what the user should know; None without alarms.
+
+        >>> GuardCount(1000, 3, 2).message()
+        'guard: 3 of 1,000 lines raised an alarm; a retry cleared 2 (--no-guard turns this off)'
+        """
+        if not self.num_alarmed:
+            return None
+        return (
+            f"guard: {self.num_alarmed:,} of {self.num_lines:,} lines raised an alarm; a retry "
+            f"cleared {self.num_retried:,} (--no-guard turns this off)"
+        )

@@ -25,8 +25,7 @@ from nmt.runtime.teacher_forcing import IdPair, forced_log_probs
 from nmt.runtime.torch_loading import LoadedModels, load_models
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer, Tokenizers
-from nmt.translation.details import subwords
-from nmt.translation.result import TokenScore, score_tokens
+from nmt.translation.result import TokenScore, score_tokens, subwords
 from nmt.translation.segment import is_far_too_long
 from nmt.translation.translator import change_options
 

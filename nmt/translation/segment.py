@@ -22,6 +22,7 @@ LONGEST_LINE = 50_000
 that the time for one line is bounded."""
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
 _MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 _BORDERS = (
     re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*"),  # sentences
     re.compile(r"(?<=[,;:])\s+|(?<=[\uff0c\u3001\uff1b\uff1a\u060c\u061b])\s*"),  # clauses
@@ -52,19 +53,25 @@ def is_far_too_long(text: str, max_length: int) -> bool:
     return len(text) > _CHARACTERS_OF_SUBWORD * max_length
 
 
-def truncate(
-    texts: Sequence[str], warn: Callable[..., object] = logger.warning, first_line: int = 1
-) -> tuple[list[str], set[int]]:
+def joiner_for(language: str) -> str:
+    """Return what stands between the segments of a line in ``language``.
+
+    >>> joiner_for("de"), joiner_for("zh-Hant")
+    (' ', '')
+    """
+    return "" if re.split("[-_]", language)[0].lower() in _UNSPACED else " "
+
+
+def truncate(texts: Sequence[str], first_line: int = 1) -> tuple[list[str], set[int]]:
     """Return the beginnings of lines that fit `LONGEST_LINE`, and which lines were longer.
 
     Args:
         texts: The lines.
-        warn: Logs a warning about each longer line.
-        first_line: The number of the first line in warnings.
+        first_line: The number of the first line in warnings about longer ones.
     """
     longer = {row for row, text in enumerate(texts) if len(text) > LONGEST_LINE}
     for row in sorted(longer):
-        warn(
+        logger.warning(
             "line %s has %s characters; only the first %s are translated",
             f"{row + first_line:,}",
             f"{len(texts[row]):,}",
@@ -77,11 +84,7 @@ def truncate(
 
 
 def segment_lines(
-    texts: Sequence[str],
-    tokenizer: Tokenizer,
-    max_length: int,
-    warn: Callable[..., object] = logger.warning,
-    first_line: int = 1,
+    texts: Sequence[str], tokenizer: Tokenizer, max_length: int, first_line: int = 1
 ) -> list[Segment]:
     """Encode lines: a blank one gives no segment, an over-long one several.
 
@@ -89,8 +92,7 @@ def segment_lines(
         texts: The lines.
         tokenizer: Of the source language.
         max_length: Most subwords of a segment.
-        warn: Logs a warning about each line that has to be cut.
-        first_line: The number of the first line in warnings.
+        first_line: The number of the first line in warnings about those that are cut.
 
     Returns:
         The segments of all lines, in order.
@@ -107,7 +109,7 @@ def segment_lines(
         else:
             parts = _encode_parts(texts[i], tokenizer, max_length)
         if len(parts) > 1:
-            warn(
+            logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
                 f"{i + first_line:,}",
                 f"{len(texts[i]):,}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -25,9 +25,8 @@ from nmt.files.line_streams import (
     read_chunks,
 )
 from nmt.files.progress import progress_bar
-from nmt.translation.guard import GuardCount
 from nmt.translation.requests import LineFormat, Request
-from nmt.translation.result import TranslationResult
+from nmt.translation.result import GuardCount, TranslationResult
 from nmt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -148,22 +147,28 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
 
 
 def _translate_all(
-    translator: Translator, texts: Sequence[str], first_number: int, style: LineFormat
+    translator: Translator,
+    texts: Sequence[str],
+    first_number: int,
+    style: LineFormat,
+    *,
+    is_logged: bool = True,
 ) -> Iterator[tuple[Request, TranslationResult | DataError]]:
     """Yield the result of every line: all at once, or in halves down to the lines that fail."""
     requests = None
     try:
         requests = style.read(texts, first_number)
-        results = translator.translate(
-            [request.source for request in requests],
-            prefixes=[request.prefix for request in requests],
-            required=[request.required for request in requests],
-            forbidden=[request.forbidden for request in requests],
-            alignments=style.alignments,
-            attention=style.attention,
-            token_scores=style.token_scores,
-            first_line=first_number,
-        )
+        with nullcontext() if is_logged else errors_only():
+            results = translator.translate(
+                [request.source for request in requests],
+                prefixes=[request.prefix for request in requests],
+                required=[request.required for request in requests],
+                forbidden=[request.forbidden for request in requests],
+                alignments=style.alignments,
+                attention=style.attention,
+                token_scores=style.token_scores,
+                first_line=first_number,
+            )
     except DataError as error:
         if len(texts) == 1:
             yield _readable(style, texts[0], first_number), error.with_traceback(None)
@@ -171,11 +176,10 @@ def _translate_all(
     else:
         yield from zip(requests, results, strict=True)
         return
-    if requests is not None:
-        translator = translator.silenced()  # its warnings have been logged
+    is_logged = is_logged and requests is None  # otherwise its warnings have been logged
     middle = len(texts) // 2
-    yield from _translate_all(translator, texts[:middle], first_number, style)
-    yield from _translate_all(translator, texts[middle:], first_number + middle, style)
+    for part, number in ((texts[:middle], first_number), (texts[middle:], first_number + middle)):
+        yield from _translate_all(translator, part, number, style, is_logged=is_logged)
 
 
 def _readable(style: LineFormat, text: str, number: int) -> Request:

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import asdict
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import find_problems
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import ConfigError
 from nmt.runtime.engine import Engine, Request
 from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.loading import EngineChoice, load_engine
-from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.constraints import Phrases, check_outputs, constrain, encode_constraints
-from nmt.translation.details import BestOutputs, Details, add_details
-from nmt.translation.guard import Guard, GuardOutcome, SourceCoverage, read_thresholds
-from nmt.translation.result import Alternative, TranslationResult, join_segments, joiner_for
+from nmt.translation.guard import Alarm, Guard, GuardOutcome, SourceCoverage, read_thresholds
+from nmt.translation.result import (
+    Alternative,
+    TranslationResult,
+    align_words,
+    join_alignments,
+    score_tokens,
+    subwords,
+)
 from nmt.translation.segment import (
     Segment,
     batch_by_length,
     group_by_line,
+    joiner_for,
     make_task,
     max_batch_rows,
     segment_lines,
@@ -40,10 +46,11 @@ from nmt.translation.segment import (
 if TYPE_CHECKING:  # its metrics take time to load
     from nmt.translation.mbr import Mbr
 
-logger = logging.getLogger(__name__)
-
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _LINES_AT_ONCE = 2000
+
+_Value = TypeVar("_Value")
+_Ids = Sequence[Sequence[int]]
 
 
 class Translator:
@@ -74,7 +81,6 @@ class Translator:
         self._engine, self._tokenizers = engine, tokenizers
         self._max_length, self._joiner = max_length, joiner
         self._check, self._guard = check, guard
-        self._warn: Callable[..., object] = logger.warning
         self._mbr: Mbr | None = None
 
     @classmethod
@@ -124,7 +130,7 @@ class Translator:
             guardian = Guard(
                 read_thresholds(folder),
                 loaded.tokenizers,
-                lambda: _coverage(loaded.shortlist),
+                lambda: SourceCoverage.load(loaded.shortlist),
             )
         return cls(
             loaded.engine,
@@ -157,12 +163,6 @@ class Translator:
         """
         changed = copy(self)
         changed._mbr = mbr
-        return changed
-
-    def silenced(self) -> Translator:
-        """Return a translator that logs no warnings about lines."""
-        changed = copy(self)
-        changed._warn = lambda *_: None
         return changed
 
     def translate_stream(
@@ -233,12 +233,10 @@ class Translator:
                     self._tokenizers.target, len(texts), prefixes, required, forbidden
                 )
             )
-        wanted = Details(alignments=alignments, attention=attention, token_scores=token_scores)
-        request = Request(
-            translator._search_options,
-            constraints=any(own != NONE for own in constraints or ()),
-            outputs=frozenset(name for name, is_wanted in asdict(wanted).items() if is_wanted),
-        )
+        details = {"alignments": alignments, "attention": attention, "token_scores": token_scores}
+        wanted = frozenset(name for name, is_wanted in details.items() if is_wanted)
+        is_constrained = any(own != NONE for own in constraints or ())
+        request = Request(translator._search_options, constraints=is_constrained, outputs=wanted)
         served = copy(translator)
         served._engine = self._engine.serving(request)
         return served._translate(texts, constraints, wanted, first_line)
@@ -247,13 +245,11 @@ class Translator:
         self,
         texts: Sequence[str],
         constraints: Iterable[Constraints] | None,
-        wanted: Details,
+        wanted: frozenset[str],
         first_line: int,
     ) -> list[TranslationResult]:
-        shortened, longer = truncate(texts, self._warn, first_line)
-        segments = segment_lines(
-            shortened, self._tokenizers.source, self._max_length, self._warn, first_line
-        )
+        shortened, longer = truncate(texts, first_line)
+        segments = segment_lines(shortened, self._tokenizers.source, self._max_length, first_line)
         if constraints is not None:
             segments = constrain(
                 segments,
@@ -270,12 +266,56 @@ class Translator:
             self._result(text, outputs, is_truncated=line in longer)
             for line, (text, outputs) in enumerate(zip(texts, by_line, strict=True))
         ]
-        if wanted == Details():
-            return results
-        best = BestOutputs(
-            segments, [outputs[0].ids for outputs in found], list(self._batches(segments))
-        )
-        return add_details(results, wanted, best, self._engine, self._tokenizers)
+        best = [outputs[0].ids for outputs in found]
+        return self._add_details(results, wanted, segments, best) if wanted else results
+
+    def _add_details(
+        self,
+        results: Sequence[TranslationResult],
+        wanted: frozenset[str],
+        segments: Sequence[Segment],
+        ids: _Ids,
+    ) -> list[TranslationResult]:
+        """Return the results of all lines with what is wanted of the best output of each segment.
+
+        Raises:
+            ConfigError: The engine cannot compute that.
+        """
+        detailed = list(results)
+        pieces = subwords(self._tokenizers.target)
+        if wanted & {"alignments", "attention"}:
+            of_source = subwords(self._tokenizers.source)
+            attention = self._read_outputs(self._engine.attention, segments, ids)
+            aligned = [
+                align_words(weights, [of_source[i] for i in segment.ids], [pieces[i] for i in own])
+                for weights, segment, own in zip(attention, segments, ids, strict=True)
+            ]
+            for line, parts in enumerate(group_by_line(segments, aligned, len(results))):
+                links, matrix = join_alignments(parts)
+                detailed[line] = replace(
+                    detailed[line],
+                    alignment=links if "alignments" in wanted else None,
+                    attention=matrix if "attention" in wanted else None,
+                )
+        if "token_scores" in wanted:
+            log_probs = self._read_outputs(self._engine.token_log_probs, segments, ids)
+            tokens = [score_tokens(pieces, *pair) for pair in zip(ids, log_probs, strict=True)]
+            for line, scored in enumerate(group_by_line(segments, tokens, len(results))):
+                detailed[line] = replace(detailed[line], tokens=tuple(chain(*scored)))
+        return detailed
+
+    def _read_outputs(
+        self,
+        read: Callable[[_Ids, _Ids], Sequence[_Value]],
+        segments: Sequence[Segment],
+        ids: _Ids,
+    ) -> list[_Value]:
+        """Return what the engine's ``read`` says of the source and target ids of each segment."""
+        found: dict[int, _Value] = {}
+        for rows in self._batches(segments):
+            sources, targets = [segments[row].ids for row in rows], [ids[row] for row in rows]
+            found.update(zip(rows, read(sources, targets), strict=True))
+        return [found[row] for row in range(len(segments))]
 
     def _search(self, segments: Sequence[Segment]) -> list[list[Hypothesis]]:
         """Find the n best of each segment; none where there is no output."""
@@ -335,28 +375,28 @@ class Translator:
         *,
         is_truncated: bool,
     ) -> TranslationResult:
-        """Put together what was found for the segments of a line."""
-        return join_segments(
+        """Join what was found for the independent segments of a line: the best of each."""
+        if not outputs:
+            return TranslationResult(source, "", 0.0)
+        found = [[Alternative(self._text(h.ids), h.score) for h in own] for own, _ in outputs]
+        alternatives = found[0]
+        if len(found) > 1:
+            text = self._joiner.join(best.text for best, *_ in found)
+            alternatives = [Alternative(text, sum(best.score for best, *_ in found) / len(found))]
+        truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()
+        return TranslationResult(
             source,
-            [[Alternative(self._text(h.ids), h.score) for h in found] for found, _ in outputs],
-            [outcome for _, outcome in outputs],
-            joiner=self._joiner,
-            with_alternatives=self.options.n_best > 1,
-            is_truncated=is_truncated,
+            alternatives[0].text,
+            alternatives[0].score,
+            tuple(alternatives) if self.options.n_best > 1 else (),
+            # Every alarm once, in the order of the first ones.
+            alarms=(*truncated, *dict.fromkeys(chain(*(own.alarms for _, own in outputs)))),
+            retried=tuple(dict.fromkeys(chain(*(own.retried for _, own in outputs)))),
         )
 
     def _text(self, ids: Sequence[int]) -> str:
         """Decode; byte pieces may spell line breaks, which would break the line count."""
         return _LINE_BREAKS.sub(" ", self._tokenizers.target.decode(ids)).strip()
-
-
-def _coverage(file: ShortlistFile) -> SourceCoverage | None:
-    """Load what the guard compares with; it works without, too."""
-    try:
-        return SourceCoverage.load(file)
-    except CheckpointError as error:
-        logger.warning("the guard leaves coverage out: %s %s", error.problem, error.fix)
-        return None
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:

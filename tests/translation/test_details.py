@@ -21,15 +21,8 @@ from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
-from nmt.translation.details import (
-    AlignedSegment,
-    join_links,
-    join_weights,
-    links,
-    word_weights,
-)
 from nmt.translation.mbr import Mbr
-from nmt.translation.result import TranslationResult
+from nmt.translation.result import TranslationResult, align_words, join_alignments
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
@@ -48,22 +41,22 @@ def test_every_target_word_has_a_source_word(
     share = st.floats(0, 1, allow_nan=False)
     row = st.lists(share, min_size=len(source), max_size=len(source))
     weights = data.draw(st.lists(row, min_size=len(target), max_size=len(target)))
-    part = AlignedSegment.of(weights, source, target)
+    part = align_words(weights, source, target)
 
-    assert {t for _, t in part.links} == set(range(part.target_words))
+    assert {t for _, t in part.links} == set(range(len(part.weights)))
     assert {s for s, _ in part.links} <= set(range(part.source_words))
-    assert join_links([part]) == part.links
-    assert join_weights([part]) == part.weights
-    assert [len(row) for row in part.weights] == [part.source_words] * part.target_words
-    twice = join_links([part, part])
+    assert join_alignments([part]) == (part.links, part.weights)
+    assert all(len(row) == part.source_words for row in part.weights)
+    twice, _ = join_alignments([part, part])
     assert len(twice) == 2 * len(part.links)
-    assert max(t for _, t in twice) < 2 * part.target_words
+    assert max(t for _, t in twice) < 2 * len(part.weights)
 
 
 def test_words_see_what_their_subwords_see() -> None:
     """By hand: the source words are a and bc, the target words x and yz."""
     weights = [[0.5, 0.1, 0.2], [0.0, 0.4, 0.2], [0.2, 0.1, 0.1]]
-    found = word_weights(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
+    part = align_words(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
+    found = part.weights
 
     assert found[0] == pytest.approx((0.5, 0.3))
     assert found[1] == pytest.approx((0.1, 0.4))
@@ -71,13 +64,12 @@ def test_words_see_what_their_subwords_see() -> None:
 
 
 def test_no_output_has_no_links() -> None:
-    assert links([], ["\u2581a"], []) == ()
-    assert links([], [], []) == ()
-    assert word_weights([], ["\u2581a"], []) == ()
-    assert join_weights([AlignedSegment((), 1, 0), AlignedSegment((), 1, 1, ((0.5,),))]) == (
-        (0.0, 0.5),
-    )
-    assert join_weights([]) == ()
+    nothing, something = align_words([], ["\u2581a"], []), align_words([[0.5]], ["a"], ["b"])
+
+    assert tuple(nothing) == ((), (), 1)
+    assert tuple(align_words([], [], [])) == ((), (), 0)
+    assert join_alignments([nothing, something]) == (((1, 0),), ((0.0, 0.5),))
+    assert join_alignments([]) == ((), ())
 
 
 class Echo(Engine):

@@ -40,6 +40,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = save_run(folder / "run", model, tokenizer, run_config())
     limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)
     (run / "guard.json").write_text(limits.text())
+    alone(run, text=b"Hund\n")  # converts the model for CTranslate2
     return run
 
 

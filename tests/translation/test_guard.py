@@ -35,18 +35,18 @@ from nmt.text.tokenizer import Tokenizers
 from nmt.translation.guard import (
     Alarm,
     Guard,
-    GuardCount,
     GuardedLine,
     GuardThresholds,
     SourceCoverage,
     alarms,
+    calibrate,
     compressed_share,
+    expected_translations,
     longest_loop,
     read_thresholds,
     repeated_ngrams,
 )
-from nmt.translation.guard_calibration import calibrate, expected_translations
-from nmt.translation.result import TranslationResult
+from nmt.translation.result import GuardCount, TranslationResult
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
 

@@ -12,9 +12,8 @@ from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.recipes.train import train
 from nmt.training.signals import StoppedBySignal
-from nmt.translation import guard_calibration as module
-from nmt.translation.guard import GuardThresholds, read_thresholds
-from nmt.translation.guard_calibration import calibrate_guard
+from nmt.translation import guard as module
+from nmt.translation.guard import GuardThresholds, calibrate_guard, read_thresholds
 from nmt.translation.translator import Translator
 from tests.training.toy import make_config, write_corpus
 

@@ -18,14 +18,14 @@ from nmt.text.tokenizer import Tokenizers
 from nmt.translation.mbr import (
     EPSILON,
     Mbr,
+    MbrChoice,
     expected_utilities,
-    make_utility,
     rank_by_utility,
 )
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
-CHRF_UTILITY = make_utility("chrf", "en")
+CHRF_UTILITY = MbrChoice("chrf").build("en").utility
 WORDS = "the a dog dogs cat, cat. runs running in on house-boat".split()  # noqa: SIM905
 
 
@@ -41,7 +41,7 @@ def test_the_expected_utility_is_the_mean_of_sacrebleus_sentence_scores(seed: in
     assert len(set(texts)) < len(texts)
     chrf, bleu = CHRF(), BLEU(effective_order=True)
     for metric, name in ((chrf, "chrf"), (bleu, "bleu")):
-        utility = make_utility("chrf" if name == "chrf" else "bleu", "en")
+        utility = MbrChoice("chrf" if name == "chrf" else "bleu").build("en").utility
         found = expected_utilities(texts, utility)
         for text, value in zip(texts, found, strict=True):
             scores = [metric.sentence_score(text, [other]).score for other in texts]
