@@ -74,10 +74,15 @@ class Packed:
         return self.cu_seqlens.diff()
 
     def derived(self, make: Callable[..., T], *args: Hashable) -> T:
-        """Return ``make(self, *args)``, which is worked out once a batch."""
+        """Return ``make(self, *args)``, which is worked out once a batch.
+
+        Never as inference tensors, whoever asks first: training could not save them for its
+        backward pass, and layers compiled for the one kind would be compiled again for the other.
+        """
         key = (make, *args)
         if key not in self._derived:
-            self._derived[key] = make(self, *args)
+            with torch.inference_mode(False):
+                self._derived[key] = make(self, *args)
         found: T = self._derived[key]
         return found
 
