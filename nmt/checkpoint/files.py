@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,15 +213,10 @@ def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) ->
     return "\n  ".join(problems[:_MAX_PROBLEMS] + ([f"... and {more} more"] if more > 0 else []))
 
 
-def newest_checkpoint(
-    run_dir: Path, *, strict: bool = False, warn: Callable[[str], object] = logger.warning
-) -> Path | None:
+def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     """Return the newest whole checkpoint of a run, or None if there never was one.
 
-    Args:
-        run_dir: The run folder.
-        strict: Refuse to fall back to an older one.
-        warn: Called for each damaged checkpoint that is passed over.
+    Logs a warning for each damaged one that is passed over; ``strict`` refuses to.
 
     Raises:
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.
@@ -241,7 +236,7 @@ def newest_checkpoint(
             problems.append(error.problem)
             continue
         for problem in problems:
-            warn(f"damaged checkpoint passed over: {problem}")
+            logger.warning("damaged checkpoint passed over: %s", problem)
         return folder
     if problems:
         raise CheckpointError(

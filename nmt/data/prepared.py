@@ -10,6 +10,7 @@ from typing import Any
 
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
+from nmt.files.json_file import read_json
 from nmt.files.lines import read_lines
 
 FORMAT_VERSION = 1
@@ -76,7 +77,7 @@ class PrepareReport:
         """
         path = folder / REPORT
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             values["sides"] = tuple(SideReport(**side) for side in values["sides"])
             values |= {name: tuple(values[name]) for name in ("unchecked", "warnings")}
             report = cls(**values)
@@ -180,7 +181,7 @@ class PreparedManifest:
         """
         path = folder / MANIFEST
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             version = values["format_version"]
             if version == FORMAT_VERSION:
                 return cls(**values)

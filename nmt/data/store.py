@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.errors import DataError
+from nmt.files.json_file import field, read_json
 
 IntArray = npt.NDArray[np.integer]
 _SIDES = ("source", "target")
@@ -64,9 +65,8 @@ class ParallelStore:
             DataError: A file is missing or has the wrong length.
         """
         try:
-            layout = json.loads((folder / "layout.json").read_text(encoding="utf-8"))
-            return cls(folder, layout["ids"])
-        except (OSError, ValueError, KeyError) as error:
+            return cls(folder, field(read_json(folder / "layout.json"), "ids", kind=str))
+        except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder} is not a complete token store: {error}",
                 fix="Run `nmt prepare CONFIG --force`.",

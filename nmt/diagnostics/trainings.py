@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -25,6 +24,7 @@ from nmt.checkpoint.files import (
     newest_checkpoint,
 )
 from nmt.errors import CheckpointError
+from nmt.files.json_file import parse_json
 from nmt.files.manifest import sha256_of_file
 
 _MOST_TENSORS = 3
@@ -111,7 +111,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         content = (run_dir / "metrics.jsonl").read_bytes()
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in content.split(b"\n")[:-1]]
+    return [parse_json(line) for line in content.split(b"\n")[:-1]]
 
 
 @dataclass(slots=True)

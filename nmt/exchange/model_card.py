@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.run import trained_on
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
+from nmt.files.json_file import parse_json
 from nmt.model.transformer import count_parameters
 from nmt.version import __version__
 
@@ -133,7 +133,7 @@ def _recorded(path: Path, step: int) -> dict[str, float]:
     """The validation after ``step``, as the run has noted it."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the last may be half a line
-        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        events: list[dict[str, Any]] = [parse_json(line) for line in lines]
     except (OSError, ValueError):
         return {}
     for event in reversed(events):

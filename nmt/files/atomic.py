@@ -72,12 +72,10 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Make a folder that gets its name when the context ends without an error.
+    """Make a folder, and its parents, that gets its name when the context ends without an error.
 
-    Args:
-        path: The folder to make. Its parent is made if missing.
-        replace: Put it in the place of an older one. That stands aside as `replaced_folder` for a
-            moment; after a kill in that moment `restore_replaced` puts it back.
+    With ``replace`` it takes the place of an older one. That stands aside as `replaced_folder` for
+    a moment; after a kill in that moment `restore_replaced` puts it back.
 
     Yields:
         The folder to write into; everything in it is synced at the end.
@@ -91,16 +89,19 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     with _unwound_by_signals():
         temporary = _temporary(place)
         temporary.mkdir()
-        descriptor = _locked(temporary)
+        descriptor = os.open(temporary, os.O_RDONLY)
+        _lock(descriptor)
         try:
             yield temporary
             for written in (*temporary.rglob("*"), temporary):
                 sync(written)
-            if replace:
-                _stand_aside(place)
+            aside = replaced_folder(place)
+            if replace and place.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+                place.rename(aside)
             temporary.rename(place)
             sync(place.parent)
-            shutil.rmtree(replaced_folder(place), ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
         finally:
             os.close(descriptor)
             shutil.rmtree(temporary, ignore_errors=True)
@@ -119,12 +120,6 @@ def restore_replaced(place: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _stand_aside(place: Path) -> None:
-    if place.exists():
-        shutil.rmtree(replaced_folder(place), ignore_errors=True)
-        place.rename(replaced_folder(place))
-
-
 def remove_folder(folder: Path) -> None:
     """Delete a folder. If that is cut short, nothing is left under its name."""
     leaving = _temporary(folder)
@@ -133,12 +128,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders whose writer is gone.
-
-    Args:
-        folder: Where they lie.
-        name: Of the file or folder that was being written; any when None.
-    """
+    """Remove temporary files and folders whose writer is gone: those of ``name``, or all."""
     start = "." if name is None else f".{name}{_TEMPORARY}"
     with suppress(OSError):  # whoever writes there says what is wrong
         for found in list(folder.iterdir()):
@@ -200,12 +190,6 @@ def _created(temporary: Path, place: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "wb")
 
 
-def _locked(folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY)
-    _lock(descriptor)
-    return descriptor
-
-
 def _lock(descriptor: int) -> None:
     with suppress(OSError):  # a file system without locks: then nothing is ever removed there
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,10 +198,9 @@ def _lock(descriptor: int) -> None:
 @contextmanager
 def _unwound_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise SystemExit, as SIGINT raises, so that contexts clean up."""
-    ours: list[signal.Signals] = []
-    if threading.current_thread() is threading.main_thread():
-        numbers = (signal.SIGTERM, signal.SIGHUP)
-        ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from nmt.errors import NmtError
 
@@ -18,18 +19,14 @@ MAX_BYTES = 1 << 28
 MAX_DEPTH = 100
 MAX_DIGITS = 40
 """Of a whole number: as many as a random state of 128 bits has."""
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
+"""A text, or what is neither text nor bracket."""
 
 _Kind = TypeVar("_Kind")
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES, finite: bool = False) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: The file.
-        max_bytes: Larger files are not read.
-        finite: As in `parse_json`.
+    """Read a JSON file of at most ``max_bytes``; ``finite`` as in `parse_json`.
 
     Raises:
         OSError: It cannot be read.
@@ -58,11 +55,7 @@ def read_record(path: Path, error: type[NmtError], *, fix: str) -> dict[str, Any
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
-    """Parse JSON.
-
-    Args:
-        text: The document.
-        finite: Refuse NaN, Infinity and numbers that are as large.
+    """Parse JSON; ``finite`` refuses NaN, Infinity and numbers that are as large.
 
     Raises:
         ValueError: It is no JSON, nested deeper than `MAX_DEPTH`, or holds a whole number of more
@@ -75,11 +68,8 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
         text = text.decode("utf-8")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
-    if not finite:
-        return json.loads(text, parse_int=_whole_number)
-    return json.loads(
-        text, parse_int=_whole_number, parse_float=_finite, parse_constant=_no_constant
-    )
+    numbers: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    return json.loads(text, parse_int=_whole_number, **numbers)
 
 
 def field(document: Any, *path: str, kind: type[_Kind]) -> _Kind:
@@ -98,18 +88,19 @@ def field(document: Any, *path: str, kind: type[_Kind]) -> _Kind:
     """
     value = document
     for depth, key in enumerate(path):
-        if not isinstance(value, dict):
-            shown = ".".join(path[:depth]) or "the document"
-            raise ValueError(f"{shown} should be an object, not {_kind_name(value)}")
-        if key not in value:
+        if key not in _checked(value, path[:depth], dict):
             raise ValueError(f"{'.'.join(path[: depth + 1])} is missing")
         value = value[key]
+    return _checked(value, path, kind)
+
+
+def _checked(value: Any, path: tuple[str, ...], kind: type[_Kind]) -> _Kind:
     if kind is float and type(value) is int:
-        return cast(_Kind, float(value))
+        value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        expected = _NAMES.get(kind, kind.__name__)
+        found = _NAMES.get(type(value), type(value).__name__)
         shown = ".".join(path) or "the document"
-        raise ValueError(f"{shown} should be {expected}, not {_kind_name(value)}")
+        raise ValueError(f"{shown} should be {_NAMES.get(kind, kind.__name__)}, not {found}")
     return value
 
 
@@ -124,20 +115,10 @@ _NAMES: dict[type, str] = {
 }
 
 
-def _kind_name(value: object) -> str:
-    return _NAMES.get(type(value), type(value).__name__)
-
-
 def _check_depth(text: str) -> None:
-    depth = 0
-    for match in _TOKENS.finditer(text):
-        token = match[0]
-        if token in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
-        elif token in "]}":
-            depth -= 1
+    steps = (1 if bracket in "[{" else -1 for bracket in _NO_BRACKETS.sub("", text))
+    if max(accumulate(steps), default=0) > MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
 
 
 def _whole_number(digits: str) -> int:
@@ -151,7 +132,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is not finite")
     return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not finite")

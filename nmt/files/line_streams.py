@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import logging
 import lzma
 import select
 import sys
@@ -21,11 +22,11 @@ from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import atomic_file, write_errors
 from nmt.files.lines import (
     MAX_LINE_BYTES,
-    LineSplitter,
     decompressed,
     open_binary,
-    read_some,
+    read_pieces,
     refuse_wide,
+    split_pieces,
 )
 
 MAX_CHUNK_LINES = 2000
@@ -44,6 +45,8 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
 """Of the files in run, model and data folders."""
+
+logger = logging.getLogger(__name__)
 
 
 def read_chunks(
@@ -68,26 +71,30 @@ def read_chunks(
     Raises:
         DataError: The input is damaged, for example a gzip file cut off, or is UTF-16 or UTF-32.
     """
-    splitter = LineSplitter(max_bytes)
-    lines: list[bytes] = []
-    size, since, is_start = 0, 0.0, True
-    while data := read_some(stream, name, _READ_BYTES, at_once=True):
-        if is_start:
-            refuse_wide(data, name)
-            is_start = False
-        for line in splitter.feed(data):
-            since = since if lines else time.monotonic()
-            lines.append(line)
+    chunk: list[bytes] = []
+    size, since = 0, 0.0
+    pieces = _no_wide(read_pieces(stream, name, _READ_BYTES, at_once=True), name)
+    for lines in split_pieces(pieces, max_bytes):
+        for line in lines:
+            since = since if chunk else time.monotonic()
+            chunk.append(line)
             size += len(line)
-            if len(lines) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
-                yield lines
-                lines, size = [], 0
+            if len(chunk) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
         is_old = time.monotonic() - since > _PATIENCE_SECONDS
-        if lines and (is_old or not _more_is_waiting(stream)):
-            yield lines
-            lines, size = [], 0
-    if lines := [*lines, *splitter.end()]:
-        yield lines
+        if chunk and (is_old or not _more_is_waiting(stream)):
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _no_wide(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
+    for first in pieces:
+        refuse_wide(first, name)
+        yield first
+        yield from pieces
 
 
 def _more_is_waiting(stream: IO[bytes]) -> bool:
@@ -98,46 +105,41 @@ def _more_is_waiting(stream: IO[bytes]) -> bool:
         return True
 
 
-def decode_lines(
-    lines: Sequence[bytes],
-    first_number: int,
-    warn: Callable[[str], None],
-    *,
-    max_bytes: int = MAX_LINE_BYTES,
-) -> Iterator[str]:
-    """Decode UTF-8.
+class LineDecoder:
+    """Decodes UTF-8 without losing a line: bad bytes are replaced, and too long lines cut.
 
-    What is not UTF-8 is replaced and the end of a line beyond ``max_bytes`` bytes is cut off,
-    both with a warning, so that no line is lost.
+    Logs a warning for each of the first `MAX_NOTES` lines that it changes.
+
+    Args:
+        max_bytes: What is beyond this in a line is cut off.
     """
-    for number, line in enumerate(lines, start=first_number):
-        if len(line) > max_bytes:
-            warn(f"line {number:,} is longer than {max_bytes:,} bytes; the rest is cut off")
-            yield line[:max_bytes].decode("utf-8", "ignore")
-            continue
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self.num_damaged = 0
+        """Lines changed so far."""
+        self._max_bytes = max_bytes
+
+    def decode(self, lines: Sequence[bytes], first_number: int, name: str = "") -> list[str]:
+        """Decode lines; messages begin with ``name``, and count from ``first_number``."""
+        return [self._decode(x, f"{name}line {n:,}") for n, x in enumerate(lines, first_number)]
+
+    def _decode(self, line: bytes, shown: str) -> str:
+        if len(line) > self._max_bytes:
+            self._warn(f"{shown} is longer than {self._max_bytes:,} bytes; the rest is cut off")
+            return line[: self._max_bytes].decode("utf-8", "ignore")
         try:
-            yield line.decode("utf-8")
+            return line.decode("utf-8")
         except UnicodeDecodeError as error:
-            warn(
-                f"line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8; "
-                "replaced by U+FFFD"
-            )
-            yield line.decode("utf-8", "replace")
+            bad = f"byte {error.start + 1}: 0x{line[error.start]:02x}"
+            self._warn(f"{shown}, {bad} is not UTF-8; replaced by U+FFFD")
+            return line.decode("utf-8", "replace")
 
-
-def first_few(warn: Callable[[str], None]) -> Callable[[str], None]:
-    """Limit warnings about damaged lines to the first `MAX_NOTES`, and one that ends them."""
-    count = 0
-
-    def limited(text: str) -> None:
-        nonlocal count
-        count += 1
-        if count <= MAX_NOTES:
-            warn(text)
-        elif count == MAX_NOTES + 1:
-            warn("more lines are not UTF-8, or too long; they are not named")
-
-    return limited
+    def _warn(self, message: str) -> None:
+        self.num_damaged += 1
+        if self.num_damaged <= MAX_NOTES:
+            logger.warning(message)
+        elif self.num_damaged == MAX_NOTES + 1:
+            logger.warning("more lines are not UTF-8, or too long; they are not named")
 
 
 @contextmanager
@@ -171,9 +173,8 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
     Raises:
         ConfigError: It asks for a compression that there is not, or is one of the inputs.
     """
-    if is_standard(output):
+    if output is None or is_standard(output):
         return
-    assert output is not None
     if output.suffix in _UNKNOWN_COMPRESSIONS:
         raise ConfigError(
             f"{output}: there is no way to write {output.suffix}.",
@@ -221,13 +222,14 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
     Raises:
         DataError: It cannot be written: also when that shows late, as with a full disk.
     """
-    is_stdout = path is None or is_standard(path)
+    if path is not None and is_standard(path):
+        path = None
     with write_errors(
-        "standard output" if is_stdout else str(path),
+        path or "standard output",
         DataError,
         fix="Name an output file in a folder you can write to, on a disk with room.",
     ):
-        if path is None or is_standard(path):
+        if path is None:
             if sys.stdout is None:
                 raise DataError("Standard output is closed.", fix="Name an output file with -o.")
             yield sys.stdout.buffer

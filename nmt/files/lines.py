@@ -13,7 +13,7 @@ import importlib
 import lzma
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -73,9 +73,7 @@ def open_binary(path: Path) -> IO[bytes]:
 def decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
     """Return what reads a stream as `open_binary` reads a file; waits for its first bytes.
 
-    Args:
-        stream: Bytes, none of them read yet. One that cannot be looked into is taken as it is.
-        name: What messages call it.
+    A stream without ``peek`` is taken as it is.
 
     Raises:
         DataError: It cannot be read, or needs a library that is missing.
@@ -92,10 +90,7 @@ def decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
 
 def _opener(start: bytes) -> _Opener | None:
     """Return what opens a file that begins so; None if it is not compressed."""
-    for mark, opener in _COMPRESSIONS.values():
-        if mark.match(start):
-            return opener
-    return None
+    return next((opener for mark, opener in _COMPRESSIONS.values() if mark.match(start)), None)
 
 
 def _open_zstandard(file: Path | IO[bytes]) -> IO[bytes]:
@@ -128,95 +123,65 @@ _LONGEST_MARK = 10
 """Bytes of a file that tell what it is."""
 
 
-class LineSplitter:
-    """Splits bytes that come in pieces on LF; holds the line whose end has not come.
+def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
+    """Split bytes that come in pieces on LF: yield the lines that end in each, and the last one.
 
     The LF or CR LF goes, and a byte order mark at the start of the first line.
 
     Args:
+        pieces: The bytes.
         max_bytes: Of a longer line only the first ``max_bytes + 1`` bytes are held and given out.
             None for no limit.
     """
+    most = sys.maxsize - 1 if max_bytes is None else max_bytes + 1
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self._limit = sys.maxsize if max_bytes is None else max_bytes + 1
-        self._parts: list[bytes] = []
-        self._held = 0
-        self._is_first = True
+    def cut(line: bytes) -> bytes:
+        return line[:most] if len(line) > most else line.removesuffix(b"\r")
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take in the next bytes; return the lines that end in them."""
-        start, *others = data.split(b"\n")
-        self._hold(start)
-        if not others:
-            return []
-        lines = [self._end_line()]
-        lines += [self._without_cr(line) for line in others[:-1]]
-        self._hold(others[-1])
-        return lines
-
-    def end(self) -> list[bytes]:
-        """Return the last line, if the input did not end with LF."""
-        if not self._held or (self._is_first and self._parts == [_BOM]):
-            return []
-        return [self._end_line()]
-
-    def _hold(self, part: bytes) -> None:
-        if kept := part[: max(0, self._limit - self._held)]:
-            self._parts.append(kept)
-        self._held += len(part)
-
-    def _end_line(self) -> bytes:
-        line = b"".join(self._parts)
-        if self._held <= self._limit:  # a CR elsewhere than at the end of the line stays
-            line = self._without_cr(line)
-        if self._is_first:
-            line, self._is_first = line.removeprefix(_BOM), False
-        self._parts, self._held = [], 0
-        return line
-
-    def _without_cr(self, line: bytes) -> bytes:
-        if len(line) > self._limit:
-            return line[: self._limit]
-        return line[:-1] if line.endswith(b"\r") else line
+    held, mark = bytearray(), _BOM
+    for piece in pieces:
+        start, *others = piece.split(b"\n")
+        held += start[: most + 1 - len(held)]
+        lines = []
+        if others:
+            lines = [cut(bytes(held)).removeprefix(mark), *map(cut, others[:-1])]
+            held, mark = bytearray(others[-1][: most + 1]), b""
+        yield lines
+    if held and held != mark:
+        yield [cut(bytes(held)).removeprefix(mark)]
 
 
 def split_lines(
     stream: IO[bytes], name: str, *, max_bytes: int | None = None
 ) -> Iterator[bytes | None]:
-    """Yield each line without its LF (or CR LF), the byte order mark removed.
-
-    Args:
-        stream: Bytes to read to the end.
-        name: Name of the file in messages.
-        max_bytes: Longer lines come out as None, and are never held in memory.
+    """Yield each line of a stream as `split_pieces` does; one above ``max_bytes`` as None.
 
     Raises:
         DataError: The stream is damaged, for example a truncated gzip file.
     """
-    splitter = LineSplitter(max_bytes)
-    while data := read_some(stream, name, _CHUNK_BYTES):
-        for line in splitter.feed(data):
+    for lines in split_pieces(read_pieces(stream, name, _CHUNK_BYTES), max_bytes):
+        for line in lines:
             yield None if max_bytes is not None and len(line) > max_bytes else line
-    for line in splitter.end():
-        yield None if max_bytes is not None and len(line) > max_bytes else line
 
 
-def read_some(stream: IO[bytes], name: str, size: int, *, at_once: bool = False) -> bytes:
-    """Read bytes; nothing at the end.
+def read_pieces(
+    stream: IO[bytes], name: str, size: int, *, at_once: bool = False
+) -> Iterator[bytes]:
+    """Yield the bytes of a stream.
 
     Args:
-        stream: What to read.
+        stream: What to read to the end.
         name: What messages call it.
-        size: How many at most.
-        at_once: Return what is there, waiting only if nothing is.
+        size: Most bytes of a piece.
+        at_once: Yield what is there, waiting only if nothing is.
 
     Raises:
         DataError: The stream is damaged, for example a gzip file cut off.
     """
     read = getattr(stream, "read1", stream.read) if at_once else stream.read
     try:
-        return bytes(read(size))
+        while piece := read(size):
+            yield piece
     except Exception as error:  # every library of a compression has errors of its own
         raise DataError(
             f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
@@ -226,13 +191,8 @@ def read_some(stream: IO[bytes], name: str, size: int, *, at_once: bool = False)
 def decode_line(line: bytes, name: str, number: int) -> str:
     """Decode UTF-8.
 
-    Args:
-        line: The bytes of the line.
-        name: Name of the file in the message.
-        number: Line number in the message, from 1.
-
     Raises:
-        DataError: Names file, line and byte of what is not UTF-8.
+        DataError: It is not UTF-8; names the file, the line (``number``, from 1) and the byte.
     """
     try:
         return line.decode("utf-8")
@@ -247,15 +207,7 @@ def decode_line(line: bytes, name: str, number: int) -> str:
 
 
 def refuse_wide(start: bytes, name: str) -> None:
-    """Refuse a text that begins with the byte order mark of UTF-16 or UTF-32.
-
-    Args:
-        start: Its first bytes.
-        name: Name of the file in the message.
-
-    Raises:
-        DataError: It does.
-    """
+    """Raise a DataError if a text starts with the byte order mark of UTF-16 or UTF-32."""
     for mark, encoding in _WIDE_MARKS.items():
         if start.startswith(mark):
             raise DataError(

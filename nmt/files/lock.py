@@ -94,29 +94,20 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         CheckpointError: Another process trains there, or the folder cannot be written.
     """
     with ExitStack() as stack:
-        _enter(stack, run_dir)
+        try:
+            _check_writable(run_dir)
+            stack.enter_context(file_lock(run_dir / ".lock"))
+        except InUseError as error:
+            fix = "Wait for it, stop it, or set another run_dir."
+            raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
+        except OSError as error:
+            problem, fix = "written", "a folder you can write to, or change its permissions"
+            if isinstance(error, NoLocksError):
+                problem, fix = "locked", "a file system with locks, for example a local disk"
+            raise CheckpointError(
+                f"{run_dir} cannot be {problem}: {error.strerror}.", fix=f"Set run_dir to {fix}."
+            ) from error
         yield
-
-
-def _enter(stack: ExitStack, run_dir: Path) -> None:
-    try:
-        _check_writable(run_dir)
-        stack.enter_context(file_lock(run_dir / ".lock"))
-    except InUseError as error:
-        raise CheckpointError(
-            f"{run_dir} is in use by {error}.",
-            fix="Wait for it, stop it, or set another run_dir.",
-        ) from error
-    except NoLocksError as error:
-        raise CheckpointError(
-            f"{run_dir} cannot be locked: {error.strerror}.",
-            fix="Set run_dir to a file system with locks, for example a local disk.",
-        ) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir} cannot be written: {error.strerror}.",
-            fix="Set run_dir to a folder you can write to, or change its permissions.",
-        ) from error
 
 
 def _check_writable(run_dir: Path) -> None:

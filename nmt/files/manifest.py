@@ -48,11 +48,6 @@ class FileRecord:
     sha256: str
     """Hexadecimal."""
 
-    @classmethod
-    def of(cls, path: Path) -> FileRecord:
-        """Describe a file."""
-        return cls(path.stat().st_size, sha256_of_file(path))
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -66,7 +61,11 @@ class Manifest:
     @classmethod
     def of(cls, folder: Path, names: Iterable[str], step: int) -> Manifest:
         """Describe the files of ``folder``."""
-        records = {name: FileRecord.of(folder / name) for name in names}
+        paths = {name: folder / name for name in names}
+        records = {
+            name: FileRecord(path.stat().st_size, sha256_of_file(path))
+            for name, path in paths.items()
+        }
         return cls(FORMAT_VERSION, __version__, step, records)
 
     @classmethod
@@ -86,7 +85,7 @@ class Manifest:
                 raise ValueError("its content has changed")
             version = field(values, "format_version", kind=int)
             if version == FORMAT_VERSION:
-                return _parsed(values)
+                return cls._parsed(values)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{path} is missing.", fix="The folder is no complete checkpoint: use another."
@@ -101,6 +100,22 @@ class Manifest:
             fix=f"Use the release that wrote it: nmt {values.get('package_version', '?')}.",
         )
 
+    @classmethod
+    def _parsed(cls, values: Any) -> Manifest:
+        files = {}
+        for name in field(values, "files", kind=dict):
+            place = PurePosixPath(name)
+            if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
+                raise ValueError(f"files names {name!r}, which is not inside the folder")
+            size = field(values, "files", name, "size", kind=int)
+            sha256 = field(values, "files", name, "sha256", kind=str)
+            if size < 0 or len(sha256) != _SHA256_DIGITS:
+                raise ValueError(f"files.{name} has no possible size and sha256")
+            files[name] = FileRecord(size, sha256)
+        if (step := field(values, "step", kind=int)) < 0:
+            raise ValueError(f"step is {step}")
+        return cls(FORMAT_VERSION, field(values, "package_version", kind=str), step, files)
+
     def text(self) -> str:
         """Return the file's content."""
         values = asdict(self)
@@ -112,38 +127,20 @@ class Manifest:
         Raises:
             CheckpointError: Names the file, what was expected and what was found.
         """
-        fix = _OF_RUN if _OF_CHECKPOINTS in self.files else "Copy or export the folder again."
         for name in self.files if names is None else names:
-            expected = self.files.get(name)
-            path = folder / name
-            if expected is None or not path.is_file():
-                raise CheckpointError(f"{path} is missing.", fix=fix)
-            size = path.stat().st_size
-            if size != expected.size:
-                raise CheckpointError(
-                    f"{path} has {size:,} bytes, but {expected.size:,} were written.", fix=fix
-                )
-            if (found := sha256_of_file(path)) != expected.sha256:
-                raise CheckpointError(
-                    f"{path} has sha256 {found[:12]}..., but {expected.sha256[:12]}... was "
-                    "written: its content has changed.",
-                    fix=fix,
-                )
+            path, expected = folder / name, self.files.get(name)
+            if problem := _difference(path, expected):
+                of_run = _OF_CHECKPOINTS in self.files
+                fix = _OF_RUN if of_run else "Copy or export the folder again."
+                raise CheckpointError(f"{path} {problem}", fix=fix)
 
 
-def _parsed(values: Any) -> Manifest:
-    files = {}
-    for name in field(values, "files", kind=dict):
-        place = PurePosixPath(name)
-        if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
-            raise ValueError(f"files names {name!r}, which is not inside the folder")
-        size = field(values, "files", name, "size", kind=int)
-        sha256 = field(values, "files", name, "sha256", kind=str)
-        if size < 0 or len(sha256) != _SHA256_DIGITS:
-            raise ValueError(f"files.{name} has no possible size and sha256")
-        files[name] = FileRecord(size, sha256)
-    step = field(values, "step", kind=int)
-    if step < 0:
-        raise ValueError(f"step is {step}")
-    package_version = field(values, "package_version", kind=str)
-    return Manifest(FORMAT_VERSION, package_version, step, files)
+def _difference(path: Path, expected: FileRecord | None) -> str | None:
+    if expected is None or not path.is_file():
+        return "is missing."
+    if (size := path.stat().st_size) != expected.size:
+        return f"has {size:,} bytes, but {expected.size:,} were written."
+    if (found := sha256_of_file(path)) != expected.sha256:
+        was = expected.sha256[:12]
+        return f"has sha256 {found[:12]}..., but {was}... was written: its content has changed."
+    return None

@@ -22,12 +22,8 @@ def progress_bar(
     It is disabled where standard error is no terminal, and where `nmt` logs warnings only. Messages
     of the command line go through ``tqdm.write``, so that they do not tear it.
 
-    Args:
-        description: Stands before the bar.
-        unit: What is counted, for example ``lines``.
-        total: How many there will be, if known.
-        initial: How many there were before.
-        leave: Keep the bar on the screen at the end.
+    ``description`` stands before it, ``unit`` says what is counted, and of ``total`` there were
+    ``initial`` before. With ``leave`` it stays on the screen.
     """
     is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -18,9 +18,8 @@ from typing import IO, Any, Literal
 from nmt.errors import ConfigError, DataError
 from nmt.files.line_streams import (
     MAX_CHUNK_LINES,
+    LineDecoder,
     check_output,
-    decode_lines,
-    first_few,
     is_standard,
     open_input,
     open_output,
@@ -134,10 +133,10 @@ def read_table(stream: IO[bytes]) -> Iterator[Pairs]:
     Raises:
         DataError: A line that is not blank has another number of columns.
     """
-    number, warn = 0, first_few(logger.warning)
+    number, decoder = 0, LineDecoder()
     for chunk in read_chunks(stream):
         pairs = []
-        for line in decode_lines(chunk, number + 1, warn):
+        for line in decoder.decode(chunk, number + 1):
             number += 1
             cells = line.split("\t")
             if len(cells) != 2:
@@ -158,7 +157,7 @@ def read_pairs(source: IO[bytes], target: IO[bytes], names: tuple[str, str]) -> 
     Raises:
         DataError: One has more lines than the other, or is damaged.
     """
-    number, size, warn = 0, 0, first_few(logger.warning)
+    number, size, decoder = 0, 0, LineDecoder()
     chunk: list[tuple[bytes, bytes]] = []
     sides = [_lines(source, names[0]), _lines(target, names[1])]
     for left, right in zip_longest(*sides):
@@ -170,10 +169,10 @@ def read_pairs(source: IO[bytes], target: IO[bytes], names: tuple[str, str]) -> 
         chunk.append((left, right))
         size += len(left) + len(right)
         if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_BYTES:
-            yield _decode(chunk, number + 1, names, warn)
+            yield _decode(chunk, number + 1, names, decoder)
             number, size, chunk = number + len(chunk), 0, []
     if chunk:
-        yield _decode(chunk, number + 1, names, warn)
+        yield _decode(chunk, number + 1, names, decoder)
 
 
 def _lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
@@ -185,16 +184,10 @@ def _decode(
     chunk: list[tuple[bytes, bytes]],
     first_number: int,
     names: tuple[str, str],
-    warn: Callable[[str], None],
+    decoder: LineDecoder,
 ) -> Pairs:
-    sides = [
-        list(
-            decode_lines(
-                [pair[side] for pair in chunk],
-                first_number,
-                lambda text, name=names[side]: warn(f"{name}, {text}"),  # type: ignore[misc]
-            )
-        )
+    sides = (
+        decoder.decode([pair[side] for pair in chunk], first_number, f"{names[side]}, ")
         for side in (0, 1)
-    ]
+    )
     return list(zip(*sides, strict=True))

@@ -18,7 +18,6 @@ likely tokens are forbidden (``min_length_factor``, ``no_repeat_ngram_size``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +34,7 @@ from nmt.exchange.ctranslate2 import (
     import_ctranslate2,
     not_followed,
 )
+from nmt.files.json_file import field, read_json
 from nmt.runtime.engine import Engine, Request, Task
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis, Limits, length_penalty, limits_of, max_finished
@@ -95,7 +95,7 @@ class CTranslate2Engine(Engine):
             )
         place = "cuda" if has_gpu and device != "cpu" else "cpu"
         try:
-            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            record = read_json(folder / RECORD)
             self._dtype: str = record["quantization"]
             self._num_positions: int | None = record["num_positions"]
             self._threads = threads or own_cores()
@@ -264,7 +264,7 @@ class CTranslate2Engine(Engine):
 def _vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:
     shared = folder / "shared_vocabulary.json"
     path = shared if shared.is_file() else folder / f"{side}_vocabulary.json"
-    tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
+    tokens: list[str] = field(read_json(path), kind=list)
     return tokens
 
 

@@ -49,7 +49,7 @@ def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpo
     """
     found = None
     if processes.rank == 0:
-        found = newest_checkpoint(run_dir, strict=strict, warn=logger.warning)
+        found = newest_checkpoint(run_dir, strict=strict)
     found = processes.share(found)
     checkpoint = load_checkpoint(found) if found else None
     processes.wait()  # the first process tidies up next

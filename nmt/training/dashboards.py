@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.atomic import write_errors
+from nmt.files.json_file import parse_json
 from nmt.report.charts import (
     LIMIT,
     NUM_AVERAGES,
@@ -214,7 +214,7 @@ def _read(path: Path) -> str:
 def _parsed(lines: Iterable[str]) -> Iterable[_Line]:
     for line in lines:
         with suppress(ValueError):  # the last line of a killed process may be half a line
-            values = json.loads(line)
+            values = parse_json(line)
             if isinstance(values, dict):
                 yield values
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, Self
 from typing_extensions import override
 
 from nmt.files.atomic import write_bytes
+from nmt.files.json_file import parse_json
 from nmt.files.progress import progress_bar
 from nmt.metrics.metric import METRICS
 
@@ -217,7 +218,7 @@ def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
     kept = []
     for line in path.read_bytes().split(b"\n"):
         try:
-            values: dict[str, Any] = json.loads(line)
+            values: dict[str, Any] = parse_json(line)
             if values["step"] <= last_steps[values["kind"]]:
                 kept.append(line + b"\n")
         except (ValueError, KeyError, TypeError):

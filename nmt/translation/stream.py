@@ -17,8 +17,7 @@ from nmt.errors import DataError
 from nmt.files.line_streams import (
     MAX_CHUNK_LINES,
     MAX_NOTES,
-    decode_lines,
-    first_few,
+    LineDecoder,
     is_standard,
     open_input,
     open_output,
@@ -119,14 +118,12 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
     A line that has no translation gets ``{"error": ...}`` in JSON; text ends before it. Of many
     damaged lines the first few are logged.
     """
-    warn = first_few(logger.warning)
+    decoder = LineDecoder()
 
     def translate_lines(lines: Sequence[bytes], first_number: int) -> TranslationRun:
-        damaged: list[str] = []
-        texts = list(decode_lines(lines, first_number, damaged.append))
-        for message in damaged:
-            warn(message)
-        run = TranslationRun(num_damaged=len(damaged))
+        before = decoder.num_damaged
+        texts = decoder.decode(lines, first_number)
+        run = TranslationRun(num_damaged=decoder.num_damaged - before)
         output = bytearray()
         for request, result in _translate_all(translator, texts, first_number, style):
             if not isinstance(result, DataError):

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from nmt.errors import ConfigError, DataError
 from nmt.files import line_streams
 from nmt.files.line_streams import (
+    LineDecoder,
     check_output,
-    decode_lines,
     open_input,
     open_output,
     read_chunks,
@@ -97,36 +97,35 @@ class _Endless(io.RawIOBase):
         return bytes(size) if self._left or size else b""
 
 
-def test_a_line_without_an_end_is_cut_and_not_held() -> None:
+def test_a_line_without_an_end_is_cut_and_not_held(caplog: pytest.LogCaptureFixture) -> None:
     """Fault 45."""
-    notes: list[str] = []
     tracemalloc.start()
     chunks = list(read_chunks(_Endless(1 << 28), max_bytes=1 << 16))  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [len(line) for chunk in chunks for line in chunk] == [(1 << 16) + 1]
     assert peak < 1 << 21
-    (text,) = decode_lines(chunks[0], 7, notes.append, max_bytes=1 << 16)
+    (text,) = LineDecoder(1 << 16).decode(chunks[0], 7)
     assert len(text) == 1 << 16
-    assert notes == ["line 7 is longer than 65,536 bytes; the rest is cut off"]
+    assert caplog.messages == ["line 7 is longer than 65,536 bytes; the rest is cut off"]
 
 
 def test_a_cut_does_not_split_a_character_and_the_next_line_is_whole() -> None:
-    notes: list[str] = []
+    decoder = LineDecoder(5)
     data = "ä".encode() * 10 + b"\nnext\n"
     (chunk,) = read_chunks(io.BytesIO(data), max_bytes=5)
-    assert list(decode_lines(chunk, 1, notes.append, max_bytes=5)) == ["ää", "next"]
-    assert len(notes) == 1
+    assert decoder.decode(chunk, 1) == ["ää", "next"]
+    assert decoder.num_damaged == 1
 
 
-def test_bad_bytes_are_replaced_and_a_mark_goes_from_the_first_line_only() -> None:
+def test_bad_bytes_are_replaced_and_a_mark_goes_from_the_first_line_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Fault 45."""
-    notes: list[str] = []
     mark = b"\xef\xbb\xbf"
     (chunk,) = read_chunks(io.BytesIO(mark + b"a\n" + mark + b"b\nc\xff"))
-    lines = list(decode_lines(chunk, 1, notes.append))
-    assert lines == ["a", "\ufeffb", "c\ufffd"]
-    assert notes == ["line 3, byte 2: 0xff is not UTF-8; replaced by U+FFFD"]
+    assert LineDecoder().decode(chunk, 1) == ["a", "\ufeffb", "c\ufffd"]
+    assert caplog.messages == ["line 3, byte 2: 0xff is not UTF-8; replaced by U+FFFD"]
 
 
 @pytest.mark.parametrize(
