@@ -62,9 +62,7 @@ def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
         _ROOT.setLevel(logging.DEBUG)
     else:  # as the root has no handler, libraries report as they do without us
         _NMT.addHandler(_HANDLER)
-    _NMT.setLevel(
-        logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO,
-    )
+    _NMT.setLevel(logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO)
 
 
 def remove_logging() -> None:

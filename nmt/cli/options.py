@@ -11,11 +11,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from enum import StrEnum
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    get_args,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperCommand
@@ -99,48 +106,29 @@ def log_flags(ctx: typer.Context) -> list[str]:
     return ["-q"] * bool(flags.get("quiet")) + ["-v"] * flags.get("verbose", 0)
 
 
-class Format(StrEnum):
-    """How lines are read or written."""
-
-    text = "text"
-    json = "json"
+Format = Literal["text", "json"]
+"""How lines are read or written."""
 
 
-class Device(StrEnum):
-    """Where to compute."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+def of_model(**settings: Any) -> Any:
+    """Return an option whose default is in the model's configuration."""
+    return typer.Option(show_default="the model's", **settings)
 
 
-class EngineKind(StrEnum):
-    """What computes."""
+def flag(*names: str, default: Any = None, **settings: Any) -> Any:
+    """Return a field of an option group.
 
-    auto = "auto"
-    torch = "torch"
-    ctranslate2 = "ctranslate2"
-
-
-class MeanKind(StrEnum):
-    """How predictions are averaged."""
-
-    arithmetic = "arithmetic"
-    geometric = "geometric"
-
-
-class UtilityKind(StrEnum):
-    """What compares two translations."""
-
-    chrf = "chrf"
-    bleu = "bleu"
-
-
-class CandidateSource(StrEnum):
-    """Where candidates come from."""
-
-    samples = "samples"
-    beam = "beam"
+    Args:
+        names: Of the flag; as the field is called when none are given.
+        default: None, unless shown otherwise, for what the model's configuration says.
+        settings: Of `typer.Option`.
+    """
+    if default is None:
+        settings.setdefault("show_default", "the model's")
+    option = {"option": typer.Option(*names, **settings)}
+    if default is list:
+        return field(default_factory=list, metadata=option)
+    return field(default=default, metadata=option)
 
 
 Config = Annotated[
@@ -169,11 +157,7 @@ Model = Annotated[
 ]
 Checkpoint = Annotated[
     str,
-    typer.Option(
-        "--checkpoint",
-        metavar="NAME",
-        help="Checkpoint of a run folder: best, last, step-N or average.",
-    ),
+    typer.Option(metavar="NAME", help="Checkpoint of a run folder: best, last, step-N or average."),
 ]
 OutputFile = Annotated[
     Path | None,
@@ -223,39 +207,24 @@ class ModelOptions:
     title: ClassVar[str] = "Model"
 
     checkpoint: Checkpoint = "best"
-    device: Annotated[Device, typer.Option("--device", help="Device to compute on.")] = Device.auto
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", min=1, metavar="N", help="CPU threads.", show_default="all cores"
-        ),
-    ] = None
-    with_: Annotated[
-        list[Path],
-        typer.Option(
-            "--with",
-            metavar="MODEL2",
-            help="Another model with the same languages and vocabulary; the predictions of all "
-            "models are averaged (ensemble). Repeatable.",
-        ),
-    ] = field(default_factory=list)
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="W,W,...",
-            help="Weights of MODEL and of each --with, as in 2,1,1.",
-            show_default="equal",
-        ),
-    ] = None
-    ensemble_mean: Annotated[
-        MeanKind | None,
-        typer.Option(
-            "--ensemble-mean",
-            help="Average probabilities (arithmetic) or log probabilities (geometric).",
-            show_default=MeanKind.arithmetic.value,
-        ),
-    ] = None
+    device: Literal["auto", "cpu", "cuda"] = flag(default="auto", help="Device to compute on.")
+    threads: int | None = flag(min=1, metavar="N", help="CPU threads.", show_default="all cores")
+    with_: list[Path] = flag(
+        "--with",
+        default=list,
+        metavar="MODEL2",
+        help="Another model with the same languages and vocabulary; the predictions of all models "
+        "are averaged (ensemble). Repeatable.",
+    )
+    weights: str | None = flag(
+        metavar="W,W,...",
+        help="Weights of MODEL and of each --with, as in 2,1,1.",
+        show_default="equal",
+    )
+    ensemble_mean: Literal["arithmetic", "geometric"] | None = flag(
+        help="Average probabilities (arithmetic) or log probabilities (geometric).",
+        show_default="arithmetic",
+    )
 
     def ensemble(self) -> Ensemble | None:
         """Return the other models; None without them and without weights.
@@ -272,8 +241,8 @@ class ModelOptions:
             return None
         from nmt.runtime.ensemble import Ensemble, parse_weights
 
-        mean = self.ensemble_mean or MeanKind.arithmetic
-        ensemble = Ensemble(tuple(self.with_), parse_weights(self.weights), mean.value)
+        mean = self.ensemble_mean or "arithmetic"
+        ensemble = Ensemble(tuple(self.with_), parse_weights(self.weights), mean)
         ensemble.shares()  # before anything slow is loaded
         return ensemble
 
@@ -281,7 +250,7 @@ class ModelOptions:
         """Return the arguments by which a model is loaded."""
         return {
             "checkpoint": self.checkpoint,
-            "device": self.device.value,
+            "device": self.device,
             "threads": self.threads,
             "ensemble": self.ensemble(),
         }
@@ -293,28 +262,22 @@ class EngineOptions:
 
     title: ClassVar[str] = "Model"
 
-    engine: Annotated[
-        EngineKind,
-        typer.Option(
-            "--engine",
-            help="auto: CTranslate2 on a CPU if it is installed and has all that is asked for, "
-            "otherwise torch; -v says which and why.",
-        ),
-    ] = EngineKind.auto
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            metavar="TYPE",
-            parser=_dtype,
-            help="Type of the weights: auto (float32), float32, int8 (CTranslate2; fastest on "
-            "CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).",
-        ),
-    ] = "auto"
+    engine: Literal["auto", "torch", "ctranslate2"] = flag(
+        default="auto",
+        help="auto: CTranslate2 on a CPU if it is installed and has all that is asked for, "
+        "otherwise torch; -v says which and why.",
+    )
+    dtype: str = flag(
+        default="auto",
+        metavar="TYPE",
+        parser=_dtype,
+        help="Type of the weights: auto (float32), float32, int8 (CTranslate2; fastest on CPUs), "
+        "bfloat16 (hardware that computes in it), float16 (GPUs).",
+    )
 
     def loading(self) -> dict[str, Any]:
         """Return the arguments by which a model is loaded."""
-        return {"engine": self.engine.value, "dtype": self.dtype}
+        return {"engine": self.engine, "dtype": self.dtype}
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,64 +286,34 @@ class SearchOptions:
 
     title: ClassVar[str] = "Search"
 
-    beam_size: Annotated[
-        int | None,
-        typer.Option(
-            "--beam-size",
-            "-b",
-            min=1,
-            metavar="N",
-            help="Beam size; 1 is greedy search.",
-            show_default="the model's",
-        ),
-    ] = None
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--length-penalty",
-            min=0,
-            metavar="X",
-            help="Exponent of the length normalisation; higher favours longer translations.",
-            show_default="the model's",
-        ),
-    ] = None
-    shortlist: Annotated[
-        bool | None,
-        typer.Option(
-            "--shortlist/--no-shortlist",
-            help="Score only the target tokens that the source words were translated to in the "
-            "training data. Faster; a few translations differ.",
-            show_default="the model's",
-        ),
-    ] = None
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-tokens",
-            min=1,
-            metavar="N",
-            help="Source tokens of a batch; translations do not depend on it.",
-            show_default="the model's",
-        ),
-    ] = None
-    no_guard: Annotated[
-        bool,
-        typer.Option(
-            "--no-guard",
-            help="Do not retry translations that look degenerate (loops, odd length, low "
-            "coverage).",
-        ),
-    ] = False
-    set_: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            callback=_with_equals_sign,
-            help="Change one key of the model's configuration, for example decoding.patience=2. "
-            "Repeatable.",
-        ),
-    ] = field(default_factory=list)
+    beam_size: int | None = flag(
+        "--beam-size", "-b", min=1, metavar="N", help="Beam size; 1 is greedy search."
+    )
+    length_penalty: float | None = flag(
+        min=0,
+        metavar="X",
+        help="Exponent of the length normalisation; higher favours longer translations.",
+    )
+    shortlist: bool | None = flag(
+        "--shortlist/--no-shortlist",
+        help="Score only the target tokens that the source words were translated to in the "
+        "training data. Faster; a few translations differ.",
+    )
+    batch_tokens: int | None = flag(
+        min=1, metavar="N", help="Source tokens of a batch; translations do not depend on it."
+    )
+    no_guard: bool = flag(
+        default=False,
+        help="Do not retry translations that look degenerate (loops, odd length, low coverage).",
+    )
+    set_: list[str] = flag(
+        "--set",
+        default=list,
+        metavar="KEY=VALUE",
+        callback=_with_equals_sign,
+        help="Change one key of the model's configuration, for example decoding.patience=2. "
+        "Repeatable.",
+    )
 
     def decoding(self) -> dict[str, Any]:
         """Return the decoding options that were given."""
@@ -398,30 +331,15 @@ class MbrOptions:
 
     title: ClassVar[str] = "Minimum Bayes risk decoding"
 
-    mbr: Annotated[
-        UtilityKind | None,
-        typer.Option(
-            "--mbr", help="Minimum Bayes risk decoding with this utility.", show_default=False
-        ),
-    ] = None
-    mbr_candidates: Annotated[
-        int | None,
-        typer.Option(
-            "--mbr-candidates",
-            min=2,
-            metavar="N",
-            help="With --mbr: candidates per sentence.",
-            show_default="32",
-        ),
-    ] = None
-    mbr_from: Annotated[
-        CandidateSource | None,
-        typer.Option(
-            "--mbr-from",
-            help="With --mbr: take candidates from samples or from a beam.",
-            show_default=CandidateSource.samples.value,
-        ),
-    ] = None
+    mbr: Literal["chrf", "bleu"] | None = flag(
+        help="Minimum Bayes risk decoding with this utility.", show_default=False
+    )
+    mbr_candidates: int | None = flag(
+        min=2, metavar="N", help="With --mbr: candidates per sentence.", show_default="32"
+    )
+    mbr_from: Literal["samples", "beam"] | None = flag(
+        help="With --mbr: take candidates from samples or from a beam.", show_default="samples"
+    )
 
     def choice(self, beam_size: int | None) -> MbrChoice | None:
         """Return what the flags ask for; None without ``--mbr``.
@@ -436,8 +354,7 @@ class MbrOptions:
             return None
         from nmt.translation.mbr import MbrChoice
 
-        source = self.mbr_from or CandidateSource.samples
-        choice = MbrChoice(self.mbr.value, self.mbr_candidates or 32, source.value)
+        choice = MbrChoice(self.mbr, self.mbr_candidates or 32, self.mbr_from or "samples")
         if beam_size is not None:
             raise ConfigError(
                 f"--beam-size {beam_size} does not go with --mbr, which compares "
@@ -509,15 +426,15 @@ def _flags_of(group: Any) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each field of a group, shown in help under its title."""
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
-        assert get_origin(hints[each.name]) is Annotated
-        kind, option = get_args(hints[each.name])
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        kind, option = hints[each.name], each.metadata.get("option")
+        if option is None:
+            kind, option = get_args(kind)
         option = copy(option)
         option.rich_help_panel = group.title
-        yield _parameter(each.name, Annotated[kind, option], _default(each))
-
-
-def _default(each: Field[Any]) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+        if default is False and not option.param_decls:  # without --no-...
+            option.param_decls = (f"--{each.name.replace('_', '-')}",)
+        yield _parameter(each.name, Annotated[kind, option], default)
 
 
 def given(**flags: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Format, Model, ModelOptions, OutputFile, Set, file_name, given
+from nmt.cli.options import Format, Model, ModelOptions, OutputFile, Set, file_name, given, of_model
 
 EPILOG = """\b
 Examples:
@@ -44,24 +44,13 @@ def score(
     format_: Annotated[
         Format,
         typer.Option("--format", help="One number per line, or one JSON object with all tokens."),
-    ] = Format.text,
+    ] = "text",
     length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="X",
-            help="Exponent of the length normalisation.",
-            show_default="the model's",
-        ),
+        float | None, of_model(min=0, metavar="X", help="Exponent of the length normalisation.")
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Source tokens, and target tokens, of a batch.",
-            show_default="the model's",
-        ),
+        of_model(min=1, metavar="N", help="Source tokens, and target tokens, of a batch."),
     ] = None,
     set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
 ) -> None:
@@ -80,7 +69,7 @@ def score(
         source,
         target,
         output_file,
-        style=ScoreFormat(format_.value, plain_sum),
+        style=ScoreFormat(format_, plain_sum),
         overrides=set_,
         loading=options.loading(),
         **given(length_penalty=length_penalty, batch_tokens=batch_tokens),

@@ -35,8 +35,7 @@ def train(
         typer.Option(metavar="FOLDER", help="Run folder, instead of the configuration's."),
     ] = None,
     strict_resume: Annotated[
-        bool,
-        typer.Option("--strict-resume", help="Fail if the newest checkpoint is damaged."),
+        bool, typer.Option("--strict-resume", help="Fail if the newest checkpoint is damaged.")
     ] = False,
     exact: Annotated[
         bool,

@@ -17,6 +17,7 @@ from nmt.cli.options import (
     OutputFile,
     SearchOptions,
     file_or_standard,
+    flag,
     given,
 )
 
@@ -36,64 +37,40 @@ class InputOutput:
 
     title: ClassVar[str] = "Input and output"
 
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "-i",
-            "--input",
-            metavar="FILE",
-            parser=file_or_standard,
-            help="Text to translate, one sentence per line; may be compressed.",
-            show_default="standard input",
-        ),
-    ] = None
+    input_file: Path | None = flag(
+        "-i",
+        "--input",
+        metavar="FILE",
+        parser=file_or_standard,
+        help="Text to translate, one sentence per line; may be compressed.",
+        show_default="standard input",
+    )
     output_file: OutputFile = None
-    format_: Annotated[
-        Format, typer.Option("--format", help="Output plain text, or one JSON object per line.")
-    ] = Format.text
-    input_format: Annotated[
-        Format,
-        typer.Option(
-            "--input-format",
-            help='Input plain text, or JSON objects such as {"source": ..., "prefix": ..., '
-            '"required": [...], "forbidden": [...]}. Other fields pass through to JSON output, '
-            "except those that have the name of a field of the output.",
-        ),
-    ] = Format.text
-    n_best: Annotated[
-        int | None,
-        typer.Option(
-            "--n-best",
-            min=1,
-            metavar="N",
-            help="Translations per line; several are written as `number ||| text ||| score`.",
-            show_default="the model's",
-        ),
-    ] = None
-    alignments: Annotated[
-        bool,
-        typer.Option(
-            "--alignments", help="Add word alignments in Pharaoh format (`0-0 1-2`), by attention."
-        ),
-    ] = False
-    attention: Annotated[
-        bool,
-        typer.Option(
-            "--attention",
-            help="In JSON output: add the attention of each target word to each source word.",
-        ),
-    ] = False
-    token_scores: Annotated[
-        bool,
-        typer.Option(
-            "--token-scores",
-            help="In JSON output: add every token with its natural-log probability.",
-        ),
-    ] = False
-    stream: Annotated[
-        bool,
-        typer.Option("--stream", help="Translate every line before reading the next one."),
-    ] = False
+    format_: Format = flag(
+        "--format", default="text", help="Output plain text, or one JSON object per line."
+    )
+    input_format: Format = flag(
+        default="text",
+        help='Input plain text, or JSON objects such as {"source": ..., "prefix": ..., '
+        '"required": [...], "forbidden": [...]}. Other fields pass through to JSON output, '
+        "except those that have the name of a field of the output.",
+    )
+    n_best: int | None = flag(
+        min=1,
+        metavar="N",
+        help="Translations per line; several are written as `number ||| text ||| score`.",
+    )
+    alignments: bool = flag(
+        default=False, help="Add word alignments in Pharaoh format (`0-0 1-2`), by attention."
+    )
+    attention: bool = flag(
+        default=False,
+        help="In JSON output: add the attention of each target word to each source word.",
+    )
+    token_scores: bool = flag(
+        default=False, help="In JSON output: add every token with its natural-log probability."
+    )
+    stream: bool = flag(default=False, help="Translate every line before reading the next one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,53 +79,23 @@ class SamplingOptions:
 
     title: ClassVar[str] = "Sampling"
 
-    sample: Annotated[
-        bool,
-        typer.Option(
-            "--sample",
-            help="Sample from the model's distribution instead of searching; --n-best is the "
-            "number of samples.",
-        ),
-    ] = False
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature",
-            metavar="X",
-            help="With --sample: softmax temperature; below 1 sharpens the distribution.",
-            show_default="the model's",
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            "--top-p",
-            metavar="P",
-            help="With --sample: nucleus sampling, from the smallest set of tokens with this "
-            "cumulative probability.",
-            show_default="the model's",
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            min=0,
-            metavar="K",
-            help="With --sample: sample from the K most probable tokens; 0 for all.",
-            show_default="the model's",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            min=0,
-            metavar="N",
-            help="With --sample: random seed.",
-            show_default="the model's",
-        ),
-    ] = None
+    sample: bool = flag(
+        default=False,
+        help="Sample from the model's distribution instead of searching; --n-best is the number "
+        "of samples.",
+    )
+    temperature: float | None = flag(
+        metavar="X", help="With --sample: softmax temperature; below 1 sharpens the distribution."
+    )
+    top_p: float | None = flag(
+        metavar="P",
+        help="With --sample: nucleus sampling, from the smallest set of tokens with this "
+        "cumulative probability.",
+    )
+    top_k: int | None = flag(
+        min=0, metavar="K", help="With --sample: sample from the K most probable tokens; 0 for all."
+    )
+    seed: int | None = flag(min=0, metavar="N", help="With --sample: random seed.")
 
 
 def translate(
@@ -176,10 +123,10 @@ def translate(
     from nmt.translation.requests import LineFormat
 
     style = LineFormat(
-        files.format_.value,
+        files.format_,
         files.n_best or 1,
         files.alignments,
-        reads_json=files.input_format is Format.json,
+        reads_json=files.input_format == "json",
         attention=files.attention,
         token_scores=files.token_scores,
     )

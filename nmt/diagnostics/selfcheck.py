@@ -6,11 +6,11 @@ import io
 import os
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, TypeAlias
 
 _PATIENCE_SECONDS = 60
 
@@ -65,68 +65,68 @@ class Promise:
     """How it was broken; empty if it was kept."""
 
 
-class Filter(Protocol):
-    """Translates a stream of lines."""
-
-    def __call__(
-        self, source: IO[bytes], output: IO[bytes], lines_at_once: int, **changes: Any
-    ) -> None:
-        """Write a line for each line of ``source``; ``changes`` are decoding options."""
-        ...
+Filter: TypeAlias = Callable[..., None]
+"""Translates a stream of lines: called with source, output and lines at once, and with decoding
+options that differ."""
 
 
 def check_promises(run: Filter) -> list[Promise]:
     """Check the promises of `nmt translate` on `ADVERSARIAL_LINES`."""
-    whole = b"\n".join(ADVERSARIAL_LINES)
-    lines = _run(run, whole).split(b"\n")
-    return [Promise(text, problem) for text, problem in _checks(run, whole, lines)]
+    return [Promise(text, problem) for text, problem in _checks(run)]
 
 
-def _checks(run: Filter, whole: bytes, lines: list[bytes]) -> Iterator[tuple[str, str]]:
+def _checks(run: Filter) -> Iterator[tuple[str, str]]:
     count = len(ADVERSARIAL_LINES)
+    lines = _translate(run)
     found = len(lines) - 1
     yield "as many lines out as in", "" if found == count else f"{found} lines for {count}"
-    texts = [_as_text(line) for line in lines[:-1]]
-    bad = [i + 1 for i, text in enumerate(texts) if text is None or "\r" in text]
+    bad = [i for i, line in enumerate(lines[:-1]) if b"\r" in line or not _is_utf_8(line)]
     yield "every line out is UTF-8 and one line", _named(bad)
-    blank = [i for i, line in enumerate(ADVERSARIAL_LINES) if not _as_text(line, "?").strip()]
-    wrong = [i + 1 for i in blank if i < found and lines[i]]
-    yield "blank to blank", _named(wrong)
-    same = [i for i, line in enumerate(ADVERSARIAL_LINES) if line == ADVERSARIAL_LINES[0]]
-    are_equal = len({lines[i] for i in same if i < found}) <= 1
-    yield "the same line, the same translation", "" if are_equal else _named([i + 1 for i in same])
+    pairs = list(enumerate(zip(ADVERSARIAL_LINES, lines[:-1], strict=False)))
+    blank = [i for i, (line, out) in pairs if out and not line.decode("utf-8", "replace").strip()]
+    yield "blank to blank", _named(blank)
+    same = {i: out for i, (line, out) in pairs if line == ADVERSARIAL_LINES[0]}
+    is_one = len(set(same.values())) <= 1
+    yield "the same line, the same translation", "" if is_one else _named(list(same))
     for size in (1, 7):
-        other = _run(run, whole, lines_at_once=size).split(b"\n")
+        other = _translate(run, lines_at_once=size)
         yield f"the same text {size} at a time", _difference(other, lines)
-    other = _run(run, whole, batch_tokens=1).split(b"\n")
+    other = _translate(run, batch_tokens=1)
     yield "the same text whatever shares a batch", _difference(other, lines)
-    yield "nothing in, nothing out", _run(run, b"").decode("utf-8", "replace")
+    yield "nothing in, nothing out", b"\n".join(_translate(run, b"")).decode("utf-8", "replace")
     yield "an answer before the next line comes", _converse(run)
 
 
-def _named(numbers: list[int]) -> str:
+def _named(rows: list[int]) -> str:
     """Name the lines that break a promise; nothing if none does."""
-    return f"line {', '.join(map(str, numbers))}" if numbers else ""
+    return f"line {', '.join(str(row + 1) for row in rows)}" if rows else ""
 
 
-def _as_text(line: bytes, instead: str | None = None) -> Any:
+def _is_utf_8(line: bytes) -> bool:
     try:
-        return line.decode("utf-8")
+        line.decode("utf-8")
     except UnicodeDecodeError:
-        return instead
+        return False
+    return True
 
 
 def _difference(found: list[bytes], expected: list[bytes]) -> str:
     if len(found) != len(expected):
         return f"{len(found) - 1} lines for {len(expected) - 1}"
     pairs = zip(found, expected, strict=True)
-    return _named([i + 1 for i, pair in enumerate(pairs) if len({*pair}) > 1])
+    return _named([row for row, (one, other) in enumerate(pairs) if one != other])
 
 
-def _run(run: Filter, text: bytes, lines_at_once: int = 1000, **changes: Any) -> bytes:
+def _translate(
+    run: Filter,
+    text: bytes = b"\n".join(ADVERSARIAL_LINES),
+    lines_at_once: int = 1000,
+    **changes: Any,
+) -> list[bytes]:
+    """Return what goes out, split on LF: the last one is what follows the last LF."""
     output = io.BytesIO()
     run(io.BytesIO(text), output, lines_at_once, **changes)
-    return output.getvalue()
+    return output.getvalue().split(b"\n")
 
 
 def _converse(run: Filter) -> str:

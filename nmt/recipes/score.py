@@ -1,13 +1,11 @@
 """``nmt score``: a model and pairs of lines -> a score for each pair, line by line.
 
-The filter's contract: N pairs in, N lines out, in order, written as soon as they are ready. Input
-is read as bytes and split on LF only.
+N pairs in, N lines out, in order, written as soon as they are ready. Input is split on LF only.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,11 +27,9 @@ from nmt.files.progress import progress_bar
 from nmt.recipes.translate import decoding_changes
 from nmt.translation.scorer import PairScore, Scorer
 
-logger = logging.getLogger(__name__)
-
 Pairs = list[tuple[str, str]]
 
-_MOST_BYTES = 1 << 22
+_MOST_CHARACTERS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,37 +153,25 @@ def read_pairs(source: IO[bytes], target: IO[bytes], names: tuple[str, str]) -> 
     Raises:
         DataError: One has more lines than the other, or is damaged.
     """
-    number, size, decoder = 0, 0, LineDecoder()
-    chunk: list[tuple[bytes, bytes]] = []
-    sides = [_lines(source, names[0]), _lines(target, names[1])]
-    for left, right in zip_longest(*sides):
+    decoder = LineDecoder()
+    sides = _read_texts(source, names[0], decoder), _read_texts(target, names[1], decoder)
+    size, chunk = 0, []
+    for number, (left, right) in enumerate(zip_longest(*sides)):
         if left is None or right is None:
-            rest = 1 + sum(1 for _ in (sides[0] if right is None else sides[1]))
-            done = number + len(chunk)
-            counts = (done + (rest if right is None else 0), done + (rest if left is None else 0))
+            longer = number + 1 + sum(1 for _ in sides[left is None])
+            counts = (number, longer) if left is None else (longer, number)
             raise DataError.not_parallel(*names, counts)
         chunk.append((left, right))
         size += len(left) + len(right)
-        if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_BYTES:
-            yield _decode(chunk, number + 1, names, decoder)
-            number, size, chunk = number + len(chunk), 0, []
+        if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_CHARACTERS:
+            yield chunk
+            size, chunk = 0, []
     if chunk:
-        yield _decode(chunk, number + 1, names, decoder)
+        yield chunk
 
 
-def _lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def _read_texts(stream: IO[bytes], name: str, decoder: LineDecoder) -> Iterator[str]:
+    number = 1
     for chunk in read_chunks(stream, name=name):
-        yield from chunk
-
-
-def _decode(
-    chunk: list[tuple[bytes, bytes]],
-    first_number: int,
-    names: tuple[str, str],
-    decoder: LineDecoder,
-) -> Pairs:
-    sides = (
-        decoder.decode([pair[side] for pair in chunk], first_number, f"{names[side]}, ")
-        for side in (0, 1)
-    )
-    return list(zip(*sides, strict=True))
+        yield from decoder.decode(chunk, number, f"{name}, ")
+        number += len(chunk)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import load_config, refuse_idle
 from nmt.diagnostics.selfcheck import Promise, check_promises
 from nmt.engine import is_one_of_torchrun
@@ -69,13 +68,9 @@ def translate(
     """
     check_output(output, source, Path(model))
     with _joined_team() as team:
-        if team is None:
+        with team.loading() if team else nullcontext():
             translator = _load(Path(model), mbr, overrides, loading, decoding)
-            run = translate_files
-        else:
-            with team.loading():
-                translator = _load(Path(model), mbr, overrides, loading, decoding)
-            run = team.translate_files
+        run = team.translate_files if team else translate_files
         style = replace(style or LineFormat(), n_best=translator.options.n_best)
         return run(line_translator(translator, style), source, output, lines_at_once=lines_at_once)
 
@@ -129,7 +124,13 @@ def _load(
         language = load_config(model / "config.yaml").target_language
         translator = translator.with_mbr(mbr.build(language))
     translator = translator.with_options(**decoding_changes(model, overrides, decoding))
-    _check_beam(translator.options, decoding.get("beam_size"))
+    options, beam_size = translator.options, decoding.get("beam_size")
+    if (options.sampling or options.return_alternatives) and beam_size not in (None, 1):
+        shown = "--sample" if options.sampling else "decoding.return_alternatives"
+        raise ConfigError(
+            f"--beam-size {beam_size} does not go with {shown}, which has no beam.",
+            fix="Leave one of them out; --n-best sets the number of translations of a line.",
+        )
     return translator
 
 
@@ -154,18 +155,3 @@ def decoding_changes(
     config = load_config(model / "config.yaml", both)
     refuse_idle(overrides, ("decoding",))
     return config.decoding.model_dump()
-
-
-def _check_beam(options: DecodingConfig, beam_size: int | None) -> None:
-    """Refuse a beam size with a way of decoding that has no beam.
-
-    Raises:
-        ConfigError: It was asked for.
-    """
-    way = "sampling" if options.sampling else "return_alternatives"
-    if getattr(options, way) and beam_size not in (None, 1):
-        shown = "--sample" if options.sampling else f"decoding.{way}"
-        raise ConfigError(
-            f"--beam-size {beam_size} does not go with {shown}, which has no beam.",
-            fix="Leave one of them out; --n-best sets the number of translations of a line.",
-        )

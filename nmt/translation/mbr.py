@@ -107,10 +107,7 @@ class Mbr:
         return change_options(options, changes)
 
     def choose(
-        self,
-        candidates: Sequence[Hypothesis],
-        text_of: Callable[[Sequence[int]], str],
-        count: int,
+        self, candidates: Sequence[Hypothesis], text_of: Callable[[Sequence[int]], str], count: int
     ) -> list[Hypothesis]:
         """Return the best ``count`` of different texts; the score of each stays the model's.
 

@@ -106,11 +106,7 @@ class Scorer:
     ) -> Scorer:
         """Load a run or model folder. See `nmt.translation.translator.Translator.load`."""
         loaded = load_models(
-            Path(folder),
-            device=device,
-            checkpoint=checkpoint,
-            threads=threads,
-            ensemble=ensemble,
+            Path(folder), device=device, checkpoint=checkpoint, threads=threads, ensemble=ensemble
         )
         return cls(loaded)
 
@@ -131,8 +127,13 @@ class Scorer:
         """
         texts = list(pairs)
         tokenizers: Tokenizers = self._loaded.tokenizers
-        sources = _encode(tokenizers.source, [x for x, _ in texts], self._longest_source)
-        targets = _encode(tokenizers.target, [x for _, x in texts], self._longest_target)
+        sources, targets = (
+            _encode(tokenizer, [pair[side] for pair in texts], longest, name)
+            for side, name, tokenizer, longest in (
+                (0, "source", tokenizers.source, self._longest_source),
+                (1, "target", tokenizers.target, self._longest_target),
+            )
+        )
         usable = {
             row: (source, target)
             for row, (source, target) in enumerate(zip(sources, targets, strict=True))
@@ -143,13 +144,17 @@ class Scorer:
         for row, (source, target) in enumerate(texts):
             if row in found:
                 results.append(self._result(source, target, usable[row][1], found[row]))
-                continue
-            is_blank = sources[row] == [] and targets[row] == []
-            if sources[row] is None or targets[row] is None:
-                self._warn(source, target, is_source=sources[row] is None)
-            value = 0.0 if is_blank else -math.inf
-            results.append(PairScore(source, target, value, value))
+            else:
+                value = 0.0 if sources[row] == [] == targets[row] else -math.inf
+                results.append(PairScore(source, target, value, value))
         return results
+
+    def _result(
+        self, source: str, target: str, ids: Sequence[int], log_probs: Sequence[float]
+    ) -> PairScore:
+        total = math.fsum(log_probs)
+        score = total / length_penalty(self.options)(len(log_probs))
+        return PairScore(source, target, total, score, score_tokens(self._pieces, ids, log_probs))
 
     def score_ids(self, pairs: Sequence[IdPair]) -> list[list[float]]:
         """Return the log probability of every target id, and of EOS, for each pair.
@@ -182,27 +187,6 @@ class Scorer:
         for rows in plan_batches(*lengths, max_tokens=budget, noise=0, seed=0, epoch=0):
             yield rows.tolist()
 
-    def _result(
-        self, source: str, target: str, ids: Sequence[int], log_probs: Sequence[float]
-    ) -> PairScore:
-        total = math.fsum(log_probs)
-        score = total / length_penalty(self.options)(len(log_probs))
-        return PairScore(source, target, total, score, score_tokens(self._pieces, ids, log_probs))
-
-    def _warn(self, source: str, target: str, *, is_source: bool) -> None:
-        side, text, most = (
-            ("source", source, self._longest_source)
-            if is_source
-            else ("target", target, self._longest_target)
-        )
-        logger.warning(
-            "%s line of %s characters has no score: the model reads %d %s subwords at once",
-            side,
-            f"{len(text):,}",
-            most,
-            side,
-        )
-
 
 def _longest_target(
     longest_source: int, options: DecodingConfig, models: Sequence[Transformer]
@@ -214,12 +198,22 @@ def _longest_target(
     return min((max(longest, longest_source), *limits))
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[list[int] | None]:
-    """Ids of every text; None for one that has too many, [] for a blank one."""
+def _encode(
+    tokenizer: Tokenizer, texts: Sequence[str], longest: int, side: str
+) -> list[list[int] | None]:
+    """Ids of every text; [] for a blank one, None and a warning for one that has too many."""
     short = [row for row, text in enumerate(texts) if not is_far_too_long(text, longest)]
-    found: list[list[int] | None] = [None] * len(texts)
-    encoded = tokenizer.encode_batch([texts[row] for row in short])
-    for row, ids in zip(short, encoded, strict=True):
-        if len(ids) <= longest:
-            found[row] = ids
+    encoded = dict(zip(short, tokenizer.encode_batch([texts[row] for row in short]), strict=True))
+    found: list[list[int] | None] = []
+    for row, text in enumerate(texts):
+        ids = encoded.get(row)
+        found.append(ids if ids is not None and len(ids) <= longest else None)
+        if found[-1] is None:
+            logger.warning(
+                "%s line of %s characters has no score: the model reads %d %s subwords at once",
+                side,
+                f"{len(text):,}",
+                longest,
+                side,
+            )
     return found

@@ -305,10 +305,7 @@ class Translator:
         return detailed
 
     def _read_outputs(
-        self,
-        read: Callable[[_Ids, _Ids], Sequence[_Value]],
-        segments: Sequence[Segment],
-        ids: _Ids,
+        self, read: Callable[[_Ids, _Ids], Sequence[_Value]], segments: Sequence[Segment], ids: _Ids
     ) -> list[_Value]:
         """Return what the engine's ``read`` says of the source and target ids of each segment."""
         found: dict[int, _Value] = {}

@@ -94,7 +94,7 @@ def test_files_are_scored_as_the_table_is(
     assert scored(runs[0], *files) == expected
     assert scored(runs[0], *files, "-o", output) == []
     assert gzip.decompress(output.read_bytes()).decode().split("\n")[:-1] == expected
-    monkeypatch.setattr(score_module, "_MOST_BYTES", 100)
+    monkeypatch.setattr(score_module, "_MOST_CHARACTERS", 100)
     numbers = [float(line) for line in scored(runs[0], *files)]
     assert numbers == pytest.approx([float(line) for line in expected], abs=1e-5)
     lines = scored(runs[0], "--source", "-", "--target", target, text="\n".join(SOURCE))

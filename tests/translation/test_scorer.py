@@ -154,8 +154,8 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
     notes = caplog.messages
     assert [note.split(" of ")[0] for note in notes] == [
         "source line",
-        "target line",
         "source line",
+        "target line",
     ]
     assert "reads 8 source subwords" in notes[0]
     assert "reads 12 target subwords" in notes[1]
