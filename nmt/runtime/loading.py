@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,14 +19,13 @@ from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2 import is_installed, not_expressed, num_positions
 from nmt.files.manifest import Manifest
 from nmt.runtime.conversion_cache import NoCacheError, converted_model
+from nmt.runtime.ctranslate2_engine import CTranslate2Engine, lacking
 from nmt.runtime.engine import (
     Dtype,
     Engine,
     LoadedEngine,
     Request,
-    Task,
     is_ctranslate2,
-    parse_dtype,
 )
 from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.shortlist_file import ShortlistFile
@@ -59,28 +58,18 @@ class EngineOptions:
     """Models that translate together with the first."""
 
 
+_DEFAULTS = EngineOptions()
+
+
 def load_engine(
-    folder: Path,
-    *,
-    engine: EngineChoice = "auto",
-    device: DeviceName = "auto",
-    checkpoint: str = "best",
-    threads: int | None = None,
-    ensemble: Ensemble | None = None,
-    dtype: str = "auto",
-    request: Request | None = None,
+    folder: Path, options: EngineOptions = _DEFAULTS, request: Request | None = None
 ) -> LoadedEngine:
-    """Load what a folder is for. See `nmt.translation.translator.Translator.load`.
+    """Load what a folder is for.
 
     Args:
         folder: Run or model folder.
-        engine: ``auto`` is CTranslate2 on a CPU for requests that it can do, torch for all others.
-        device: Where to compute.
-        checkpoint: Of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
-        threads: CPU threads; the engine's choice when None.
-        ensemble: Models that translate together with the first.
-        dtype: ``auto`` is float32, or what an exported model has.
-        request: What will be asked first: it is prepared for now. The folder's own decoding
+        options: Which engine, and where.
+        request: What will be asked first: its engine is loaded now. By the folder's own decoding
             options when None.
 
     Raises:
@@ -88,22 +77,18 @@ def load_engine(
         CheckpointError: A part is missing or damaged, or the models do not go together.
     """
     for name, value, allowed in (
-        ("engine", engine, get_args(EngineChoice)),
-        ("device", device, get_args(DeviceName)),
+        ("engine", options.engine, get_args(EngineChoice)),
+        ("device", options.device, get_args(DeviceName)),
     ):
         if value not in allowed:
             raise ConfigError(f"{name} is {value!r}.", fix=f"It is one of {', '.join(allowed)}.")
-    if threads is not None and threads < 1:
-        raise ConfigError(f"threads is {threads}.", fix="Leave it out, or give 1 or more.")
-    options = EngineOptions(
-        engine=engine, device=device, dtype=parse_dtype(dtype), checkpoint=checkpoint,
-        threads=threads, ensemble=ensemble,
-    )  # fmt: skip
+    if options.threads is not None and options.threads < 1:
+        raise ConfigError(f"threads is {options.threads}.", fix="Leave it out, or give 1 or more.")
     with readable():
         if is_ctranslate2(folder):
             return _load_export(folder, options)
-        reasons = [] if engine == "torch" else list(_against_ctranslate2(options))
-        if engine == "torch" or (reasons and engine == "auto"):
+        reasons = [] if options.engine == "torch" else list(_against_ctranslate2(options))
+        if options.engine == "torch" or (reasons and options.engine == "auto"):
             return _load_torch(folder, options, reasons)
         _refuse(reasons)
         return _load_run(folder, options, request)
@@ -126,8 +111,6 @@ def _load_export(folder: Path, options: EngineOptions) -> LoadedEngine:
             "%s holds one model: --checkpoint %s changes nothing there.", folder, options.checkpoint
         )
     Manifest.read(folder).verify(folder)
-    from nmt.runtime.ctranslate2_engine import CTranslate2Engine  # noqa: PLC0415
-
     engine = CTranslate2Engine(folder, device=options.device, threads=options.threads)
     if options.dtype not in (None, engine.dtype):
         raise ConfigError(
@@ -139,7 +122,7 @@ def _load_export(folder: Path, options: EngineOptions) -> LoadedEngine:
     return LoadedEngine(engine, load_folder_config(folder), tokenizers, shortlist)
 
 
-def _against_ctranslate2(options: EngineOptions) -> Generator[str, None, None]:
+def _against_ctranslate2(options: EngineOptions) -> Iterator[str]:
     """Yield why CTranslate2 cannot run a model of ours, or is not meant to."""
     if not is_installed():
         yield "it is not installed (pip install 'nmt[ctranslate2]')"
@@ -200,7 +183,7 @@ def _load_run(folder: Path, options: EngineOptions, request: Request | None) -> 
 
 
 class RunEngine(Engine):
-    """CTranslate2 for requests that it can do, torch for all others; each loaded when needed.
+    """Stands for CTranslate2 and torch; `serving` loads the one that a request needs.
 
     Args:
         folder: The run or model folder.
@@ -213,28 +196,21 @@ class RunEngine(Engine):
         self.shortlist = ShortlistFile(folder, files.tokenizers.vocab_sizes)
         self._loaded: dict[str, Engine] = {}
         self._lock = threading.Lock()
-        self._current: Engine | None = None
-
-    @property
-    @override
-    def name(self) -> str:
-        """Of the engine that did the last request."""
-        return self._serving_last.name
-
-    @property
-    @override
-    def dtype(self) -> str:
-        return self._serving_last.dtype
-
-    @property
-    def _serving_last(self) -> Engine:
-        return self._current or self.serving(Request(self._files.config.decoding))
 
     @override
     def serving(self, request: Request) -> Engine:
         with self._lock:
-            self._current = self._find(request)
-            return self._current
+            return self._find(request)
+
+    @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        engine = self.serving(Request(options, constraints is not None))
+        return engine.search(sources, options, constraints)
 
     def _find(self, request: Request) -> Engine:
         reasons = list(self._lacking(request))
@@ -254,10 +230,8 @@ class RunEngine(Engine):
             _refuse(reasons)
         return self._once("torch", lambda: _load_torch(self._folder, self._options, reasons).engine)
 
-    def _lacking(self, request: Request) -> Generator[str, None, None]:
+    def _lacking(self, request: Request) -> Iterator[str]:
         """Yield what CTranslate2 does not have of a request."""
-        from nmt.runtime.ctranslate2_engine import lacking  # noqa: PLC0415
-
         if names := lacking(request):
             yield f"it does not have {', '.join(names)}"
         config = self._files.config
@@ -267,53 +241,13 @@ class RunEngine(Engine):
             yield f"it is converted for outputs of {known:,} tokens, not of {most:,}"
 
     def _load_ctranslate2(self, shortlist: ShortlistFile | None) -> Engine:
-        from nmt.runtime.ctranslate2_engine import CTranslate2Engine  # noqa: PLC0415
-
         options, dtype = self._options, self._options.dtype or "float32"
         folder = converted_model(self._folder, self._files, dtype, shortlist)
-        return CTranslate2Engine(
-            folder, device="cpu" if options.engine == "auto" else options.device,
-            threads=options.threads,
-        )  # fmt: skip
+        device = "cpu" if options.engine == "auto" else options.device
+        return CTranslate2Engine(folder, device=device, threads=options.threads)
 
     def _once(self, name: str, load: Callable[[], Engine]) -> Engine:
         if name not in self._loaded:
             self._loaded[name] = load()
-        engine = self._loaded[name]
-        logger.debug("engine: %s, %s", name, engine.dtype)
-        return engine
-
-    @property
-    @override
-    def num_workers(self) -> int:
-        return self._serving_last.num_workers
-
-    @override
-    def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        options: DecodingConfig,
-        constraints: Sequence[Constraints] | None = None,
-    ) -> list[list[Hypothesis]]:
-        engine = self.serving(Request(options, constraints is not None))
-        return engine.search(sources, options, constraints)
-
-    @override
-    def search_all(
-        self, tasks: Sequence[Task], options: DecodingConfig
-    ) -> Generator[list[list[Hypothesis]], None, None]:
-        constrained = any(task.constraints is not None for task in tasks)
-        return self.serving(Request(options, constrained)).search_all(tasks, options)
-
-    @override
-    def attention(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[list[float]]]:
-        request = Request(DecodingConfig(), outputs=frozenset({"attention"}))
-        return self.serving(request).attention(sources, targets)
-
-    @override
-    def token_log_probs(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        return self._serving_last.token_log_probs(sources, targets)
+            logger.debug("engine: %s, %s", name, self._loaded[name].dtype)
+        return self._loaded[name]

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import find_problems
 from nmt.errors import ConfigError
-from nmt.runtime.engine import Engine, Request
+from nmt.runtime.engine import Engine, Request, parse_dtype
 from nmt.runtime.ensemble import Ensemble
-from nmt.runtime.loading import EngineChoice, load_engine
+from nmt.runtime.loading import EngineChoice, EngineOptions, load_engine
 from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
@@ -116,15 +116,11 @@ class Translator:
             CheckpointError: A part is missing or damaged, or the models do not go together.
         """
         folder = Path(folder)
-        loaded = load_engine(
-            folder,
-            engine=engine,
-            device=device,
-            checkpoint=checkpoint,
-            threads=threads,
-            ensemble=ensemble,
-            dtype=dtype,
-        )
+        options = EngineOptions(
+            engine=engine, device=device, dtype=parse_dtype(dtype), checkpoint=checkpoint,
+            threads=threads, ensemble=ensemble,
+        )  # fmt: skip
+        loaded = load_engine(folder, options)
         config, guardian = loaded.config, None
         if guard:
             guardian = Guard(

@@ -21,9 +21,9 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import CTranslate2Target
 from nmt.runtime import conversion_cache, loading
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
-from nmt.runtime.engine import Request, parse_dtype
+from nmt.runtime.engine import LoadedEngine, Request, parse_dtype
 from nmt.runtime.ensemble import Ensemble
-from nmt.runtime.loading import load_engine
+from nmt.runtime.loading import EngineOptions
 from nmt.translation.guard import GuardThresholds
 from nmt.translation.translator import Translator
 from tests.runtime.exported import (
@@ -35,6 +35,12 @@ from tests.runtime.exported import (
     write_shortlist,
 )
 from tests.translation.conftest import sentences
+
+
+def load_engine(folder: Path, request: Request | None = None, **options: Any) -> LoadedEngine:
+    options["dtype"] = parse_dtype(options.get("dtype", "auto"))
+    return loading.load_engine(folder, EngineOptions(**options), request)
+
 
 LINES = sentences(12, seed=8)
 
@@ -133,7 +139,7 @@ def test_without_ctranslate2_torch_translates(
 
 def test_names_are_checked(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine is 'onnx'.\n.*auto, torch, ctranslate2"):
-        load_engine(run_dir, engine="onnx")  # type: ignore[arg-type]
+        load_engine(run_dir, engine="onnx")
     with pytest.raises(ConfigError, match=r"dtype is 'int4'.\n.*auto, float32, float16"):
         parse_dtype("int4")
     assert parse_dtype("fp16") == "float16"
