@@ -32,7 +32,7 @@ from nmt.cli.logs import configure_logging
 from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from nmt.runtime.ensemble import Ensemble
+    from nmt.runtime.engine import Ensemble
     from nmt.translation.mbr import MbrChoice
 
 _LOG_FLAGS = "nmt.log_flags"
@@ -239,7 +239,7 @@ class ModelOptions:
             )
         if not self.with_ and self.weights is None:
             return None
-        from nmt.runtime.ensemble import Ensemble, parse_weights
+        from nmt.runtime.engine import Ensemble, parse_weights
 
         mean = self.ensemble_mean or "arithmetic"
         ensemble = Ensemble(tuple(self.with_), parse_weights(self.weights), mean)

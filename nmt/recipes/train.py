@@ -25,7 +25,7 @@ from nmt.engine.distributed import Processes, join
 from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare
-from nmt.runtime.make_shortlist import make_shortlist
+from nmt.runtime.shortlist_file import make_shortlist
 from nmt.training.checkpoints import (
     CheckpointSaver,
     average_at_end,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.runtime.ensemble import Mean
+from nmt.runtime.engine import Mean
 from nmt.search.loop import Stepper
 
 

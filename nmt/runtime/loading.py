@@ -23,11 +23,11 @@ from nmt.runtime.ctranslate2_engine import CTranslate2Engine, lacking
 from nmt.runtime.engine import (
     Dtype,
     Engine,
+    Ensemble,
     LoadedEngine,
     Request,
     is_ctranslate2,
 )
-from nmt.runtime.ensemble import Ensemble
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis, limits_of

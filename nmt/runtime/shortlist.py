@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from nmt.runtime.shortlist_file import ShortlistFile
@@ -115,8 +114,3 @@ class Shortlist:
         allowed = marks.index_select(1, tokens)
         choice = torch.zeros(allowed.shape, device=source.device)
         return BatchVocabulary(tokens, choice.masked_fill_(~allowed, -torch.inf).unsqueeze(1))
-
-
-def shortlist_bytes(common: Tensor, candidates: Tensor) -> bytes:
-    """Return the contents of a file. Arguments as of `Shortlist`."""
-    return save({"common": common, "candidates": candidates})

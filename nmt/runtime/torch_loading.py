@@ -14,8 +14,7 @@ from nmt.config.run import RunConfig
 from nmt.engine.device import choose_device, prepare_process
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
-from nmt.runtime.engine import Dtype, LoadedEngine, is_ctranslate2
-from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.engine import Dtype, Ensemble, LoadedEngine, is_ctranslate2
 from nmt.runtime.ensemble_stepper import Mixture
 from nmt.runtime.shortlist import Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile

@@ -20,7 +20,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.data.batching import plan_batches
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
-from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.engine import Ensemble
 from nmt.runtime.teacher_forcing import IdPair, forced_log_probs
 from nmt.runtime.torch_loading import LoadedModels, load_models
 from nmt.search.hypothesis import length_penalty

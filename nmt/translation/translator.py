@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import find_problems
 from nmt.errors import ConfigError
-from nmt.runtime.engine import Engine, Request, parse_dtype
-from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.engine import Engine, Ensemble, Request, parse_dtype
 from nmt.runtime.loading import EngineChoice, EngineOptions, load_engine
 from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis

@@ -24,7 +24,7 @@ from nmt.cli.app import app
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.recipes.evaluate import ModelUse
-from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.engine import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]

@@ -23,8 +23,7 @@ from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import build_model
-from nmt.runtime.shortlist import shortlist_bytes
-from nmt.runtime.shortlist_file import ShortlistFile, ShortlistParts
+from nmt.runtime.shortlist_file import ShortlistFile, ShortlistParts, shortlist_bytes
 from nmt.text.tokenizer import SentencePieceTokenizer, tokenizer_hash, train_sentencepiece
 from nmt.translation.guard import GuardThresholds
 from tests.translation.conftest import sentences

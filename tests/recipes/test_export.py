@@ -31,8 +31,7 @@ from nmt.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
 from nmt.files.manifest import Manifest
 from nmt.recipes import export as export_module
 from nmt.recipes.export import export
-from nmt.runtime.engine import is_ctranslate2
-from nmt.runtime.ensemble import Ensemble
+from nmt.runtime.engine import Ensemble, is_ctranslate2
 from nmt.translation.translator import Translator
 from tests.runtime.exported import (
     STEP,

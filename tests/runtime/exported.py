@@ -17,7 +17,7 @@ from nmt.checkpoint.run import write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import Transformer, build_model
-from nmt.runtime.shortlist import shortlist_bytes
+from nmt.runtime.shortlist_file import shortlist_bytes
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.translation.conftest import sentences

@@ -21,8 +21,8 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Task
 from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
 from nmt.runtime.model_stepper import ModelStepper
-from nmt.runtime.shortlist import BatchVocabulary, Shortlist, shortlist_bytes
-from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.runtime.shortlist import BatchVocabulary, Shortlist
+from nmt.runtime.shortlist_file import ShortlistFile, shortlist_bytes
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis

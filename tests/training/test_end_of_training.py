@@ -20,7 +20,7 @@ from nmt.errors import CheckpointError
 from nmt.recipes.average import average
 from nmt.recipes.export import export
 from nmt.recipes.train import train
-from nmt.runtime.make_shortlist import make_shortlist
+from nmt.runtime.shortlist_file import make_shortlist
 from nmt.training.signals import StoppedBySignal
 from nmt.translation.translator import Translator
 from tests.training.toy import make_config, write_corpus

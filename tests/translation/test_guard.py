@@ -25,9 +25,7 @@ from nmt.exchange.ctranslate2 import not_followed
 from nmt.files.lines import read_lines
 from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Engine
-from nmt.runtime.make_shortlist import likely_translations
-from nmt.runtime.shortlist import shortlist_bytes
-from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.runtime.shortlist_file import ShortlistFile, likely_translations, shortlist_bytes
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.data.store import ParallelStore, StoreWriter
-from nmt.runtime import make_shortlist
-from nmt.runtime.make_shortlist import likely_translations
+from nmt.runtime import shortlist_file
+from nmt.runtime.shortlist_file import likely_translations
 
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -59,10 +59,10 @@ def test_counts_are_those_that_were_worked_out_by_hand(
     """At first every source word of a sentence has half of each target word, so `das` has counts
     of 1 for `the`, 1/2 for `house` and 1/2 for `book`: probabilities 1/2, 1/4, 1/4; `haus` has 1/2
     and 1/2. Then `the` beside `das haus` is split 1/2 to 1/2, `house` 1/4 to 1/2, and so on."""
-    monkeypatch.setattr(make_shortlist, "_ITERATIONS", 2)
+    monkeypatch.setattr(shortlist_file, "_ITERATIONS", 2)
     toys = store(tmp_path, TOYS)
-    keys, counts = make_shortlist._expected_counts(
-        *make_shortlist._meetings(toys, np.arange(3), 4), 4
+    keys, counts = shortlist_file._expected_counts(
+        *shortlist_file._meetings(toys, np.arange(3), 4), 4
     )
     found = dict(zip((divmod(key, 4) for key in keys.tolist()), counts.tolist(), strict=True))
 
@@ -92,7 +92,7 @@ def test_a_corpus_in_parts_has_the_sums_of_their_counts(
 
     By itself, a sentence says nothing but that each meets each; what meets twice wins.
     """
-    monkeypatch.setattr(make_shortlist, "_PAIRS_AT_ONCE", 4)
+    monkeypatch.setattr(shortlist_file, "_PAIRS_AT_ONCE", 4)
     table = translations(likely_translations(store(tmp_path, TOYS), (4, 4), 4))
 
     assert (table[DAS][0], table[BUCH][0]) == (THE, BOOK)
@@ -102,8 +102,8 @@ def test_a_corpus_in_parts_has_the_sums_of_their_counts(
 def test_of_many_parts_some_are_looked_at_from_the_first_to_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_shortlist, "_PAIRS_AT_ONCE", 2)
-    monkeypatch.setattr(make_shortlist, "_MOST_PARTS", 3)
+    monkeypatch.setattr(shortlist_file, "_PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr(shortlist_file, "_MOST_PARTS", 3)
     pairs = [([i], [i]) for i in range(40)]
     table = translations(likely_translations(store(tmp_path, pairs), (40, 40), 2))
 
@@ -119,7 +119,7 @@ def test_sentences_without_tokens_meet_nothing(tmp_path: Path, pairs: Pairs) -> 
 def test_a_pair_that_is_larger_than_a_part_counts_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_shortlist, "_PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr(shortlist_file, "_PAIRS_AT_ONCE", 2)
     pairs = [([0], [0]), ([1, 1, 1], [1, 1, 1]), ([2], [2])]
     table = translations(likely_translations(store(tmp_path, pairs), (3, 3), 1))
     assert table == [[0], [1], [2]]
@@ -138,8 +138,8 @@ SENTENCES = st.lists(
 def test_the_table_is_that_of_a_slow_computation(pairs: Pairs, most: int, at_once: int) -> None:
     """Where counts are equal up to rounding, any order will do."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(make_shortlist, "_PAIRS_AT_ONCE", at_once)
-        patch.setattr(make_shortlist, "_MOST_PARTS", 1000)
+        patch.setattr(shortlist_file, "_PAIRS_AT_ONCE", at_once)
+        patch.setattr(shortlist_file, "_MOST_PARTS", 1000)
         table = translations(likely_translations(store(Path(folder), pairs), (6, 7), most))
     counts: dict[tuple[int, int], float] = defaultdict(float)
     for part in parts_of(pairs, at_once):
