@@ -1,5 +1,4 @@
 """A run on disk: checkpoints that are whole or not there, the lock, the model folder.
 
 Takes tensors and plain data, gives them back verified. Nothing is ever unpickled.
-Called by commands (to train) and by translation (to load a model).
 """

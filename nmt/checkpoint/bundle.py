@@ -77,6 +77,7 @@ class ModelBundle(ModelFiles):
     """On the CPU, in float32, in evaluation mode."""
 
 
+@readable()
 def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     """Find and check all of a model but its weights. Loads no torch. Arguments as of `load_model`.
 
@@ -84,11 +85,6 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
         ConfigError: ``checkpoint`` is none of these.
     """
-    with readable():
-        return _find_model(folder, checkpoint)
-
-
-def _find_model(folder: Path, checkpoint: str) -> ModelFiles:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
@@ -141,7 +137,13 @@ def read_weights(files: ModelFiles) -> ModelBundle:
                 f"config.yaml and tokenizer of {files.folder} do not fit each other: {error}.",
                 fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
             ) from error
-        _load_weights(model, files.weights)
+        weights = load_tensors(files.weights)
+        if problems := tensor_differences(weights, model.state_dict()):
+            raise CheckpointError(
+                f"{files.weights} does not fit config.yaml and tokenizer:\n  {problems}",
+                fix="Restore the config.yaml and tokenizer that belong to these weights.",
+            )
+        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return ModelBundle(
         files.config, files.tokenizers, files.step, files.folder, files.manifest, model.eval()
     )
@@ -226,35 +228,19 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.",
             fix="Use --checkpoint best, last, step-N or average.",
         )
-    return _best_or_newest(folder) if checkpoint == "best" else _newest(folder)
+    return _best_or_newest(folder, checkpoint)
 
 
-def _best_or_newest(folder: Path) -> Path:
-    best = read_best(folder)
-    if best is not None:
+def _best_or_newest(folder: Path, checkpoint: str) -> Path:
+    if checkpoint == "best" and (best := read_best(folder)):
         return best
-    chosen = _newest(folder)
-    if (folder / BEST).is_file():
-        logger.warning(
-            "the best checkpoint of %s is gone: %s, the newest, is used", folder, chosen.name
-        )
-    return chosen
-
-
-def _newest(folder: Path) -> Path:
-    chosen = newest_checkpoint(folder)
-    if chosen is None:
+    newest = newest_checkpoint(folder)
+    if newest is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."
         )
-    return chosen
-
-
-def _load_weights(model: Transformer, path: Path) -> None:
-    weights = load_tensors(path)
-    if problems := tensor_differences(weights, model.state_dict()):
-        raise CheckpointError(
-            f"{path} does not fit config.yaml and tokenizer:\n  {problems}",
-            fix="Restore the config.yaml and tokenizer that belong to these weights.",
+    if checkpoint == "best" and (folder / BEST).is_file():
+        logger.warning(
+            "the best checkpoint of %s is gone: %s, the newest, is used", folder, newest.name
         )
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    return newest

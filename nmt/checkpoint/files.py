@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from nmt.errors import CheckpointError
 from nmt.files.atomic import (
     atomic_folder,
     remove_leftovers,
-    replaced_folder,
     restore_replaced,
     write_text,
 )
@@ -83,12 +82,14 @@ def checkpoint_name(step: int) -> str:
 
 def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of all checkpoints with their final name, oldest first."""
-    found = []
-    for path in checkpoints_dir(run_dir).glob("step-*"):
-        match = re.fullmatch(r"step-(\d+)", path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), path))
-    return sorted(found)
+    return sorted(_folders_named(run_dir, r"step-(\d+)"))
+
+
+def _folders_named(run_dir: Path, pattern: str) -> Iterator[tuple[int, Path]]:
+    folder = checkpoints_dir(run_dir)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (match := re.fullmatch(pattern, path.name)) and path.is_dir():
+            yield int(match[1]), path
 
 
 def save_checkpoint(
@@ -147,11 +148,8 @@ def _check_space(parent: Path, *groups: Mapping[str, Tensor]) -> None:
     needed += _MARGIN_BYTES
     free = shutil.disk_usage(parent).free
     if free < needed:
-        mebibyte = 2**20
-        raise OSError(
-            errno.ENOSPC,
-            f"it needs {needed / mebibyte:,.1f} MiB, {free / mebibyte:,.1f} MiB are free",
-        )
+        found = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
+        raise OSError(errno.ENOSPC, found)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -222,7 +220,9 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.
     """
     problems = []
-    for step, folder in sorted(list_checkpoints(run_dir) + _set_aside(run_dir), reverse=True):
+    # One whose replacement was cut short counts: nothing has taken its name yet.
+    aside = [x for x in _set_aside(run_dir) if not checkpoint_dir(run_dir, x[0]).exists()]
+    for step, folder in sorted(list_checkpoints(run_dir) + aside, reverse=True):
         try:
             _verify(folder, step)
         except UnknownFormatError:
@@ -247,19 +247,8 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
 
 
 def _set_aside(run_dir: Path) -> list[tuple[int, Path]]:
-    """Checkpoints whose replacement was cut short: nothing has taken their name yet."""
-    found = []
-    for step in _steps_aside(run_dir):
-        place = checkpoint_dir(run_dir, step)
-        if not place.exists():
-            found.append((step, replaced_folder(place)))
-    return found
-
-
-def _steps_aside(run_dir: Path) -> list[int]:
-    names = (path.name for path in checkpoints_dir(run_dir).glob(".step-*"))
-    matches = (re.fullmatch(r"\.step-(\d+)\.replaced", name) for name in names)
-    return [int(match[1]) for match in matches if match]
+    """Return (step, folder) of the checkpoints that `atomic_folder` was replacing."""
+    return list(_folders_named(run_dir, r"\.step-(\d+)\.replaced"))
 
 
 def _verify(folder: Path, step: int) -> None:
@@ -273,7 +262,7 @@ def _verify(folder: Path, step: int) -> None:
 
 def clean_partial(run_dir: Path) -> None:
     """Undo what an earlier process was writing, replacing or deleting when it was killed."""
-    for step in _steps_aside(run_dir):
+    for step, _ in _set_aside(run_dir):
         restore_replaced(checkpoint_dir(run_dir, step))
     for folder in (run_dir, checkpoints_dir(run_dir)):
         remove_leftovers(folder)
@@ -321,10 +310,7 @@ def read_best(run_dir: Path) -> Path | None:
         name = (run_dir / BEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    if name == AVERAGE:
-        folder = run_dir / AVERAGE
-    elif re.fullmatch(r"step-\d+", name):
-        folder = checkpoints_dir(run_dir) / name
-    else:
+    if name != AVERAGE and not re.fullmatch(r"step-\d+", name):
         return None
+    folder = run_dir / AVERAGE if name == AVERAGE else checkpoints_dir(run_dir) / name
     return folder if folder.is_dir() else None

@@ -37,23 +37,14 @@ def write_extra(path: Path, content: bytes) -> None:
 
 
 def check_new_folder(folder: Path, source: Path) -> None:
-    """Find out early whether `write_model_folder` may write.
-
-    Args:
-        folder: Folder to make.
-        source: Run or model folder that it comes from.
-
-    Raises:
-        ConfigError: There is something already, or no place for it.
-    """
+    """Raise a ConfigError, early, where `write_model_folder` could not make ``folder``."""
     try:
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise ConfigError(
                 f"{folder} is there already, and is not overwritten.",
                 fix="Name another folder with --output, or remove this one first.",
             )
-        inside = checkpoints_dir(source).resolve()
-        if folder.resolve().is_relative_to(inside):
+        if folder.resolve().is_relative_to(checkpoints_dir(source).resolve()):
             raise ConfigError(
                 f"{folder} is among the checkpoints of the run.",
                 fix="Name a folder outside of it with --output.",
@@ -122,6 +113,7 @@ def readable() -> Iterator[None]:
         ) from error
 
 
+@readable()
 def load_folder_config(folder: Path) -> RunConfig:
     """Load the configuration that a model was trained with.
 
@@ -136,8 +128,7 @@ def load_folder_config(folder: Path) -> RunConfig:
             f"{folder} has no config.yaml, so it is no model folder.",
             fix=f"Name the run folder that `nmt train` wrote{such_as}.",
         )
-    with readable():
-        path.open("rb").close()
+    path.open("rb").close()
     try:
         return load_config(path)
     except ConfigError as error:

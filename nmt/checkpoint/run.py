@@ -52,6 +52,7 @@ _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
 MEASURED = "measured.json"
 """In a run folder."""
+_FIX = "Set run_dir to a folder you can write to, or free disk space."
 
 
 def identity(
@@ -149,14 +150,14 @@ def _default(section: type[Section], name: str) -> Any:
 
 
 def _differences(was: Any, now: Any, path: str) -> list[str]:
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        was, now = dict(enumerate(was)), dict(enumerate(now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         found = []
         for key in dict.fromkeys((*was, *now)):
             where = f"{path}.{key}" if path else str(key)
             found += _differences(was.get(key), now.get(key), where)
         return found
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        return _differences(dict(enumerate(was)), dict(enumerate(now)), path)
     return [] if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
 
 
@@ -236,10 +237,7 @@ def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
         CheckpointError: There are checkpoints, and none is whole.
     """
     newest = newest_checkpoint(run_dir)
-    if newest is None:
-        return None
-    found: dict[str, Any] | None = read_state(newest).get("identity")
-    return found
+    return None if newest is None else read_state(newest).get("identity")
 
 
 def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
@@ -262,7 +260,7 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
         CheckpointError: The folder cannot be written.
     """
     path, tokenizer = run_dir / "config.yaml", run_dir / "tokenizer"
-    try:
+    with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
         # A run that was started anew after other data was prepared may hold an old tokenizer.
         if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
@@ -271,11 +269,6 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
                     shutil.copyfile(file, temporary / file.name)
         changes = _changes(path, config)
         write_text(path, dump_config(config))
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir} cannot be written: {error.strerror}.",
-            fix="Set run_dir to a folder you can write to, or free disk space.",
-        ) from error
     return changes
 
 
@@ -305,9 +298,5 @@ def write_measured(run_dir: Path, conditions: Mapping[str, Any], found: Mapping[
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    with write_errors(
-        run_dir,
-        CheckpointError,
-        fix="Set run_dir to a folder you can write to, or free disk space.",
-    ):
+    with write_errors(run_dir, CheckpointError, fix=_FIX):
         write_json(run_dir / MEASURED, {"conditions": conditions, "found": found})

@@ -105,9 +105,8 @@ class DecodingConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         if not self.sampling:
             for key in self._changed(_OF_SAMPLING):
-                value = getattr(self, key)
                 yield (
-                    f"{key} ({value}) is an option of sampling: set sampling to true "
+                    f"{key} ({getattr(self, key)}) is an option of sampling: set sampling to true "
                     "(`nmt translate --sample`)"
                 )
         if self.sampling and self.return_alternatives:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,18 +21,20 @@ MAX_VALUES: Final = 20_000
 """Most values after aliases are expanded; nested aliases can ask for billions."""
 
 _CORE_TAG = "tag:yaml.org,2002:"
+_KINDS: Mapping[type[yaml.Node], tuple[str, ...]] = {
+    yaml.MappingNode: ("map",),
+    yaml.SequenceNode: ("seq",),
+    yaml.ScalarNode: ("str", "bool", "null", "float", "int"),
+}
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d[\d_]*\.?([eE][-+]?\d+)?")
 # The core schema of YAML 1.2. PyYAML's own rules are those of 1.1, where `no` (Norwegian) is
 # false, `5e-4` is text and `1:30` is ninety.
-_RESOLVERS: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
-    ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN\0"),
-    (
-        "float",
-        re.compile(rf"^(?:{_NUMBER.pattern}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
-        "-+0123456789.",
-    ),
-)
+_FLOAT = rf"{_NUMBER.pattern}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_RESOLVERS: Mapping[str, tuple[str, list[str]]] = {  # name -> pattern, first characters
+    "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "float": (_FLOAT, list("-+0123456789.")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,9 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
 
 _Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
-for _name, _pattern, _starts in _RESOLVERS:
-    _first = ["" if character == "\0" else character for character in _starts]
-    _Loader.add_implicit_resolver(_CORE_TAG + _name, _pattern, _first)
-    _Dumper.add_implicit_resolver(_CORE_TAG + _name, _pattern, _first)
+for _name, (_pattern, _first) in _RESOLVERS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_CORE_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
 def read_document(path: Path) -> Document:
@@ -161,10 +162,12 @@ class _NodeReader:
             raise self._refuse(
                 node, "aliases expand too far", "Write the repeated values out instead."
             )
+        if node.tag not in {_CORE_TAG + kind for kind in _KINDS[type(node)]}:
+            tag = node.tag.replace(_CORE_TAG, "!!")
+            fix = "Use plain text, numbers, true, false, null, lists and keys only."
+            raise self._refuse(node, f"the tag {tag} is refused", fix)
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
-        expected = "map" if isinstance(node, yaml.MappingNode) else "seq"
-        self._check_tag(node, (expected,))
+            return _scalar(node.value, node.tag.removeprefix(_CORE_TAG))
         self._open.append(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -184,35 +187,23 @@ class _NodeReader:
                 first = self.lines[*path, key]
                 raise self._refuse(
                     key_node,
-                    f"the key {_dotted((*path, key))} was given on line {first} already",
+                    f"the key {'.'.join(map(str, (*path, key)))} was given on line {first} already",
                     "Keep one of the two.",
                 )
             result[key] = self.read(value_node, (*path, key))
             self.lines[*path, key] = key_node.start_mark.line + 1
         return result
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        self._check_tag(node, ("str", "bool", "null", "float", "int"))
-        text: str = node.value
-        kind = node.tag.removeprefix(_CORE_TAG)
-        if kind == "null":
-            return None
-        if kind == "bool":
-            return text.lower() == "true"
-        if kind in ("float", "int"):
-            return _number(text)
-        return text
-
-    def _check_tag(self, node: yaml.Node, allowed: Sequence[str]) -> None:
-        if node.tag not in {_CORE_TAG + kind for kind in allowed}:
-            raise self._refuse(
-                node,
-                f"the tag {node.tag.replace(_CORE_TAG, '!!')} is refused",
-                "Use plain text, numbers, true, false, null, lists and keys only.",
-            )
-
     def _refuse(self, node: yaml.Node, problem: str, fix: str) -> ConfigError:
         return ConfigError(f"{self._name}:{node.start_mark.line + 1}: {problem}.", fix=fix)
+
+
+def _scalar(text: str, kind: str) -> Any:
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    return text if kind == "str" else _number(text)
 
 
 def _number(text: str) -> int | float | str:
@@ -227,7 +218,3 @@ def _number(text: str) -> int | float | str:
         return text
     number = float(plain)
     return int(number) if "e" in plain and number.is_integer() and number < 1e15 else number
-
-
-def _dotted(path: KeyPath) -> str:
-    return ".".join(map(str, path))

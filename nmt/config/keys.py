@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -109,12 +111,8 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     alike = difflib.SequenceMatcher(None, wanted, name).ratio()
     if wanted in name.split("_") or name in wanted.split("_"):
         alike = max(alike, 0.75)
-    shared = 0
-    while (
-        shared < min(len(key.path), len(path)) - 1
-        and _matches(key.path[: shared + 1], path[: shared + 1])
-    ):  # fmt: skip
-        shared += 1
+    pairs = zip(key.path[:-1], path[:-1], strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] in (ANY, str(pair[1])), pairs)))
     same_section = shared == len(path) - 1 == len(key.path) - 1
     is_start = wanted.startswith(name) or name.startswith(wanted)
     if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
@@ -219,7 +217,7 @@ def _bounds(inner: Mapping[str, Any]) -> Iterator[str]:
 
 def _yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, list):
         return "[" + ", ".join(map(_yaml, value)) + "]"
     return "{}" if value == {} else str(value)
@@ -237,27 +235,19 @@ def describe_keys() -> str:
         name = ".".join(path) or "Top level"
         lines += ["", f"## {name}", "", *([_markdown(about), ""] if about else [])]
         # Corpora are described once, although three keys hold them.
-        table = tuple(Key(key.path[-1:], *_rest(key)) for key in keys)
+        table = tuple(replace(key, path=key.path[-1:]) for key in keys)
         if table in seen:
             lines.append(f"The keys are those of `{seen[table]}`.")
         else:
             seen[table] = name
-            lines += _table(keys)
+            lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+            lines += map(_row, keys)
     return "\n".join(lines) + "\n"
 
 
-def _table(keys: Sequence[Key]) -> list[str]:
-    rows = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-    for key in keys:
-        default = f"`{key.default}`" if key.default else "must be given"
-        rows.append(
-            f"| `{key.path[-1]}` | {default} | {key.allowed} | {_markdown(key.description)} |"
-        )
-    return rows
-
-
-def _rest(key: Key) -> tuple[str, str, str, bool]:
-    return key.allowed, key.default, key.description, key.is_section
+def _row(key: Key) -> str:
+    default = f"`{key.default}`" if key.default else "must be given"
+    return f"| `{key.path[-1]}` | {default} | {key.allowed} | {_markdown(key.description)} |"
 
 
 def _markdown(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from nmt.config.document import Document, KeyPath, dump_document, parse_document, read_document
+from nmt.config.document import KeyPath, dump_document, parse_document, read_document
 from nmt.config.keys import find_key, nearest_key, nearest_word
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
@@ -69,7 +69,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     path = Path(path)
     document = read_document(path)
-    layers = _Layers(str(path), _root(document, str(path)), document.lines)
+    if not isinstance(document.values, dict) or not document.values:
+        raise ConfigError(
+            f"{path} holds no keys.", fix="Write `key: value` lines as in configs/demo.yaml."
+        )
+    layers = _Layers(str(path), document.values, document.lines)
     problems = [problem for text in overrides for problem in _override(layers, text)]
     values = _beside(layers.values, path.parent)
     try:
@@ -104,14 +108,6 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML; `load_config` reads it back to an equal value."""
     return dump_document(config.model_dump(mode="json"))
-
-
-def _root(document: Document, name: str) -> dict[str, Any]:
-    if not isinstance(document.values, dict) or not document.values:
-        raise ConfigError(
-            f"{name} holds no keys.", fix="Write `key: value` lines as in configs/demo.yaml."
-        )
-    return document.values
 
 
 def _override(layers: _Layers, text: str) -> Iterator[str]:
@@ -185,13 +181,10 @@ def _beside(value: Any, folder: Path) -> Any:
 
 
 def _config_error(problems: Sequence[str]) -> ConfigError:
-    if len(problems) == 1:
-        return ConfigError(problems[0], fix="Correct it; `nmt config schema` describes every key.")
-    listed = "\n  ".join(problems)
-    return ConfigError(
-        f"{len(problems)} problems in the configuration:\n  {listed}",
-        fix="Correct them; `nmt config schema` describes every key.",
-    )
+    is_one = len(problems) == 1
+    start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
+    fix = f"Correct {'it' if is_one else 'them'}; `nmt config schema` describes every key."
+    return ConfigError("\n  ".join([*start, *problems]), fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +212,13 @@ def find_problems(error: ValidationError) -> list[Problem]:
         for detail in error.errors(include_url=False, include_context=True)
         if not (detail["type"] == "too_short" and detail["input"])
     )
-    problems = [Problem(tuple(detail["loc"]), _sentence(detail)) for detail in details]
     meant = {
         nearest_key(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"
     }
     return [
-        problem
-        for problem, detail in zip(problems, details, strict=True)
-        if not (detail["type"] == "missing" and _dotted(problem.path) in meant)
+        Problem(tuple(detail["loc"]), _sentence(detail))
+        for detail in details
+        if not (detail["type"] == "missing" and _dotted(detail["loc"]) in meant)
     ]
 
 
@@ -294,4 +286,4 @@ def _show(value: Any) -> str:
 
 
 def _dotted(path: Sequence[str | int]) -> str:
-    return ".".join(map(str, path)) if path else ""
+    return ".".join(map(str, path))

@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -185,13 +185,13 @@ def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
 
     The thread must not touch the device: streams and graph captures belong to the caller's.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
-        yield _one_ahead(items, thread)
 
-
-def _one_ahead(items: Iterator[T], thread: Executor) -> Iterator[T]:
-    end = object()
-    coming = thread.submit(next, items, end)
-    while (item := coming.result()) is not end:
+    def one_ahead() -> Iterator[T]:
+        end = object()
         coming = thread.submit(next, items, end)
-        yield item  # type: ignore[misc]
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item  # type: ignore[misc]
+
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
+        yield one_ahead()

@@ -7,7 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,15 +92,12 @@ def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
         before = torch.cuda.memory_allocated(device)
         result = work()
         return result, torch.cuda.max_memory_allocated(device) - before
-    with _uncompiled(), _LiveBytes() as live:
+    # Where torch._dynamo is not loaded nothing is compiled, and to load it takes seconds.
+    can_be_compiled = "torch._dynamo" in sys.modules
+    uncompiled = torch.compiler.set_stance("force_eager") if can_be_compiled else nullcontext()
+    with uncompiled, _LiveBytes() as live:
         result = work()
     return result, live.peak
-
-
-def _uncompiled() -> AbstractContextManager[object]:
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to load it takes seconds
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -128,16 +125,13 @@ class _LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
             address = storage.data_ptr()
-            if storage.nbytes() and address not in given and address not in self._followed:
-                self._follow(storage, address)
+            size = storage.nbytes()
+            if size and address not in given and address not in self._followed:
+                self._followed.add(address)
+                self._now += size
+                self.peak = max(self.peak, self._now)
+                weakref.finalize(storage, self._forget, address, size)
         return result
-
-    def _follow(self, storage: torch.UntypedStorage, address: int) -> None:
-        size = storage.nbytes()
-        self._followed.add(address)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._forget, address, size)
 
     def _forget(self, address: int, size: int) -> None:
         self._followed.discard(address)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.average import RECORD, AverageRecord
 from nmt.checkpoint.bundle import ModelBundle
+from nmt.checkpoint.retention import RECORD, AverageRecord
 from nmt.checkpoint.run import trained_on
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names

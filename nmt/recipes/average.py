@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import STATE, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import check_new_folder
-from nmt.checkpoint.retention import choose_checkpoints
+from nmt.checkpoint.retention import choose_checkpoints, write_average
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
 from nmt.training.progress import History

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from nmt.checkpoint.average import AverageRecord, average_weights, write_average
 from nmt.checkpoint.files import (
     AVERAGE,
     Checkpoint,
@@ -26,7 +25,14 @@ from nmt.checkpoint.files import (
     write_best,
 )
 from nmt.checkpoint.model_folder import EXTRAS
-from nmt.checkpoint.retention import expired, newest, rank
+from nmt.checkpoint.retention import (
+    AverageRecord,
+    average_weights,
+    expired,
+    newest,
+    rank,
+    write_average,
+)
 from nmt.config.training import TrainingConfig
 from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError

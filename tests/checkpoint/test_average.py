@@ -19,11 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.checkpoint import average
-from nmt.checkpoint.average import average_weights, write_average
+from nmt.checkpoint import retention
 from nmt.checkpoint.files import load_tensors, save_checkpoint
 from nmt.checkpoint.model_folder import GUARD
-from nmt.checkpoint.retention import choose_checkpoints
+from nmt.checkpoint.retention import average_weights, choose_checkpoints, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from nmt.translation.guard import GuardThresholds, read_thresholds
@@ -148,7 +147,7 @@ def test_one_checkpoint_at_a_time_is_in_memory(
         alive.extend(weakref.ref(tensor) for tensor in loaded.values())
         return loaded
 
-    monkeypatch.setattr(average, "load_tensors", load)
+    monkeypatch.setattr(retention, "load_tensors", load)
     average_weights(save_random(tmp_path, 4))
 
     assert len(alive) == 8

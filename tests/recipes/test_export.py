@@ -11,7 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from nmt.checkpoint.average import write_average
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import (
     MODEL,
@@ -22,6 +21,7 @@ from nmt.checkpoint.files import (
     write_best,
 )
 from nmt.checkpoint.model_folder import GUARD, SHORTLIST
+from nmt.checkpoint.retention import write_average
 from nmt.cli.app import app
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedManifest
