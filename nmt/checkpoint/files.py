@@ -28,7 +28,6 @@ from nmt.files.atomic import (
     write_text,
 )
 from nmt.files.json_file import read_record
-from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest, UnknownFormatError
 
 if TYPE_CHECKING:  # finding a checkpoint needs no torch
@@ -117,8 +116,7 @@ def save_checkpoint(
             save_file(_saveable(optimizer), temporary / OPTIMIZER)
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_text(text, encoding="utf-8")
-            manifest = Manifest.of(temporary, _FILES, step)
-            (temporary / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+            Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
         raise _not_written(folder, error) from error
     return folder

@@ -14,7 +14,6 @@ from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors
-from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 
@@ -96,7 +95,7 @@ def _seal(folder: Path, step: int) -> None:
     for path in paths:
         shutil.copymode(folder / CONFIG, path)  # safetensors keeps others from reading its files
     names = [path.relative_to(folder).as_posix() for path in paths]
-    (folder / MANIFEST).write_text(Manifest.of(folder, names, step).text(), encoding="utf-8")
+    Manifest.of(folder, names, step).write(folder)
 
 
 @contextmanager

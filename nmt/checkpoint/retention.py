@@ -90,37 +90,6 @@ def expired(
     return sorted(step for step in steps if step not in kept)
 
 
-def choose_checkpoints(
-    steps: Collection[int],
-    scores: Mapping[int, float],
-    *,
-    last: int | None = None,
-    best: int | None = None,
-) -> list[int]:
-    """Return the steps of the checkpoints to average, oldest first; fewer if there are no more.
-
-    Args:
-        steps: Checkpoints there are.
-        scores: Validation score of some of them; higher is better, NaN is lowest.
-        last: How many of the newest to take.
-        best: How many of the best to take instead, the earlier of equals; needs scores.
-
-    Raises:
-        ValueError: Not exactly one of ``last`` and ``best`` is given, or it is below 1.
-
-    >>> choose_checkpoints([10, 20, 30, 40], {10: 3.0, 20: 9.0, 30: 5.0}, last=2)
-    [30, 40]
-    >>> choose_checkpoints([10, 20, 30, 40], {10: 3.0, 20: 9.0, 30: 5.0}, best=2)
-    [20, 30]
-    """
-    if (last is None) == (best is None):
-        raise ValueError("give either last or best")
-    count = last if best is None else best
-    if count is None or count < 1:
-        raise ValueError(f"cannot choose {count} checkpoints")
-    return sorted(steps)[-count:] if best is None else sorted(by_score(steps, scores)[:count])
-
-
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of checkpoints: float32, on the CPU.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -123,50 +123,36 @@ def _override(layers: _Layers, text: str) -> Iterator[str]:
         return
     parts = dotted.strip().split(".")
     path = tuple(int(x) if x.isdecimal() and len(x) < _MAX_DIGITS else x for x in parts)
-    problem = (
-        _put(layers.values, path, value) if find_key(path) else Problem(path, unknown_key(path))
-    )
-    if problem is not None:
-        yield problem.at(f"--set {text}")
+    found = _put(layers.values, path, value) if find_key(path) else Problem(path, unknown_key(path))
+    if isinstance(found, Problem):
+        yield found.at(f"--set {text}")
         return
-    path = _as_found(layers.values, path)
     for places in (layers.flags, layers.lines):  # of what this has replaced
-        for known in [known for known in places if known[: len(path)] == path]:
+        for known in [known for known in places if known[: len(found)] == found]:
             del places[known]
-    layers.flags[path] = text
+    layers.flags[found] = text
 
 
-def _put(values: dict[str, Any], path: KeyPath, value: Any) -> Problem | None:
+def _put(values: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | Problem:
+    """Set a value; return its path as the checks will spell it: integers for positions only."""
     place: Any = values
+    found: list[str | int] = []
     for depth, part in enumerate(path):
-        is_last = depth == len(path) - 1
-        if isinstance(place, list):
-            if not isinstance(part, int) or part >= len(place):
-                count = len(place)
-                return Problem(path, f"{_dotted(path[:depth])} has {count} entries, from 0")
-            index: Any = part
-        elif isinstance(place, dict):
-            index = str(part)
-            if not is_last and place.get(index) is None:
-                place[index] = {}
-        else:
+        if isinstance(place, dict):
+            found.append(str(part))
+        elif not isinstance(place, list):
             return Problem(path, f"{_dotted(path[:depth])} is not a section")
-        if is_last:
-            place[index] = value
+        elif isinstance(part, int) and part < len(place):
+            found.append(part)
         else:
-            place = place[index]
-    return None
-
-
-def _as_found(values: dict[str, Any], path: KeyPath) -> KeyPath:
-    """The path as the checks will spell it: integers for list positions only."""
-    result: list[str | int] = []
-    place: Any = values
-    for part in path:
-        key: Any = part if isinstance(place, list) else str(part)
-        place = place[key]
-        result.append(key)
-    return tuple(result)
+            return Problem(path, f"{_dotted(path[:depth])} has {len(place)} entries, from 0")
+        index: Any = found[-1]
+        if depth == len(path) - 1:
+            place[index] = value
+        elif isinstance(place, dict) and place.get(index) is None:
+            place[index] = {}
+        place = place[index]
+    return tuple(found)
 
 
 def _beside(value: Any, folder: Path) -> Any:
@@ -207,38 +193,33 @@ def find_problems(error: ValidationError) -> list[Problem]:
     A key that is missing because it was misspelt is reported once, as misspelt; a list that is
     too short because its entries are wrong is not reported besides them.
     """
-    details = _one_by_key(
-        _without_alternative(detail)
-        for detail in error.errors(include_url=False, include_context=True)
-        if not (detail["type"] == "too_short" and detail["input"])
-    )
+    found: dict[object, ErrorDetails] = {}
+    for number, detail in enumerate(error.errors(include_url=False, include_context=True)):
+        if not (detail["type"] == "too_short" and detail["input"]):
+            path = _without_alternative(detail)
+            key = find_key(path)
+            # Of the findings about one value of several allowed types the first is kept.
+            place = number if key is None or key.is_section else path
+            found.setdefault(place, {**detail, "loc": path})
+    details = list(found.values())
     meant = {
         nearest_key(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"
     }
     return [
-        Problem(tuple(detail["loc"]), _sentence(detail))
+        Problem(detail["loc"], _sentence(detail))
         for detail in details
         if not (detail["type"] == "missing" and _dotted(detail["loc"]) in meant)
     ]
 
 
-def _without_alternative(detail: ErrorDetails) -> ErrorDetails:
-    """Drop from the place which of the allowed types was tried, as in ``max_tokens.int``."""
+def _without_alternative(detail: ErrorDetails) -> KeyPath:
+    """Return the place without which of the allowed types was tried, as in ``max_tokens.int``."""
     path = detail["loc"]
     if detail["type"] != "extra_forbidden" and path and find_key(path) is None:
         parent = find_key(path[:-1])
         if parent is not None and not parent.is_section and isinstance(path[-1], str):
-            return {**detail, "loc": path[:-1]}
-    return detail
-
-
-def _one_by_key(details: Iterable[ErrorDetails]) -> list[ErrorDetails]:
-    """Keep the first of the findings about one value of several allowed types."""
-    found: dict[object, ErrorDetails] = {}
-    for number, detail in enumerate(details):
-        key = find_key(detail["loc"])
-        found.setdefault(number if key is None or key.is_section else detail["loc"], detail)
-    return list(found.values())
+            return path[:-1]
+    return path
 
 
 def unknown_key(path: Sequence[str | int]) -> str:

@@ -116,6 +116,10 @@ class Manifest:
             raise ValueError(f"step is {step}")
         return cls(FORMAT_VERSION, field(values, "package_version", kind=str), step, files)
 
+    def write(self, folder: Path) -> None:
+        """Write the manifest into ``folder``: the last of its files."""
+        (folder / NAME).write_text(self.text(), encoding="utf-8")
+
     def text(self) -> str:
         """Return the file's content."""
         values = asdict(self)

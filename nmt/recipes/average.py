@@ -10,7 +10,7 @@ from pathlib import Path
 from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import STATE, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import check_new_folder
-from nmt.checkpoint.retention import choose_checkpoints, write_average
+from nmt.checkpoint.retention import by_score, write_average
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
 from nmt.training.progress import History
@@ -106,7 +106,7 @@ def _named(run_dir: Path, present: Mapping[int, Path], steps: Sequence[int]) -> 
 
 
 def _last(run_dir: Path, present: Mapping[int, Path], count: int) -> list[int]:
-    chosen = choose_checkpoints(present, {}, last=count)
+    chosen = sorted(present)[-count:]
     if len(chosen) < count:
         logger.info(
             "%s has %s, not %d; training.keep_last says how many of the newest a run keeps",
@@ -117,7 +117,7 @@ def _last(run_dir: Path, present: Mapping[int, Path], count: int) -> list[int]:
 
 def _best(run_dir: Path, present: Mapping[int, Path], count: int) -> list[int]:
     newest = present[max(present)]
-    chosen = choose_checkpoints(present, _scores(newest), best=count)
+    chosen = sorted(by_score(present, _scores(newest))[:count])
     if not chosen:
         raise CheckpointError(
             f"{newest / STATE} records no validation score of a checkpoint that is there.",

@@ -19,7 +19,6 @@ from nmt.errors import CheckpointError
 from nmt.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
 from nmt.files.atomic import atomic_folder, remove_folder
 from nmt.files.lock import NoLocksError, file_lock
-from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest, sha256_of_json
 from nmt.runtime.shortlist_file import ShortlistFile
 
@@ -107,8 +106,7 @@ def _convert(
         with atomic_folder(folder, replace=True) as place:
             CTranslate2Target().write(place, bundle, dtype, lists)
             names = sorted(path.name for path in place.iterdir())
-            text = Manifest.of(place, names, files.step).text()
-            (place / MANIFEST).write_text(text, encoding="utf-8")
+            Manifest.of(place, names, files.step).write(place)
         _prune(folder.parent, kept)
     return folder
 

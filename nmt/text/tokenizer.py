@@ -20,6 +20,7 @@ from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _MIN_SIZE_WITH_BYTES = 300
+"""The least that the configuration allows with byte_fallback."""
 _MAX_SENTENCE_BYTES = 40_000
 
 
@@ -88,9 +89,6 @@ def tokenizer_hash(folder: Path) -> str:
         whole.update(path.name.encode())
         whole.update(hashlib.sha256(path.read_bytes()).hexdigest().encode())
     return whole.hexdigest()
-
-
-# The least that the configuration allows with byte_fallback.
 
 
 class SentencePieceTokenizer:
@@ -182,8 +180,8 @@ def train_sentencepiece(
         TokenizerError: The text allows no vocabulary of this size; the message names the largest.
     """
     usable = (_encodable(line).replace("\0", " ") for line in lines)
-    with path.open("wb") as file:
-        try:
+    try:
+        with path.open("wb") as file:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=usable,
                 model_writer=file,
@@ -200,11 +198,9 @@ def train_sentencepiece(
                 eos_id=EOS_ID,
                 minloglevel=2,
             )
-            return
-        except RuntimeError as caught:
-            error = caught
-    path.unlink(missing_ok=True)
-    raise _explained(str(error), config) from error
+    except RuntimeError as error:
+        path.unlink(missing_ok=True)
+        raise _explained(str(error), config) from error
 
 
 def _explained(message: str, config: TokenizerConfig) -> TokenizerError:

@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,13 @@ from torch import Tensor
 from nmt.checkpoint import retention
 from nmt.checkpoint.files import load_tensors, save_checkpoint
 from nmt.checkpoint.model_folder import GUARD
-from nmt.checkpoint.retention import average_weights, choose_checkpoints, write_average
+from nmt.checkpoint.retention import average_weights, by_score, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from nmt.translation.guard import GuardThresholds, read_thresholds
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
 SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
-COUNTS = st.integers(1, 6)
 # Of every kind: both zeros, the smallest and largest float32, neighbours of one.
 HARD = torch.tensor([0.0, -0.0, 2**-149, -(2**-126), 3.4028235e38, 1 + 2**-23, 0.1, -7e-30])
 
@@ -56,40 +56,14 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
-@given(steps=STEPS, count=COUNTS)
-def test_the_last_are_the_newest(steps: set[int], count: int) -> None:
-    chosen = choose_checkpoints(steps, {}, last=count)
-
-    assert chosen == sorted(chosen)
-    assert len(chosen) == min(count, len(steps))
-    assert all(step < chosen[0] for step in steps - set(chosen))
-
-
-@given(steps=STEPS, scores=SCORES, count=COUNTS)
-def test_no_other_is_better_than_the_best(
-    steps: set[int], scores: dict[int, float], count: int
+@given(steps=STEPS, scores=SCORES)
+def test_scored_steps_are_in_order_the_earlier_of_equals_first(
+    steps: set[int], scores: dict[int, float]
 ) -> None:
-    chosen = choose_checkpoints(steps, scores, best=count)
-    others = steps & scores.keys() - set(chosen)
+    ordered = by_score(steps, scores)
 
-    assert set(chosen) <= steps & scores.keys()
-    assert chosen == sorted(set(chosen))
-    assert len(chosen) == min(count, len(steps & scores.keys()))
-    for other in others:
-        assert all((-scores[step], step) < (-scores[other], other) for step in chosen)
-
-
-def test_a_score_that_is_not_a_number_is_the_worst() -> None:
-    scores = {10: math.nan, 20: -3.0, 30: math.nan, 40: -5.0}
-
-    assert choose_checkpoints(scores, scores, best=2) == [20, 40]
-    assert choose_checkpoints(scores, scores, best=3) == [10, 20, 40]
-
-
-@pytest.mark.parametrize("counts", [{}, {"last": 1, "best": 1}, {"last": 0}, {"best": -1}])
-def test_a_choice_that_means_nothing_is_refused(counts: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"give either|cannot choose"):
-        choose_checkpoints([1, 2], {}, **counts)
+    assert set(ordered) == steps & scores.keys()
+    assert all((-scores[x], x) < (-scores[y], y) for x, y in pairwise(ordered))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 20])
