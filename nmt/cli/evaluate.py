@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -13,6 +14,7 @@ from nmt.cli.options import (
     MbrOptions,
     ModelOptions,
     SearchOptions,
+    flag,
     given_flags,
     print_json,
 )
@@ -30,6 +32,76 @@ Exit code 6 means that a score is below --fail-under.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class ScoringOptions:
+    """What is scored, and how."""
+
+    title: ClassVar[str] = "General"
+
+    hypothesis: list[Path] = flag(
+        default=[], metavar="FILE", help="Translations to score; - is standard input. Repeatable."
+    )
+    source: Path | None = flag(
+        metavar="FILE",
+        help="Source lines of the test set, which the model translates.",
+        show_default=False,
+    )
+    reference: list[Path] = flag(
+        default=[],
+        metavar="FILE",
+        help="Reference translations. Repeatable: several references per sentence.",
+    )
+    test: str | None = flag(
+        "--test",
+        "-t",
+        metavar="NAME",
+        help="Test set named in the model's configuration, or one of sacrebleu's. "
+        "Default: the configuration's, if it names just one.",
+        show_default=False,
+    )
+    languages: str | None = flag(
+        "--languages",
+        "-l",
+        metavar="PAIR",
+        help="Languages of the test set, as in en-de; BLEU's tokenizer depends on them.",
+    )
+    limit: int | None = flag(
+        min=1, metavar="N", help="Score the first N sentences only.", show_default=False
+    )
+    metric: list[str] = flag(
+        default=["bleu", "chrf"],
+        metavar="NAME",
+        help=f"{', '.join(METRICS)}, or several with commas between. Repeatable.",
+    )
+    tokenize: str | None = flag(
+        metavar="NAME",
+        help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.",
+        show_default="by target language, else 13a",
+    )
+    lowercase: bool = flag(default=False, help="Ignore case.")
+    baseline: Path | None = flag(
+        metavar="FILE",
+        help="Translations to compare with: shows differences and paired bootstrap p-values.",
+        show_default=False,
+    )
+    fail_under: list[str] = flag(
+        default=[],
+        metavar="METRIC=SCORE",
+        help="Exit with code 6 if a score is lower, as in bleu=27,chrf=55. Repeatable.",
+    )
+    resamples: int = flag(
+        default=1000,
+        min=0,
+        max=1_000_000,
+        metavar="N",
+        help="Bootstrap resamples for confidence intervals and p-values; 0 for neither.",
+    )
+    seed: int = flag(default=12345, min=0, metavar="N", help="Seed of the resamples.")
+    save_hypotheses: Path | None = flag(
+        metavar="FILE", help="Write the model's translations here.", show_default=False
+    )
+
+
 def evaluate(
     ctx: typer.Context,
     search: SearchOptions,
@@ -44,91 +116,8 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    hypothesis: Annotated[
-        list[Path],
-        typer.Option(
-            metavar="FILE", help="Translations to score; - is standard input. Repeatable."
-        ),
-    ] = [],  # noqa: B006 - read only, and typer wants the lists here
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Source lines of the test set, which the model translates."
-        ),
-    ] = None,
-    reference: Annotated[
-        list[Path],
-        typer.Option(
-            metavar="FILE",
-            help="Reference translations. Repeatable: several references per sentence.",
-        ),
-    ] = [],  # noqa: B006
-    test: Annotated[
-        str | None,
-        typer.Option(
-            "--test",
-            "-t",
-            metavar="NAME",
-            help="Test set named in the model's configuration, or one of sacrebleu's. "
-            "Default: the configuration's, if it names just one.",
-        ),
-    ] = None,
-    languages: Annotated[
-        str | None,
-        typer.Option(
-            "--languages",
-            "-l",
-            metavar="PAIR",
-            help="Languages of the test set, as in en-de; BLEU's tokenizer depends on them.",
-            show_default="the model's",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Score the first N sentences only.")
-    ] = None,
-    metric: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME",
-            help=f"{', '.join(METRICS)}, or several with commas between. Repeatable.",
-        ),
-    ] = ["bleu", "chrf"],  # noqa: B006
-    tokenize: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.",
-            show_default="by target language, else 13a",
-        ),
-    ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Translations to compare with: shows differences and paired bootstrap p-values.",
-        ),
-    ] = None,
-    fail_under: Annotated[
-        list[str],
-        typer.Option(
-            metavar="METRIC=SCORE",
-            help="Exit with code 6 if a score is lower, as in bleu=27,chrf=55. Repeatable.",
-        ),
-    ] = [],  # noqa: B006
-    resamples: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1_000_000,
-            metavar="N",
-            help="Bootstrap resamples for confidence intervals and p-values; 0 for neither.",
-        ),
-    ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the resamples.")] = 12345,
-    save_hypotheses: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the model's translations here.")
-    ] = None,
+    *,
+    scoring: ScoringOptions,
     json: Json = False,
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
@@ -148,20 +137,25 @@ def evaluate(
             mbr=mbr.choice(search.beam_size),
             overrides=search.set_,
             decoding=search.decoding(),
-            save_hypotheses=save_hypotheses,
+            save_hypotheses=scoring.save_hypotheses,
         )
     evaluation = run_evaluation(
         EvaluateOptions(
             model=use,
-            hypotheses=tuple(hypothesis),
-            test=SetChoice(name=test, pair=languages, source=source, references=tuple(reference)),
-            limit=limit,
-            metrics=tuple(name.strip() for text in metric for name in text.split(",")),
-            tokenize=tokenize,
-            lowercase=lowercase,
-            baseline=baseline,
-            gates=parse_gates(fail_under),
-            resampling=Resampling(resamples, seed),
+            hypotheses=tuple(scoring.hypothesis),
+            test=SetChoice(
+                name=scoring.test,
+                pair=scoring.languages,
+                source=scoring.source,
+                references=tuple(scoring.reference),
+            ),
+            limit=scoring.limit,
+            metrics=tuple(name.strip() for text in scoring.metric for name in text.split(",")),
+            tokenize=scoring.tokenize,
+            lowercase=scoring.lowercase,
+            baseline=scoring.baseline,
+            gates=parse_gates(scoring.fail_under),
+            resampling=Resampling(scoring.resamples, scoring.seed),
         )
     )
     if json:

@@ -126,8 +126,8 @@ def flag(*names: str, default: Any = None, **settings: Any) -> Any:
     if default is None:
         settings.setdefault("show_default", "the model's")
     option = {"option": typer.Option(*names, **settings)}
-    if default is list:
-        return field(default_factory=list, metadata=option)
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=option)
     return field(default=default, metadata=option)
 
 
@@ -211,7 +211,7 @@ class ModelOptions:
     threads: int | None = flag(min=1, metavar="N", help="CPU threads.", show_default="all cores")
     with_: list[Path] = flag(
         "--with",
-        default=list,
+        default=[],
         metavar="MODEL2",
         help="Another model with the same languages and vocabulary; the predictions of all models "
         "are averaged (ensemble). Repeatable.",
@@ -308,7 +308,7 @@ class SearchOptions:
     )
     set_: list[str] = flag(
         "--set",
-        default=list,
+        default=[],
         metavar="KEY=VALUE",
         callback=_with_equals_sign,
         help="Change one key of the model's configuration, for example decoding.patience=2. "

@@ -73,28 +73,6 @@ class TranslationRun:
             later.end,
         )
 
-    def log_summary(self) -> None:
-        """Log what the user should know at the end."""
-        if message := self.guard.message():
-            logger.info(message)
-        if self.num_damaged > MAX_NOTES:
-            logger.warning(
-                "%s lines were not UTF-8, or too long, and were changed", f"{self.num_damaged:,}"
-            )
-
-    def raise_failures(self) -> None:
-        """Report the lines that were written with an error.
-
-        Raises:
-            DataError: There are some.
-        """
-        if self.first_failure is not None:
-            raise DataError(
-                f"Lines answered with an error: {self.num_failures:,}. The first: "
-                f"{self.first_failure.problem}",
-                fix=self.first_failure.fix,
-            )
-
 
 @contextmanager
 def errors_only() -> Iterator[None]:
@@ -222,7 +200,11 @@ def translate_stream(
         if progress is not None:
             progress(len(lines))
         total += replace(run, output=b"")
-    total.log_summary()
+    if message := total.guard.message():
+        logger.info(message)
+    if total.num_damaged > MAX_NOTES:
+        changed = f"{total.num_damaged:,}"
+        logger.warning("%s lines were not UTF-8, or too long, and were changed", changed)
     return total
 
 
@@ -256,5 +238,10 @@ def translate_files(
             name="standard input" if is_standard(source) else str(source),
             progress=None if bar is None else bar.update,
         )
-    run.raise_failures()
+    if run.first_failure is not None:
+        raise DataError(
+            f"Lines answered with an error: {run.num_failures:,}. The first: "
+            f"{run.first_failure.problem}",
+            fix=run.first_failure.fix,
+        )
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import resource
 import subprocess
@@ -73,10 +72,8 @@ def published(folder: Path) -> dict[tuple[str, str, str], Rows]:
 @pytest.mark.parametrize(
     ("testset", "refs", "subset"),
     [
-        ("newstest2021.en-de", "A", "full"),
         ("newstest2021.en-de", "D", "first300"),
         ("newstest2021.en-de", "all", "first300"),
-        ("newstest2021.en-zh", "B", "full"),
         ("newstest2021.en-zh", "all", "first300"),
     ],
 )
@@ -555,9 +552,10 @@ def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> 
 @pytest.mark.parametrize(
     ("part", "link"),
     [
-        *itertools.product(
-            ["reference", "source", "baseline", "hypothesis"], ["same", "hard", "symbolic"]
-        ),
+        ("reference", "same"),
+        ("source", "hard"),
+        ("baseline", "symbolic"),
+        ("hypothesis", "same"),
         ("config", "same"),
         ("config", "symbolic"),
     ],

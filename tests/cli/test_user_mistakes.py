@@ -101,12 +101,6 @@ def test_training_says_when_bleu_is_not_counted_as_usual(world: Path, tmp_path: 
     assert "(tokenizer char), chrF" in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(world: Path) -> None:
-    for command in (("evaluate", world / "run"), ("translate", world / "run")):
-        refused(4, "step-00000003", *command, "--checkpoint", "step-4")
-        refused(2, "best, last, step-N or average", *command, "--checkpoint", "newest")
-
-
 def test_flags_out_of_bounds_are_refused_by_every_command(world: Path) -> None:
     """Fault 49."""
     source = ("-i", world / "test.de")
@@ -115,13 +109,6 @@ def test_flags_out_of_bounds_are_refused_by_every_command(world: Path) -> None:
     refused(2, "n_best", "translate", world / "run", *source, "-b", 2, "--n-best", 3)
     refused(2, "training.max_steps", "train", world / "config.yaml", "--set", "training.max_step=1")
     refused(2, "lr", "train", world / "config.yaml", "--set", "training.schedule.peak_lr=abc")
-
-
-def test_a_model_that_lost_a_part_names_it(run: Path) -> None:
-    """Fault 47."""
-    (run / "tokenizer" / "joint.model").unlink()
-    refused(4, "tokenizer", "evaluate", run)
-    refused(4, "tokenizer", "translate", run)
 
 
 def test_weights_that_were_changed_are_not_used(run: Path) -> None:
@@ -141,13 +128,6 @@ def test_an_older_checkpoint_than_asked_for_is_not_used_in_silence(run: Path) ->
     for command in ("evaluate", "translate"):
         result = nmt(command, run, "--checkpoint", "last", text="eins zwei\n")
         assert "step-00000006" in result.stderr, result.exit_code
-
-
-def test_a_configuration_that_does_not_fit_the_weights_is_told(run: Path) -> None:
-    """Fault 47."""
-    config = run / "config.yaml"
-    config.write_text(config.read_text("utf-8").replace("ff_dim: 64", "ff_dim: 96"), "utf-8")
-    refused(4, "model.ff_dim: was 64, is 96", "evaluate", run)
 
 
 def test_a_place_that_cannot_be_written_is_named(world: Path) -> None:

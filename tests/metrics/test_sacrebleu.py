@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu import __version__
 
 from nmt.errors import ConfigError, DataError
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer
 from nmt.metrics.sacrebleu import bleu_tokenizer, default_tokenizer
+from nmt.metrics.significance import Floats
 
 WORDS = st.sampled_from(["the", "Cat", "sat", "on", "it's", "mat", "größer", "42", "ok"])
 SENTENCES = st.lists(WORDS, min_size=4, max_size=9).map(" ".join)
@@ -128,3 +131,44 @@ def test_lines_that_do_not_pair_up_are_refused_with_both_counts() -> None:
         corpus_score(["a"] * 2, [["a"] * 2, ["a"] * 3], "bleu")
     with pytest.raises(DataError, match="no reference lines"):
         corpus_score([], [[]], "bleu")
+
+
+@pytest.mark.parametrize(
+    ("pair", "references"),
+    [*(("en-de", name) for name in ("A", "C", "D", "all")),
+     *(("en-zh", name) for name in ("A", "B", "all"))],
+)  # fmt: skip
+def test_every_published_score_is_reproduced(shared_data: Path, pair: str, references: str) -> None:
+    """All rows of the sample; statistics are counted once for the whole set and its beginning."""
+    folder, language = shared_data / "wmt_sample", pair[-2:]
+
+    def lines_of(part: str) -> list[str]:
+        path = folder / f"newstest2021.{pair}.{part}.{language}"
+        return path.read_text("utf-8").split("\n")[:-1]
+
+    header, *lines = (folder / "SCORES.tsv").read_text("utf-8").splitlines()
+    table = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
+    rows = [
+        row
+        for row in table
+        if (row["testset"], row["refs"]) == (f"newstest2021.{pair}", references)
+    ]
+    names = "ACD" if pair == "en-de" else "AB"
+    texts = [lines_of(f"ref.{name}") for name in (names if references == "all" else references)]
+    systems = {name: lines_of(f"hyp.{name}") for name in sorted({row["system"] for row in rows})}
+    tables: dict[tuple[str, str], Floats] = {}
+    for metric, column in (("bleu", "BLEU"), ("chrf++", "chrF2++"), ("chrf", "chrF2")):
+        # Of one reference, the counts of chrF are those of chrF++ without the words.
+        is_counted = metric == "chrf" and references != "all"
+        read = [text[:1] for text in texts] if is_counted else texts
+        scorer = Scorer(metric, read, MetricOptions(target_language=language))
+        for name, hypotheses in systems.items():
+            own = [row for row in rows if (row["system"], row["metric"]) == (name, column)]
+            found = scorer.statistics(hypotheses[: len(read[0])])
+            tables[metric, name] = tables["chrf++", name][:, :18] if is_counted else found.table
+            for row in own:
+                beginning = tables[metric, name][: int(row["n_lines"])]
+                score = found.score_sums([sum(values) for values in beginning.T.tolist()])
+                assert score == pytest.approx(float(row["score_sacrebleu"]), abs=1e-9)
+                assert found.score.signature == row["signature"].replace("2.6.0", __version__)
+            assert len(own) == 1 + (metric != "chrf++")

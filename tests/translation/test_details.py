@@ -139,17 +139,6 @@ def test_attention_is_that_of_the_alignment(translator: Translator) -> None:
         assert {target for _, target in result.alignment} == set(range(len(rows)))
 
 
-def test_alignments_change_no_translation(translator: Translator) -> None:
-    lines = sentences(6)
-    plain, aligned = translator.translate(lines), translator.translate(lines, alignments=True)
-
-    assert [r.text for r in plain] == [r.text for r in aligned]
-    assert all("alignment" not in r.as_dict() for r in plain)
-    for line, result in zip(lines, aligned, strict=True):
-        assert result.alignment is not None
-        assert all(s < len(line.split()) for s, _ in result.alignment)
-
-
 LINES = [*sentences(12, seed=3), ""]
 
 
@@ -226,16 +215,6 @@ def test_rules_of_the_search_do_not_change_token_scores(translator: Translator) 
     assert ruled.score != plain.score
 
 
-def test_token_scores_change_nothing_else_and_come_only_when_asked_for(
-    translator: Translator,
-) -> None:
-    plain = translator.translate(LINES)
-    told = translator.translate(LINES, token_scores=True)
-
-    assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in told]
-    assert all("tokens" not in result.as_dict() for result in plain)
-
-
 def test_a_model_in_training_reads_without_dropout(model: Transformer) -> None:
     engine = TorchEngine(model)
     expected = engine.token_log_probs([[5, 6]], [[7]])
@@ -258,3 +237,14 @@ def test_an_engine_without_details_says_so(tokenizers: Tokenizers, detail: str) 
     wanted: Any = {detail: True}
     with pytest.raises(ConfigError):
         Translator(Echo(), tokenizers, OPTIONS).translate(["Hund"], **wanted)
+
+
+def test_details_change_nothing_else_and_come_only_when_asked_for(translator: Translator) -> None:
+    plain = translator.translate(LINES)
+    told = translator.translate(LINES, token_scores=True, alignments=True)
+
+    assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in told]
+    assert not any({"alignment", "attention", "tokens"} & set(r.as_dict()) for r in plain)
+    for line, result in zip(LINES, told, strict=True):
+        assert result.alignment is not None
+        assert all(source < len(line.split()) for source, _ in result.alignment)
