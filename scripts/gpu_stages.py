@@ -44,8 +44,7 @@ from nmt.engine.precision import Precision, choose_precision
 from nmt.model.cost import Workload, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.training.losses import choose_form
-from nmt.training.objective import CrossEntropy
+from nmt.training.losses import CrossEntropy, choose_form
 from nmt.training.optimizer import build_optimizer
 from nmt.training.update import Updater, read_together
 

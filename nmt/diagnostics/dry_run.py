@@ -16,8 +16,8 @@ from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochRepo
 from nmt.engine.memory import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
+from nmt.training.losses import objective_name
 from nmt.training.measure import measure_update_seconds
-from nmt.training.objective import objective_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
 

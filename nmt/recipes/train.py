@@ -46,7 +46,7 @@ from nmt.training.signals import (
     report_one_failure,
 )
 from nmt.training.trainer import Trainer
-from nmt.training.validation import Validator, decoding_validator
+from nmt.training.validation import Validator, decoding_scores
 from nmt.translation.guard import calibrate_guard
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,14 @@ def _run(
         notes += _tidy(config, data, checkpoint)
     reporter = _reporters(config, progress, log) if is_first else ReporterList()
     try:
-        validator = _validator(config, setup, shared_stop)
+        decoding = decoding_scores(
+            setup,
+            config.decoding,
+            max_length=config.filters.max_length,
+            target_language=config.target_language,
+            stop=shared_stop,
+        )
+        validator = Validator(setup, decoding, shared_stop)
         model_dim, total_steps = config.model.model_dim, progress.total_steps
         trainer = Trainer(
             training,
@@ -308,24 +315,4 @@ def _reporters(config: RunConfig, progress: Progress, log: RunLog) -> ReporterLi
         last_validation=last[0].step if last else 0,
         total_steps=progress.total_steps,
         tensorboard=config.training.tensorboard,
-    )
-
-
-def _validator(config: RunConfig, setup: TrainingSetup, stop: SharedStop) -> Validator:
-    decoding = decoding_validator(
-        setup.data,
-        setup.updater.model,
-        config.training.validation,
-        config.decoding,
-        max_length=config.filters.max_length,
-        target_language=config.target_language,
-        processes=setup.updater.processes,
-        stop=stop,
-    )
-    return Validator(
-        setup.updater,
-        setup.data.valid,
-        max_tokens=int(setup.batch.max_tokens),
-        decoding=decoding,
-        stop=stop,
     )

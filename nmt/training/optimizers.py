@@ -8,21 +8,39 @@ or any class of `torch.optim` by `from_torch`; the key ``training.optimizer.kind
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from typing_extensions import override
 
 from nmt.config.training import OptimizerConfig
 from nmt.training.parameters import FlatParameters, is_matrix
 
 
-class Optimizer(Protocol):
-    """How a gradient changes the weights of one model."""
+class Optimizer:
+    """How a gradient changes the weights of one model. A subclass defines `step`.
 
-    step_count: Tensor
-    """Updates made and not skipped, a scalar."""
+    Args:
+        parameters: The model's parameters.
+        config: The optimizer section.
+        part: Of the flat buffers, what it trains: all of them, or those from a place on.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
+    ) -> None:
+        self._parameters, self._config, self._begin = parameters, config, part.start or 0
+        self._weights, self._gradient = parameters.weights[part], parameters.gradient[part]
+        self._kept: dict[str, Tensor] = {}
+        self.step_count = self._keep("step", self._weights.new_zeros(()))
+        """Updates made and not skipped, a scalar."""
+
+    def _keep(self, name: str, values: Tensor) -> Tensor:
+        """Make a scalar, or a buffer as long as the trained parameters, part of the state."""
+        self._kept[name] = values
+        return values
 
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         """Change ``parameters.weights`` in place by ``parameters.gradient``.
@@ -32,7 +50,7 @@ class Optimizer(Protocol):
             skipped: 1 if nothing may change and the gradient is zeros and NaN; else 0. A float32
                 scalar on the device.
         """
-        ...
+        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         """Return all that an update depends on besides the weights, by name: views, not copies.
@@ -40,15 +58,23 @@ class Optimizer(Protocol):
         Copying into them restores a saved state. Names of per-parameter tensors end in
         ``/parameter``.
         """
-        ...
+        state = {}
+        for key, values in self._kept.items():
+            if values.ndim == 0:
+                state[key] = values.view(1)
+            else:
+                views = self._parameters.views(values, self._begin)
+                state |= {f"{key}/{name}": view for name, view in views}
+        return state
 
     def reset(self) -> None:
         """Forget all updates: training begins at the weights as they are now."""
-        ...
+        for values in self._kept.values():
+            values.zero_()
 
     def eval_weights(self) -> Tensor | None:
         """Return the weights to validate and save, flat; None if they are the trained ones."""
-        ...
+        return None
 
 
 OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
@@ -60,35 +86,28 @@ def register_optimizer(name: str, constructor: OptimizerConstructor) -> None:
     OPTIMIZERS[name] = constructor
 
 
-class AdamW:
+class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019), fused; decays the matrices only.
 
     Torch's function instead of its class, whose import loads the compiler and takes seconds.
-
-    Args:
-        parameters: The model's parameters.
-        config: The optimizer section.
-        begin: Where in the flat buffers the parameters that it trains begin.
     """
 
     def __init__(
-        self, parameters: FlatParameters, config: OptimizerConfig, *, begin: int = 0
+        self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
     ) -> None:
-        self._parameters, self._config, self._begin = parameters, config, begin
-        weights, gradient = parameters.weights[begin:], parameters.gradient[begin:]
-        self.step_count = torch.zeros((), device=weights.device)
-        self._mean, self._square = torch.zeros_like(weights), torch.zeros_like(weights)
-        num_decayed = max(parameters.matrix_size - begin, 0)
+        super().__init__(parameters, config, part)
+        mean = self._keep("exp_avg", torch.zeros_like(self._weights))
+        square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
+        num_decayed = max(parameters.matrix_size - self._begin, 0)
         parts = ((slice(0, num_decayed), config.weight_decay), (slice(num_decayed, None), 0.0))
-        tensors = (weights, gradient, self._mean, self._square)
         self._groups = [
-            ([tensor[part] for tensor in tensors], decay)
+            ([tensor[part] for tensor in (self._weights, self._gradient, mean, square)], decay)
             for part, decay in parts
-            if len(weights[part])
+            if len(self._weights[part])
         ]
 
+    @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        """Change the weights in place."""
         before = self.step_count.clone()
         for (weights, gradient, mean, square), decay in self._groups:
             self.step_count.copy_(before)  # each call counts
@@ -110,25 +129,8 @@ class AdamW:
                 found_inf=skipped,
             )
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the step count, and the means of gradient and squared gradient."""
-        return {
-            "step": self.step_count.view(1),
-            **_by_name(self._parameters, "exp_avg", self._mean, self._begin),
-            **_by_name(self._parameters, "exp_avg_sq", self._square, self._begin),
-        }
 
-    def reset(self) -> None:
-        """Forget all updates."""
-        for tensor in (self.step_count, self._mean, self._square):
-            tensor.zero_()
-
-    def eval_weights(self) -> None:
-        """Return None: the trained weights are the ones to use."""
-        return
-
-
-class ScheduleFreeAdamW:
+class ScheduleFreeAdamW(Optimizer):
     """Schedule-free AdamW: needs neither an end of training nor a decay towards it.
 
     Defazio et al. (2024), "The Road Less Scheduled", algorithm 1 with the scaling of AdamW. Three
@@ -138,15 +140,16 @@ class ScheduleFreeAdamW:
     """
 
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
-        self._parameters, self._config = parameters, config
-        self._weights = parameters.weights
-        self._z, self._square = self._weights.clone(), torch.zeros_like(self._weights)
+        super().__init__(parameters, config)
         self.step_count, self._weight_sum = (
-            torch.zeros((), dtype=torch.float64, device=self._weights.device) for _ in range(2)
+            self._keep(name, torch.zeros((), dtype=torch.float64, device=self._weights.device))
+            for name in ("step", "weight_sum")
         )
+        self._z = self._keep("z", self._weights.clone())
+        self._square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
 
+    @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        """Change the weights in place."""
         beta1, beta2 = self._config.betas
         not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
         self.step_count += not_skipped
@@ -154,7 +157,7 @@ class ScheduleFreeAdamW:
         # 0 / 0 at rates of zero
         share = (not_skipped * learning_rate**2 / self._weight_sum).nan_to_num_()
         correction = 1 - beta2 ** self.step_count.clamp(min=1)
-        gradient = self._parameters.gradient.nan_to_num_(0, 0, 0)
+        gradient = self._gradient.nan_to_num_(0, 0, 0)
         decay = (beta2**not_skipped).to(dtype)
         self._square.mul_(decay).addcmul_(gradient, gradient, value=1 - beta2)
         scale = (self._square / correction.to(dtype)).sqrt_().add_(self._config.epsilon)
@@ -166,21 +169,12 @@ class ScheduleFreeAdamW:
         self._weights.addcmul_(change, (rate * (1 - beta1 * (1 - share))).to(dtype))
         self._z.addcmul_(change, rate.to(dtype))
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the counters, the points z, and the mean of the squared gradient."""
-        return {
-            "step": self.step_count.view(1),
-            "weight_sum": self._weight_sum.view(1),
-            **_by_name(self._parameters, "z", self._z),
-            **_by_name(self._parameters, "exp_avg_sq", self._square),
-        }
-
+    @override
     def reset(self) -> None:
-        """Forget all updates: the three points are one."""
-        self._z.copy_(self._weights)
-        for tensor in (self._square, self.step_count, self._weight_sum):
-            tensor.zero_()
+        super().reset()
+        self._z.copy_(self._weights)  # the three points are one
 
+    @override
     def eval_weights(self) -> Tensor:
         """Return the means x, computed from y and z."""
         return self._weights.lerp(self._z, 1 - 1 / self._config.betas[0])
@@ -211,7 +205,7 @@ def orthogonalise(matrices: Tensor, num_iterations: int) -> Tensor:
     return x
 
 
-class Muon:
+class Muon(Optimizer):
     """Muon: orthogonal steps for the matrices, so that all directions are learned alike.
 
     Jordan et al. (2024), "Muon: an optimizer for hidden layers". The size of a step is matched to
@@ -220,11 +214,10 @@ class Muon:
     """
 
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
-        self._parameters, self._config = parameters, config
-        matrices = slice(0, parameters.matrix_size)
-        self._weights, self._gradient = parameters.weights[matrices], parameters.gradient[matrices]
-        self._momentum = torch.zeros_like(self._weights)
-        self._adamw = AdamW(parameters, config, begin=parameters.matrix_size)
+        size = parameters.matrix_size
+        super().__init__(parameters, config, slice(0, size))
+        self._momentum = self._keep("momentum", torch.zeros_like(self._weights))
+        self._adamw = AdamW(parameters, config, slice(size, None))
         self.step_count = self._adamw.step_count
         self._change = torch.empty_like(self._weights)
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
@@ -233,8 +226,8 @@ class Muon:
             by_shape.setdefault(tuple(wide.shape), []).append(wide)
         self._groups = list(by_shape.values())
 
+    @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        """Change the weights in place."""
         config = self._config
         not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
         gradient = self._gradient.nan_to_num_(0, 0, 0)
@@ -249,27 +242,17 @@ class Muon:
         self._weights.addcmul_(self._change, (not_skipped * -learning_rate).to(dtype))
         self._adamw.step(learning_rate, skipped)
 
+    @override
     def state(self) -> dict[str, Tensor]:
-        """Return the momentum of the matrices, and AdamW's state for the rest."""
-        return self._adamw.state() | _by_name(self._parameters, "momentum", self._momentum)
+        return super().state() | self._adamw.state()
 
+    @override
     def reset(self) -> None:
-        """Forget all updates."""
-        self._momentum.zero_()
+        super().reset()
         self._adamw.reset()
 
-    def eval_weights(self) -> None:
-        """Return None: the trained weights are the ones to use."""
-        return
 
-
-def _by_name(
-    parameters: FlatParameters, key: str, values: Tensor, begin: int = 0
-) -> dict[str, Tensor]:
-    return {f"{key}/{name}": view for name, view in parameters.views(values, begin)}
-
-
-class TorchOptimizer:
+class TorchOptimizer(Optimizer):
     """Any optimizer of `torch.optim` on the model's parameters, each in its own shape.
 
     It copies weights and state before each step, to put them back where an update is skipped. Where
@@ -289,7 +272,7 @@ class TorchOptimizer:
         kind: Callable[..., torch.optim.Optimizer],
         options: Mapping[str, Any],
     ) -> None:
-        self.step_count = torch.zeros((), device=parameters.weights.device)
+        super().__init__(parameters, config)
         gradients = dict(parameters.views(parameters.gradient))
         self._named: dict[str, Tensor] = {}
         matrices: list[Tensor] = []
@@ -303,9 +286,10 @@ class TorchOptimizer:
         self._optimizer = kind([{"params": members} for members, _ in groups if members], **options)
         self.reset()
 
+    @override
     def reset(self) -> None:
         """Make the state anew, as a step with a gradient and a learning rate of zero leaves it."""
-        self.step_count.zero_()
+        super().reset()
         self._optimizer.state.clear()
         kept = [(p, p.detach().clone(), p.grad) for p in self._named.values()]
         for parameter, _, _ in kept:
@@ -322,8 +306,8 @@ class TorchOptimizer:
         for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
             group["weight_decay"] = decay
 
+    @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        """Change the weights in place."""
         tensors = [*self._named.values(), *self.state().values()]
         before = [tensor.detach().clone() for tensor in tensors]
         for group in self._optimizer.param_groups:
@@ -334,19 +318,14 @@ class TorchOptimizer:
             where = skipped.to(tensor.device) > 0
             tensor.data.copy_(torch.where(where, was, tensor.detach()))
 
+    @override
     def state(self) -> dict[str, Tensor]:
-        """Return the step count, and what the optimizer keeps for each parameter."""
-        kept = {
+        return super().state() | {
             f"{key}/{name}": value
             for name, parameter in self._named.items()
             for key, value in self._optimizer.state[parameter].items()
             if isinstance(value, Tensor)
         }
-        return {"step": self.step_count.view(1)} | kept
-
-    def eval_weights(self) -> None:
-        """Return None: the trained weights are the ones to use."""
-        return
 
 
 def from_torch(

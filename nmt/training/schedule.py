@@ -13,6 +13,31 @@ from nmt.config.keys import chosen
 from nmt.config.training import ScheduleConfig
 
 Schedule = Callable[[int], float]
+ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
+"""(schedule section, model width, updates in all if known) -> `Schedule`."""
+
+SCHEDULES: dict[str, ScheduleConstructor] = {}
+
+
+def register_schedule(name: str, constructor: ScheduleConstructor) -> None:
+    """Make a schedule available as ``training.schedule.shape: name``."""
+    SCHEDULES[name] = constructor
+
+
+def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int | None) -> Schedule:
+    """Return the configured schedule.
+
+    Args:
+        config: The schedule section.
+        model_dim: Width of the model; scales ``noam``.
+        total_steps: Updates in all; ``linear``, ``cosine`` and ``wsd`` need it.
+
+    Raises:
+        ConfigError: There is none of that name.
+        ValueError: A schedule that ends has no ``total_steps``.
+    """
+    constructor = chosen(SCHEDULES, config.shape, "training.schedule.shape")
+    return constructor(config, model_dim, total_steps)
 
 
 def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> float:
@@ -42,91 +67,28 @@ def constant(step: int, *, peak_lr: float, warmup_steps: int) -> float:
     return peak_lr * min(step / max(warmup_steps, 1), 1.0)
 
 
-def linear(
-    step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, final_share: float
-) -> float:
-    """Rise to the peak, then fall in a straight line to its ``final_share`` at the last update.
-
-    >>> linear(55, peak_lr=1.0, warmup_steps=10, total_steps=100, final_share=0.0)
-    0.5
-    """
-    return constant(step, peak_lr=peak_lr, warmup_steps=warmup_steps) * (
-        1 - (1 - final_share) * _share(step, warmup_steps, total_steps)
-    )
-
-
-def cosine(
-    step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, final_share: float
-) -> float:
-    """Rise to the peak, then fall along half a cosine (Loshchilov and Hutter 2017)."""
-    fallen = (1 - math.cos(math.pi * _share(step, warmup_steps, total_steps))) / 2
-    rising = constant(step, peak_lr=peak_lr, warmup_steps=warmup_steps)
-    return rising * (1 - (1 - final_share) * fallen)
-
-
-def warmup_stable_decay(
-    step: int,
-    *,
-    peak_lr: float,
-    warmup_steps: int,
-    total_steps: int,
-    decay_share: float,
-    final_share: float,
-) -> float:
-    """Rise, hold the peak, and fall in a straight line over the last share (Hu et al. 2024)."""
-    begin = max(warmup_steps, total_steps - max(round(decay_share * total_steps), 1))
-    rising = constant(step, peak_lr=peak_lr, warmup_steps=warmup_steps)
-    return rising * (1 - (1 - final_share) * _share(step, begin, total_steps))
-
-
-def _share(step: int, begin: int, end: int) -> float:
-    """How far ``step`` is from ``begin`` to ``end``, in [0, 1]."""
-    if end <= begin:
-        return 0.0
-    return min(max((step - begin) / (end - begin), 0.0), 1.0)
-
-
-ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
-"""(schedule section, model width, updates in all if known) -> `Schedule`."""
-
-SCHEDULES: dict[str, ScheduleConstructor] = {}
-
-
-def register_schedule(name: str, constructor: ScheduleConstructor) -> None:
-    """Make a schedule available as ``training.schedule.shape: name``."""
-    SCHEDULES[name] = constructor
-
-
-def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int | None) -> Schedule:
-    """Return the configured schedule.
+def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> ScheduleConstructor:
+    """Return what makes a schedule that rises to the peak, and falls until the budget ends.
 
     Args:
-        config: The schedule section.
-        model_dim: Width of the model; scales ``noam``.
-        total_steps: Updates in all; ``linear``, ``cosine`` and ``wsd`` need it.
-
-    Raises:
-        ConfigError: There is none of that name.
-        ValueError: A schedule that ends has no ``total_steps``.
+        fallen: Share of the way through the fall, in [0, 1] -> share of the peak lost by then.
+        holds_peak: Whether only the last ``decay_share`` of the updates falls, not all the rest.
     """
-    constructor = chosen(SCHEDULES, config.shape, "training.schedule.shape")
-    return constructor(config, model_dim, total_steps)
-
-
-def _falling(shape: Callable[..., float]) -> ScheduleConstructor:
-    """Return what makes a schedule that ends with the budget."""
 
     def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:
         if total_steps is None:
             raise ValueError(f"schedule {config.shape} needs a budget")
-        return partial(
-            shape,
-            peak_lr=config.peak_lr,
-            # A budget shorter than the warm-up still rises and falls.
-            warmup_steps=min(config.warmup_steps, max(total_steps // 2, 1)),
-            total_steps=total_steps,
-            final_share=config.final_share,
-        )
+        # A budget shorter than the warm-up still rises and falls.
+        begin = warmup = min(config.warmup_steps, max(total_steps // 2, 1))
+        if holds_peak:
+            begin = max(warmup, total_steps - max(round(config.decay_share * total_steps), 1))
+
+        def rate(step: int) -> float:
+            share = (step - begin) / (total_steps - begin) if total_steps > begin else 0.0
+            lost = (1 - config.final_share) * fallen(min(max(share, 0.0), 1.0))
+            return constant(step, peak_lr=config.peak_lr, warmup_steps=warmup) * (1 - lost)
+
+        return rate
 
     return construct
 
@@ -146,11 +108,8 @@ register_schedule(
 )
 register_schedule("inverse_sqrt", _lasting(inverse_sqrt))
 register_schedule("constant", _lasting(constant))
-register_schedule("linear", _falling(linear))
-register_schedule("cosine", _falling(cosine))
-register_schedule(
-    "wsd",
-    lambda config, model_dim, total_steps: _falling(
-        partial(warmup_stable_decay, decay_share=config.decay_share)
-    )(config, model_dim, total_steps),
-)
+register_schedule("linear", _falling(lambda share: share))
+# Half a cosine (Loshchilov and Hutter 2017).
+register_schedule("cosine", _falling(lambda share: (1 - math.cos(math.pi * share)) / 2))
+# Warm-up, stable, decay (Hu et al. 2024).
+register_schedule("wsd", _falling(lambda share: share, holds_peak=True))

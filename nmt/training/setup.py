@@ -28,8 +28,7 @@ from nmt.errors import ConfigError
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
-from nmt.training.losses import choose_form
-from nmt.training.objective import build_objective
+from nmt.training.losses import build_objective, choose_form
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import freeze
 from nmt.training.update import Updater, UpdateStats

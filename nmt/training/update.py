@@ -19,8 +19,7 @@ from nmt.engine.distributed import Processes
 from nmt.engine.precision import Precision, make_loss_scale
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
-from nmt.training.losses import choose_form
-from nmt.training.objective import CrossEntropy, LossSum, Objective
+from nmt.training.losses import CrossEntropy, LossSum, Objective, choose_form
 from nmt.training.optimizer import ModelOptimizer
 
 _MOST_SPLITS = 3

@@ -6,25 +6,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.training import ValidationConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
-from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.engine.distributed import Processes, interleave
 from nmt.metrics.metric import MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
-from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import load_tokenizers
 from nmt.training.report import ValidationReport
+from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
-from nmt.training.update import Updater
 from nmt.translation.translator import Translator
 
 REPORTED_METRICS = ("bleu", "chrf")
@@ -70,75 +68,33 @@ class Scores:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TextScores:
-    """Scores of decoded text."""
-
-    scores: Mapping[str, float]
-    """By metric."""
-    bleu_tokenizer: str
-    """What BLEU's words were found with."""
-    samples: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingValidator:
-    """Translates the validation set with the model as it is, and scores the text."""
-
-    translator: Translator
-    source: Sequence[str]
-    reference: Sequence[str]
-    scorers: Sequence[Scorer]
-    """The metrics, with the references read in."""
-    tokenizer: str
-    """What BLEU's words are found with."""
-    processes: Processes
-    """Each translates a part."""
-    stop: SharedStop
-
-    def __call__(self) -> TextScores:
-        """Translate and score."""
-        hypotheses = interleave(self.stop.gather(self._translate))
-        scores = {scorer.name: scorer.score(hypotheses).value for scorer in self.scorers}
-        samples = zip(self.source, hypotheses, self.reference, strict=True)
-        return TextScores(scores, self.tokenizer, tuple(islice(samples, _NUM_SAMPLES)))
-
-    def _translate(self) -> list[str]:
-        own = self.source[self.processes.rank :: self.processes.size]
-        return [result.text for result in self.translator.translate(own)]
-
-
-def decoding_validator(
-    data: PreparedData,
-    model: Transformer,
-    config: ValidationConfig,
+def decoding_scores(
+    setup: TrainingSetup,
     decoding: DecodingConfig,
     *,
     max_length: int,
     target_language: str,
-    processes: Processes,
     stop: SharedStop,
-) -> DecodingValidator | None:
-    """Make the validator of a run; None if the validation set has no text.
+) -> Callable[[], Mapping[str, Any]] | None:
+    """Return what translates the validation set, and scores that; None if the set has no text.
+
+    Its results are fields of `Scores`.
 
     Args:
-        data: The prepared data of the run.
-        model: The model that is trained, on its device.
-        config: The validation section.
+        setup: What is trained; processes share the work.
         decoding: How to search, but for the beam.
         max_length: Most tokens of a segment.
         target_language: Chooses BLEU's tokenizer, as in `nmt evaluate`.
-        processes: Those that share the work.
         stop: Heeded between batches.
     """
-    wanted = config.max_sentences
-    source, reference = data.valid_source[:wanted], data.valid_target[:wanted]
+    config, processes = setup.training.validation, setup.updater.processes
+    source = setup.data.valid_source[: config.max_sentences]
+    reference = setup.data.valid_target[: config.max_sentences]
     if not source:
         return None
-    tokenizers = load_tokenizers(data.tokenizer_dir)
     translator = Translator(
-        TorchEngine(model),
-        tokenizers,
+        TorchEngine(setup.updater.model),
+        load_tokenizers(setup.data.tokenizer_dir),
         decoding.plain(config.beam_size),
         max_length=max_length,
         check=stop.check,
@@ -147,33 +103,41 @@ def decoding_validator(
     options = MetricOptions(tokenize=tokenizer, target_language=target_language)
     names = dict.fromkeys((*REPORTED_METRICS, config.metric))
     scorers = [Scorer(name, [reference], options) for name in names if name != "loss"]
-    return DecodingValidator(translator, source, reference, scorers, tokenizer, processes, stop)
+
+    def translate() -> list[str]:
+        own = source[processes.rank :: processes.size]
+        return [result.text for result in translator.translate(own)]
+
+    def score() -> Mapping[str, Any]:
+        hypotheses = interleave(stop.gather(translate))
+        samples = zip(source, hypotheses, reference, strict=True)
+        return {
+            "text": {scorer.name: scorer.score(hypotheses).value for scorer in scorers},
+            "bleu_tokenizer": tokenizer,
+            "samples": tuple(islice(samples, _NUM_SAMPLES)),
+        }
+
+    return score
 
 
 class Validator:
-    """Measures one model on one validation set.
+    """Measures a model on its validation set.
 
     Args:
-        updater: Computes losses as training does.
-        store: The held-out pairs.
-        max_tokens: Tokens in a batch.
-        decoding: Translates and scores; None leaves BLEU and chrF out.
+        setup: What is trained; losses are computed as training does.
+        decoding: Translates and scores: see `decoding_scores`. None leaves BLEU and chrF out.
         stop: Heeded between batches.
     """
 
     def __init__(
         self,
-        updater: Updater,
-        store: ParallelStore,
-        *,
-        max_tokens: int,
-        decoding: Callable[[], TextScores] | None,
+        setup: TrainingSetup,
+        decoding: Callable[[], Mapping[str, Any]] | None,
         stop: SharedStop,
     ) -> None:
-        self._updater = updater
-        self._decoding = decoding
-        self._stop = stop
-        self._batches = _fixed_batches(store, max_tokens, updater.processes)
+        self._updater, self._decoding, self._stop = setup.updater, decoding, stop
+        max_tokens = int(setup.batch.max_tokens)
+        self._batches = _fixed_batches(setup.data.valid, max_tokens, setup.updater.processes)
 
     def __call__(self) -> Scores:
         """Return loss and scores of the weights to be used. Draws no random numbers.
@@ -190,12 +154,9 @@ class Validator:
         model.eval()
         with torch.inference_mode():
             loss_sum, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
-            text = self._decoding() if self._decoding else None
+            text = self._decoding() if self._decoding else {}
         model.train(was_training)
-        loss = loss_sum / max(tokens, 1)
-        if text is None:
-            return Scores(loss)
-        return Scores(loss, text.scores, text.bleu_tokenizer, text.samples)
+        return Scores(loss_sum / max(tokens, 1), **text)
 
     def _sum_loss(self) -> tuple[float, int]:
         """Return loss and tokens of the batches of this process."""

@@ -13,8 +13,7 @@ from nmt.data.batch import Batch
 from nmt.engine.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.training.losses import choose_form
-from nmt.training.objective import build_objective
+from nmt.training.losses import build_objective, choose_form
 from nmt.training.optimizer import ModelOptimizer, build_optimizer
 from nmt.training.parameters import FlatParameters
 from nmt.training.update import Updater

@@ -14,9 +14,8 @@ from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training import objective, optimizers, schedule
-from nmt.training.losses import plain_cross_entropy
-from nmt.training.objective import LossSum, build_objective, hidden_states
+from nmt.training import losses, optimizers, schedule
+from nmt.training.losses import LossSum, build_objective, hidden_states, plain_cross_entropy
 from nmt.training.optimizer import ModelOptimizer, build_optimizer
 from nmt.training.optimizers import OptimizerConstructor, from_torch
 from nmt.training.parameters import is_matrix
@@ -28,7 +27,7 @@ from tests.training.small import FLOAT32, batch_of, small_model, updater_of
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (objective, "OBJECTIVES"),
+        (losses, "OBJECTIVES"),
         (optimizers, "OPTIMIZERS"),
         (schedule, "SCHEDULES"),
     ):
@@ -46,7 +45,7 @@ class SquaredError:
 
 
 def test_a_loss() -> None:
-    objective.register_objective("squared_error", lambda _config, _form: SquaredError())
+    losses.register_objective("squared_error", lambda _config, _form: SquaredError())
     config = TrainingConfig(max_steps=1, objective="squared_error")
     model = small_model()
     updater = Updater(
@@ -56,11 +55,11 @@ def test_a_loss() -> None:
         build_objective(config, plain_cross_entropy),
         clip_norm=1.0,
     )
-    losses = [updater([batch_of([5, 3])], 0.01).loss_sum for _ in range(5)]
+    found = [updater([batch_of([5, 3])], 0.01).loss_sum for _ in range(5)]
 
     first = SquaredError()(small_model(), batch_of([5, 3])).loss_sum
-    assert losses[0] == pytest.approx(first.item())
-    assert losses[-1] < losses[0]
+    assert found[0] == pytest.approx(first.item())
+    assert found[-1] < found[0]
 
 
 def test_a_schedule() -> None:
@@ -162,7 +161,7 @@ def test_an_optimizer_of_torch_resumes_and_skips_to_the_bit(kind: str) -> None:
     [
         (optimizers.OPTIMIZERS, "adam", r"there is no 'adam' \(did you mean adamw\?\)"),
         (schedule.SCHEDULES, "cosin", r"there is no 'cosin' \(did you mean cosine\?\)"),
-        (objective.OBJECTIVES, "kl", r"there is no 'kl'\."),
+        (losses.OBJECTIVES, "kl", r"there is no 'kl'\."),
     ],
 )
 def test_a_name_that_is_not_registered_is_refused_with_the_nearest(

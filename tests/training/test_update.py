@@ -18,8 +18,7 @@ from nmt.engine.precision import Precision
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
-from nmt.training.losses import chunked_cross_entropy
-from nmt.training.objective import CrossEntropy, LossSum, Objective
+from nmt.training.losses import CrossEntropy, LossSum, Objective, chunked_cross_entropy
 from nmt.training.optimizer import build_optimizer
 from nmt.training.parameters import FlatParameters, is_matrix
 from tests.training.small import FLOAT32, batch_of, hold_pairs, small_model, updater_of
