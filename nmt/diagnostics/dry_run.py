@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -17,7 +16,7 @@ from nmt.engine.memory import measure_peak
 from nmt.model.cost import Workload, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
-from nmt.training.measure import measure_update_seconds
+from nmt.training.measure import measure_update_seconds, updates_in
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
 
@@ -132,7 +131,7 @@ def _budget(setup: TrainingSetup, epoch: EpochReport, seconds: float) -> BudgetR
         updates = epoch.updates + sum(setup.loader.updates_per_epoch(number) for number in later)
         limits["training.max_epochs"] = updates
     if training.max_minutes is not None:
-        limits["training.max_minutes"] = max(1, math.floor(training.max_minutes * 60 / seconds))
+        limits["training.max_minutes"] = updates_in(training.max_minutes, seconds)
     limit = min(limits, key=lambda key: limits[key], default=None)
     return BudgetReport(
         updates=None if limit is None else limits[limit],

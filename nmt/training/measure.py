@@ -28,10 +28,6 @@ from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
 
-TimeBudget = tuple[float, int]
-"""Minutes, and the updates that they were measured to hold."""
-EpochBudget = tuple[int, int]
-"""Epochs, and the updates that these hold."""
 _SHARE = 0.75
 """Share of the free memory to use: other programs and the allocator need some, too."""
 _FIRST_PROBE = 2048
@@ -62,42 +58,6 @@ class MeasuredOnce:
         return known[name]
 
 
-def time_budget(
-    minutes: float | None, recorded: TimeBudget | None, update_seconds: Callable[[], float]
-) -> TimeBudget | None:
-    """Return the minutes and the updates they hold; None without a limit of time.
-
-    What a checkpoint has recorded counts, so that a resumed run ends where one that was not stopped
-    does; if the minutes were changed since, the updates are in proportion.
-
-    >>> time_budget(2.0, None, lambda: 0.5)
-    (2.0, 240)
-    >>> time_budget(3.0, (2.0, 240), lambda: 0.7)
-    (3.0, 360)
-    """
-    if minutes is None:
-        return None
-    if recorded is None:
-        return minutes, max(1, math.floor(minutes * 60 / update_seconds()))
-    recorded_minutes, steps = recorded
-    return minutes, max(1, round(steps * minutes / recorded_minutes))
-
-
-def epoch_budget(
-    epochs: int | None, recorded: EpochBudget | None, count: Callable[[], int]
-) -> EpochBudget | None:
-    """Return the epochs and the updates they hold; None without a limit of epochs.
-
-    What a checkpoint has recorded of as many epochs is not counted again.
-
-    >>> epoch_budget(3, (3, 70), lambda: 0)
-    (3, 70)
-    """
-    if epochs is None:
-        return None
-    return recorded if recorded and recorded[0] == epochs else (epochs, count())
-
-
 def count_updates(loader: Loader, epochs: int, stop: SharedStop, processes: Processes) -> int:
     """Return the updates of the first epochs; the first process plans them, and shares the sum.
 
@@ -115,6 +75,11 @@ def count_updates(loader: Loader, epochs: int, stop: SharedStop, processes: Proc
     return stop.gather(count)[0]
 
 
+def updates_in(minutes: float, update_seconds: float) -> int:
+    """Return how many updates a budget of time holds, one at least."""
+    return max(1, math.floor(minutes * 60 / update_seconds))
+
+
 def plan_budget(
     training: TrainingConfig,
     setup: TrainingSetup,
@@ -124,32 +89,34 @@ def plan_budget(
 ) -> Progress:
     """Set the budgets of ``progress``, and the updates in all: the least of all limits.
 
+    What a checkpoint has recorded counts, so that a resumed run ends where one that was not stopped
+    does; if the minutes were changed since, the updates are in proportion.
+
     Raises:
         Interrupted: A signal came meanwhile.
     """
-    loader, epochs, processes = setup.loader, training.max_epochs, setup.updater.processes
+    loader, processes = setup.loader, setup.updater.processes
+    minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
 
     def update_seconds() -> float:
         return measure_update_seconds(setup.updater, loader, check=lambda: stop.gather(stop.check))
 
-    progress.timed = time_budget(
-        training.max_minutes,
-        progress.timed,
-        lambda: measured_once("update_seconds", update_seconds),
-    )
-    progress.epoch_updates = epoch_budget(
-        epochs,
-        progress.epoch_updates,
-        lambda: measured_once(
-            f"updates of {epochs} epochs",
-            lambda: count_updates(loader, epochs or 0, stop, processes),
-        ),
-    )
-    limits = (
-        training.max_steps,
-        progress.timed and progress.timed[1],
-        progress.epoch_updates and progress.epoch_updates[1],
-    )
+    if minutes is None:
+        progress.timed = None
+    elif progress.timed is None:
+        seconds = measured_once("update_seconds", update_seconds)
+        progress.timed = minutes, updates_in(minutes, seconds)
+    else:
+        recorded_minutes, steps = progress.timed
+        progress.timed = minutes, max(1, round(steps * minutes / recorded_minutes))
+    if epochs is None:
+        progress.epoch_updates = None
+    elif progress.epoch_updates is None or progress.epoch_updates[0] != epochs:
+        updates = measured_once(
+            f"updates of {epochs} epochs", lambda: count_updates(loader, epochs, stop, processes)
+        )
+        progress.epoch_updates = epochs, updates
+    limits += [budget[1] for budget in (progress.timed, progress.epoch_updates) if budget]
     progress.total_steps = min((each for each in limits if each is not None), default=None)
     return progress
 

@@ -269,7 +269,7 @@ def test_the_flags_reach_each_process_but_for_devices(recorded: Recorded) -> Non
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     place = f"--set=run_dir={json.dumps('runs/no 1: x')}"
-    arguments = ["train", DEMO, "--set=training.threads=3", place, "--exact", "--quiet"]
+    arguments = ["train", DEMO, "--set=training.threads=3", place, "--exact", "-q"]
     assert recorded.calls == [(arguments, {"num_processes": 4, "threads": 3, "device": "auto"})]
 
 

@@ -325,7 +325,7 @@ import nmt
 from nmt.training.signals import SharedStop
 from nmt.training.validation import Validator
 place, at = {place!r}, {at}[int(os.environ["RANK"])]
-call, check, tell = Validator.__call__, SharedStop.check, SharedStop._tell
+call, check, tell = Validator.__call__, SharedStop.check, SharedStop._notify
 checks = validations = 0
 def validated(validator):
     global checks, validations
@@ -344,7 +344,7 @@ def told(stop):
     if place == "waiting" and checks == at and os.environ["RANK"] == "1":
         signal.raise_signal(signal.SIGTERM)
     tell(stop)
-Validator.__call__, SharedStop.check, SharedStop._tell = validated, checked, told
+Validator.__call__, SharedStop.check, SharedStop._notify = validated, checked, told
 try:
     nmt.train(nmt.load_config({config!r}, {settings}))
 finally:
