@@ -51,11 +51,6 @@ class EpochReport:
     padding_waste: float
     """Share of padding in the batches' rectangles."""
 
-    @property
-    def tokens(self) -> int:
-        """Source and target tokens, EOS included."""
-        return self.workload.source_tokens + self.workload.target_tokens
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetReport:
@@ -93,18 +88,11 @@ class DryRunReport:
     update_seconds: float
     """Median time of an update, without validation and saving."""
 
-    @property
-    def epochs(self) -> float | None:
-        """Passes through the data that the budget holds, each taken to be as long as the first."""
-        updates = self.budget.updates
-        return None if updates is None else updates / self.epoch.updates
-
-    def _of_training(self, of_update: float) -> float | None:
-        updates = self.budget.updates
-        return None if updates is None else updates * of_update
-
     def as_dict(self) -> dict[str, Any]:
         """Return raw numbers for JSON: bytes, FLOPs, seconds."""
+        epoch, updates, flops = self.epoch, self.budget.updates, self.flops
+        source, target = epoch.workload.source_tokens, epoch.workload.target_tokens
+        flops_of_update = flops.total / epoch.updates
         return {
             "name": self.name,
             "device": self.device,
@@ -113,101 +101,102 @@ class DryRunReport:
             "threads": self.threads,
             "parameters": {**self.parameters, "total": sum(self.parameters.values())},
             "matmul_parameters": asdict(self.matrices),
-            "flops": self._flops(),
+            "flops": {
+                "passes": self.passes,
+                "by_source_token": TRAINING_FLOPS * self.matrices.per_source_token,
+                "by_target_token": TRAINING_FLOPS * self.matrices.per_target_token,
+                "per_target_token": flops.total / target,
+                "per_target_token_matmul": flops.matmul / target,
+                "per_target_token_attention": flops.attention / target,
+                "epoch": asdict(flops) | {"total": flops.total},
+                "update": flops_of_update,
+                "training": updates and updates * flops_of_update,
+                "per_second": flops_of_update / self.update_seconds,
+            },
             "memory_bytes": asdict(self.memory) | {"total": self.memory.total},
-            "epoch": self._epoch(),
-            "budget": asdict(self.budget) | {"epochs": self.epochs},
+            "epoch": {
+                "pairs": epoch.pairs,
+                "batches": epoch.batches,
+                "updates": epoch.updates,
+                "source_tokens": source,
+                "target_tokens": target,
+                "tokens_per_batch": (source + target) / epoch.batches,
+                "tokens_per_update": (source + target) / epoch.updates,
+                "padding_waste": epoch.padding_waste,
+            },
+            "budget": asdict(self.budget) | {"epochs": updates and updates / epoch.updates},
             "seconds": self._seconds(),
         }
 
-    def _flops(self) -> dict[str, Any]:
-        per_update = self.flops.total / self.epoch.updates
-        targets = self.epoch.workload.target_tokens
-        return {
-            "passes": self.passes,
-            "by_source_token": TRAINING_FLOPS * self.matrices.per_source_token,
-            "by_target_token": TRAINING_FLOPS * self.matrices.per_target_token,
-            "per_target_token": self.flops.total / targets,
-            "per_target_token_matmul": self.flops.matmul / targets,
-            "per_target_token_attention": self.flops.attention / targets,
-            "epoch": asdict(self.flops) | {"total": self.flops.total},
-            "update": per_update,
-            "training": self._of_training(per_update),
-            "per_second": per_update / self.update_seconds,
-        }
-
-    def _epoch(self) -> dict[str, Any]:
-        epoch = self.epoch
-        return {
-            "pairs": epoch.pairs,
-            "batches": epoch.batches,
-            "updates": epoch.updates,
-            "source_tokens": epoch.workload.source_tokens,
-            "target_tokens": epoch.workload.target_tokens,
-            "tokens_per_batch": epoch.tokens / epoch.batches,
-            "tokens_per_update": epoch.tokens / epoch.updates,
-            "padding_waste": epoch.padding_waste,
-        }
-
     def _seconds(self) -> dict[str, Any]:
-        target_tokens = self.epoch.workload.target_tokens / self.epoch.updates
+        updates, seconds, in_epoch = self.budget.updates, self.update_seconds, self.epoch.updates
         return {
             "probe_updates": self.probe_updates,
-            "update": self.update_seconds,
-            "epoch": self.epoch.updates * self.update_seconds,
-            "training": self._of_training(self.update_seconds),
-            "target_tokens_per_second": target_tokens / self.update_seconds,
+            "update": seconds,
+            "epoch": in_epoch * seconds,
+            "training": updates and updates * seconds,
+            "target_tokens_per_second": self.epoch.workload.target_tokens / in_epoch / seconds,
             "excluded": ["validation", "saving"],
         }
 
     def as_text(self) -> str:
         """Return a table to read."""
-        sections = {
-            "parameters": self._parameter_rows(),
-            "FLOPs of training (forward and backward)": self._flop_rows(),
-            "memory": self._memory_rows(),
-            "epoch 0 (tokens with EOS, without padding)": self._epoch_rows(),
-            "budget": self._budget_rows(),
-            "time, without validation and saving": self._time_rows(),
-        }
         remark = f", {self.compilation.remark}" if self.compilation.remark else ""
         lines = [
             f"dry run of {self.name} on {self.device}, {self.precision}, {self.threads} threads"
             f"{remark}: nothing is trained, no run folder is written"
         ]
-        for title, rows in sections.items():
-            lines += ["", title]
-            lines += [f"  {label:34}{value:>14}  {note}".rstrip() for label, value, note in rows]
+        for row in self._rows(self.as_dict()):
+            if isinstance(row, str):
+                lines += ["", row]
+            else:
+                label, value, note = row
+                lines.append(f"  {label:34}{value:>14}  {note}".rstrip())
         return "\n".join(lines)
 
-    def _parameter_rows(self) -> Iterator[_Row]:
-        for part, number in self.parameters.items():
+    def _rows(self, raw: Mapping[str, Any]) -> Iterator[_Row | str]:
+        """Yield titles, and rows below them, of the numbers of `as_dict`."""
+        epoch, seconds, flops = raw["epoch"], raw["seconds"], raw["flops"]
+        yield "parameters"
+        for part, number in raw["parameters"].items():
             yield part, f"{number:,}", ""
-        yield "total", f"{sum(self.parameters.values()):,}", ""
+        yield "FLOPs of training (forward and backward)"
+        yield from self._flop_rows(flops)
+        yield "memory"
+        yield from self._memory_rows()
+        yield "epoch 0 (tokens with EOS, without padding)"
+        for key in ("pairs", "batches", "updates", "source_tokens", "target_tokens"):
+            yield key.replace("_", " "), f"{epoch[key]:,}", ""
+        yield "tokens per batch", f"{epoch['tokens_per_batch']:,.0f}", "average, both sides"
+        yield "tokens per update", f"{epoch['tokens_per_update']:,.0f}", "average, both sides"
+        yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of the batches' rectangles"
+        yield "budget"
+        if self.budget.updates is None:
+            yield "updates", "unknown", "only training.patience ends training"
+        else:
+            may_end = self.budget.has_patience
+            earlier = "; training.patience may end it earlier" if may_end else ""
+            yield "updates", f"{self.budget.updates:,}", f"{self.budget.limit}{earlier}"
+            yield "epochs", f"{raw['budget']['epochs']:,.2f}", ""
+        yield "time, without validation and saving"
+        probe = f"measured: median of a probe of {self.probe_updates} updates"
+        yield "update", _duration(seconds["update"]), probe
+        yield "epoch", _duration(seconds["epoch"]), ""
+        yield "whole training", _duration(seconds["training"]), ""
+        yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}", ""
+        yield "FLOPs per second", _si(flops["per_second"]), "of the model, without padding"
 
-    def _flop_rows(self) -> Iterator[_Row]:
-        flops, sizes = self._flops(), self.matrices
+    def _flop_rows(self, flops: Mapping[str, Any]) -> Iterator[_Row]:
+        sizes = self.matrices
         passes = f"; {self.passes} passes (training.r_drop)" if self.passes > 1 else ""
-        yield (
-            "by each source token",
-            _si(flops["by_source_token"]),
-            f"6 x (encoder {sizes.encoder:,} + cross-attention's keys, values {sizes.memory:,})",
-        )
-        yield (
-            "by each target token",
-            _si(flops["by_target_token"]),
-            f"6 x (rest of decoder {sizes.decoder:,} + output {sizes.output:,})",
-        )
-        yield (
-            "matrices, per target token",
-            _si(flops["per_target_token_matmul"]),
-            "both sides' tokens, over the target tokens" + passes,
-        )
-        yield (
-            "attention, per target token",
-            _si(flops["per_target_token_attention"]),
-            "12 x width x queries x keys, all layers",
-        )
+        encoder = f"encoder {sizes.encoder:,} + cross-attention's keys, values {sizes.memory:,}"
+        decoder = f"rest of decoder {sizes.decoder:,} + output {sizes.output:,}"
+        sides = f"both sides' tokens, over the target tokens{passes}"
+        yield "by each source token", _si(flops["by_source_token"]), f"6 x ({encoder})"
+        yield "by each target token", _si(flops["by_target_token"]), f"6 x ({decoder})"
+        yield "matrices, per target token", _si(flops["per_target_token_matmul"]), sides
+        attention = "12 x width x queries x keys, all layers"
+        yield "attention, per target token", _si(flops["per_target_token_attention"]), attention
         yield "all, per target token", _si(flops["per_target_token"]), ""
         yield "per update", _si(flops["update"]), "average"
         yield "whole training", _si(flops["training"]), ""
@@ -216,42 +205,13 @@ class DryRunReport:
         memory = self.memory
         shapes = " and ".join("{} x ({} + {})".format(*shape) for shape in memory.largest_batches)
         halved = f"; HALVED {memory.splits} times to fit" if memory.splits else ""
+        peak = f"measured: peak of an update on the largest batches, {shapes} tokens{halved}"
         yield "weights", _size(memory.weights), "exact"
         yield "float32 master weights", _size(memory.master_weights), "exact"
         yield "gradients", _size(memory.gradients), "exact"
         yield "optimizer's moments", _size(memory.optimizer), "exact; and averaged weights, if any"
-        yield (
-            "activations and temporaries",
-            _size(memory.activations),
-            f"measured: peak of an update on the largest batches, {shapes} tokens{halved}",
-        )
+        yield "activations and temporaries", _size(memory.activations), peak
         yield "total", _size(memory.total), "besides Python, torch and the data's page cache"
-
-    def _epoch_rows(self) -> Iterator[_Row]:
-        epoch = self._epoch()
-        for key in ("pairs", "batches", "updates", "source_tokens", "target_tokens"):
-            yield key.replace("_", " "), f"{epoch[key]:,}", ""
-        yield "tokens per batch", f"{epoch['tokens_per_batch']:,.0f}", "average, both sides"
-        yield "tokens per update", f"{epoch['tokens_per_update']:,.0f}", "average, both sides"
-        yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of the batches' rectangles"
-
-    def _budget_rows(self) -> Iterator[_Row]:
-        budget, epochs = self.budget, self.epochs
-        if budget.updates is None or epochs is None:
-            yield "updates", "unknown", "only training.patience ends training"
-            return
-        earlier = "; training.patience may end it earlier" if budget.has_patience else ""
-        yield "updates", f"{budget.updates:,}", f"{budget.limit}{earlier}"
-        yield "epochs", f"{epochs:,.2f}", ""
-
-    def _time_rows(self) -> Iterator[_Row]:
-        seconds = self._seconds()
-        probe = f"measured: median of a probe of {self.probe_updates} updates"
-        yield "update", _duration(seconds["update"]), probe
-        yield "epoch", _duration(seconds["epoch"]), ""
-        yield "whole training", _duration(seconds["training"]), ""
-        yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}", ""
-        yield "FLOPs per second", _si(self._flops()["per_second"]), "of the model, without padding"
 
 
 def _si(number: float | None) -> str:

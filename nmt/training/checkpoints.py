@@ -79,7 +79,7 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaver:
-    """Saves into a run folder, names the best, removes the expired. See `Saver`."""
+    """Saves into a run folder, names the best, removes the expired."""
 
     run_dir: Path
     training: TrainingConfig
@@ -95,7 +95,11 @@ class CheckpointSaver:
         state: Mapping[str, Any],
         history: History,
     ) -> str | None:
-        """Save; on a full disk stop or go on, as ``training.on_full_disk`` says."""
+        """Save; return where, or None if the disk was full and training is to go on.
+
+        Raises:
+            CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
+        """
         try:
             folder = save_checkpoint(
                 self.run_dir,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TypeVar
 
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, tell_launcher
@@ -76,12 +76,7 @@ class StopSignal:
                 self._before[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._before:
             number, handler = self._before.popitem()
             # None stands for a handler that was not set from Python, and cannot be put back.

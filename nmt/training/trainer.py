@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from nmt.checkpoint.files import Checkpoint
 from nmt.config.training import TrainingConfig
@@ -21,29 +19,14 @@ from nmt.data.batch import Batch, IntArray
 from nmt.data.loader import Loader, Position
 from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
-from nmt.training.progress import History, Progress, TrainingSummary
+from nmt.training.checkpoints import CheckpointSaver
+from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import NoteReport, Reporter, SavedReport
 from nmt.training.signals import Interrupted, StopSignal
 from nmt.training.update import Updater, UpdateStats, read_together
 from nmt.training.validation import Validator
 
 _MOST_SKIPPED_IN_A_ROW = 20
-
-
-class Saver(Protocol):
-    """Writes a checkpoint and forgets old ones."""
-
-    def __call__(
-        self,
-        step: int,
-        *,
-        model: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        history: History,
-    ) -> str | None:
-        """Save; return where, or None if the disk was full and training is to go on."""
-        ...
 
 
 class _Update(NamedTuple):
@@ -78,7 +61,7 @@ class Trainer:
         loader: Loader,
         schedule: Callable[[int], float],
         validator: Validator,
-        saver: Saver,
+        saver: CheckpointSaver,
         reporter: Reporter,
         stop: StopSignal,
     ) -> None:
@@ -173,7 +156,11 @@ class Trainer:
                     "Lower training.schedule.peak_lr, raise its warmup_steps, or train in float32.",
                 )
             if update.stats.skipped or update.stats.splits:
-                self._note(update)
+                text = "update skipped: loss or gradient not finite"
+                if not update.stats.skipped:
+                    text = f"batches halved {update.stats.splits} times: memory did not hold them"
+                text += f" ({self._where(update)})"
+                self._reporter.report(NoteReport(update.step, text, logging.WARNING))
 
     def _where(self, update: _Update) -> str:
         """Name the lines of the batches of all processes."""
@@ -186,14 +173,6 @@ class Trainer:
             fix += " That takes another run_dir; training.start_from can begin it with the weights "
             fix += "of this one."
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
-
-    def _note(self, update: _Update) -> None:
-        where, splits = self._where(update), update.stats.splits
-        if update.stats.skipped:
-            text = f"update skipped: loss or gradient not finite ({where})"
-        else:
-            text = f"batches halved {splits} times: memory did not hold them ({where})"
-        self._reporter.report(NoteReport(update.step, text, logging.WARNING))
 
     def _save_end(self) -> None:
         step = self.progress.step

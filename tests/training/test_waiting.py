@@ -27,10 +27,11 @@ from nmt.engine.device import DeviceQueue
 from nmt.engine.precision import Precision
 from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
+from nmt.training.checkpoints import CheckpointSaver
 from nmt.training.progress import Progress
 from nmt.training.report import ReporterList
 from nmt.training.signals import StopSignal
-from nmt.training.trainer import Saver, Trainer
+from nmt.training.trainer import Trainer
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 from tests.training import test_trouble
@@ -166,7 +167,7 @@ def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
             loader=LOADER,
             schedule=schedule,
             validator=cast(Validator, None),
-            saver=cast(Saver, None),
+            saver=cast(CheckpointSaver, None),
             reporter=ReporterList(),
             stop=StopSignal(),
         )
