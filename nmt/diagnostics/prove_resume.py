@@ -263,13 +263,10 @@ class _Trainings:
                 self._rest(self._draw.uniform(0, most))
                 if not training.kill():
                     return
-                self._note_kill(training.step, is_saving=training.is_saving)
-
-    def _note_kill(self, step: int, *, is_saving: bool) -> None:
-        self._killed_at.append(step)
-        self._kills_while_saving += is_saving
-        moment = "in the middle of a save" if is_saving else "between two saves"
-        logger.info(f"  killed at step {step}, {moment}")
+                self._killed_at.append(training.step)
+                self._kills_while_saving += training.is_saving
+                moment = "in the middle of a save" if training.is_saving else "between two saves"
+                logger.info(f"  killed at step {training.step}, {moment}")
 
     def _start(self, run_dir: Path) -> WatchedTraining:
         settings = [f"--set={text}" for text in self._plan.settings()]

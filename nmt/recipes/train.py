@@ -114,7 +114,7 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
     with deterministic(device, wanted=config.training.deterministic):
         data = PreparedData.open(config.prepared_dir)
         batch = _fitted(config, data, Processes())
-        setup = _setup(config, data, batch, Processes())
+        setup = TrainingSetup.build(config, batch, data)
         return measure_training(setup, name=config.name, num_updates=num_updates)
 
 
@@ -152,26 +152,14 @@ def _prepare(config: RunConfig, num_processes: int | None = None, *, why: str = 
         logger.info("\n".join(filter(None, (why, prepared.as_text()))))
 
 
-def _setup(
-    config: RunConfig, data: PreparedData, batch: BatchConfig, processes: Processes, **training: Any
-) -> TrainingSetup:
-    return TrainingSetup.build(
-        config.training.model_copy(update=training),
-        config.model,
-        batch,
-        data,
-        corpus_weights=[corpus.weight for corpus in config.data.train],
-        max_length=config.filters.max_length,
-        processes=processes,
-    )
-
-
 def _fitted(config: RunConfig, data: PreparedData, processes: Processes) -> BatchConfig:
     """Return the batch section with numbers in place of ``auto``."""
-
     # Compiled, layers take less memory; but that takes a minute, and would be for small batches.
+    training = config.training.model_copy(update={"compile": False})
+    plain = config.model_copy(update={"training": training})
+
     def build(batch: BatchConfig) -> TrainingSetup:
-        return _setup(config, data, batch, Processes(), compile=False)
+        return TrainingSetup.build(plain, batch, data)
 
     return fit_batches(config.batch, config.filters.max_length, build, processes)
 
@@ -181,33 +169,26 @@ def _run(
 ) -> TrainingSummary:
     """Do one process's part of a training, from its checkpoint to its end."""
     run_dir, training, is_first = config.run_dir, config.training, processes.rank == 0
-    shared_stop = SharedStop(stop, processes)
     data = PreparedData.open(config.prepared_dir)
     checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
     record, measured_once = _identify(config, data, processes)
     batch = _batch(config, data, checkpoint, measured_once)
-    setup = _setup(config, data, batch, processes)
+    setup = TrainingSetup.build(config, batch, data, processes)
     record |= setup.record()
     notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
     progress = Progress.from_dict(checkpoint.state["progress"]) if checkpoint else Progress()
-    plan_budget(training, setup, progress, measured_once, shared_stop)
+    plan_budget(training, setup, progress, measured_once, SharedStop(stop, processes))
+    reporter = ReporterList()
     if is_first:
         notes += _tidy(config, data, checkpoint)
-    reporter = _reporters(config, progress, log) if is_first else ReporterList()
-    try:
-        decoding = decoding_scores(
-            setup,
-            config.decoding,
-            max_length=config.filters.max_length,
-            target_language=config.target_language,
-            stop=shared_stop,
+        reporter = make_reporters(
+            run_dir, config.name, log, progress, tensorboard=training.tensorboard
         )
-        validator = Validator(setup, decoding, shared_stop)
+    try:
+        validator = _validator(config, setup, SharedStop(stop, processes))
         model_dim, total_steps = config.model.model_dim, progress.total_steps
         trainer = Trainer(
-            training,
-            updater=setup.updater,
-            loader=setup.loader,
+            setup,
             schedule=build_schedule(
                 training.schedule, model_dim=model_dim, total_steps=total_steps
             ),
@@ -218,8 +199,8 @@ def _run(
         )
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        notes.append(f"{progress.describe()}: {setup.describe()}{_fitted_note(config, batch)}")
-        for text in notes:
+        was_auto = config.batch.max_tokens == "auto"
+        for text in (*notes, f"{progress.describe()}: {setup.describe(batches=was_auto)}"):
             reporter.report(NoteReport(progress.step, text))
         trained = trainer.run(progress)
         if is_first and trained.reason != "signal":
@@ -268,12 +249,6 @@ def _batch(
     return BatchConfig.model_validate(measured_once("batch", fit))
 
 
-def _fitted_note(config: RunConfig, batch: BatchConfig) -> str:
-    if config.batch.max_tokens != "auto":
-        return ""
-    return f"; batches of {batch.max_tokens:,} tokens fit, {batch.accumulate} to an update"
-
-
 def _begin(
     config: RunConfig,
     setup: TrainingSetup,
@@ -296,23 +271,19 @@ def _begin(
     return []
 
 
+def _validator(config: RunConfig, setup: TrainingSetup, stop: SharedStop) -> Validator:
+    decoding = decoding_scores(
+        setup,
+        config.decoding,
+        max_length=config.filters.max_length,
+        target_language=config.target_language,
+        stop=stop,
+    )
+    return Validator(setup, decoding, stop)
+
+
 def _tidy(config: RunConfig, data: PreparedData, checkpoint: Checkpoint | None) -> list[str]:
     """Make the run folder fit for this start; return what changed since the last one."""
     tidy_run_folder(config.run_dir, checkpoint)
     changes = write_run_files(config.run_dir, config, data.tokenizer_dir)
-    if checkpoint is None:
-        return []
-    return [f"setting changed since the last start: {line}" for line in changes]
-
-
-def _reporters(config: RunConfig, progress: Progress, log: RunLog) -> ReporterList:
-    last = progress.history.entries[-1:]
-    return make_reporters(
-        config.run_dir,
-        config.name,
-        log,
-        start=progress.step,
-        last_validation=last[0].step if last else 0,
-        total_steps=progress.total_steps,
-        tensorboard=config.training.tensorboard,
-    )
+    return [f"setting changed since the last start: {line}" for line in changes if checkpoint]

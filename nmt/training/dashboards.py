@@ -24,6 +24,7 @@ from nmt.report.charts import (
     short_number,
 )
 from nmt.report.page import render
+from nmt.training.progress import Progress
 from nmt.training.report import (
     Console,
     Event,
@@ -287,14 +288,7 @@ def _as_code(lines: Sequence[str]) -> str:
 
 
 def make_reporters(
-    run_dir: Path,
-    name: str,
-    log: RunLog,
-    *,
-    start: int,
-    last_validation: int,
-    total_steps: int | None,
-    tensorboard: bool,
+    run_dir: Path, name: str, log: RunLog, progress: Progress, *, tensorboard: bool
 ) -> ReporterList:
     """Return the reporters of a run: metrics.jsonl, log.txt, the console, report.html, TensorBoard.
 
@@ -302,21 +296,20 @@ def make_reporters(
         run_dir: Folder of the run.
         name: Name of the run.
         log: Opened on log.txt.
-        start: Updates made before.
-        last_validation: Update of the last validation made before.
-        total_steps: Updates in all, if known.
+        progress: Where training stands.
         tensorboard: Whether to write TensorBoard files.
 
     Raises:
         CheckpointError: The files cannot be written.
         ConfigError: TensorBoard is not installed.
     """
+    start, last = progress.step, progress.history.entries[-1:]
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         reporters: list[Reporter] = [
-            JsonLines(run_dir / "metrics.jsonl", start, last_validation),
+            JsonLines(run_dir / "metrics.jsonl", start, last[0].step if last else 0),
             log.open(run_dir / "log.txt"),
-            Console(start, total_steps),
+            Console(start, progress.total_steps),
             HtmlReport(run_dir, name),
         ]
     if tensorboard:

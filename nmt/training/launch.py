@@ -72,6 +72,9 @@ def launch(
 
 
 def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
+    # How long processes may save before they are killed: torch 2.11 does not know it.
+    has_timeout = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
+    options: dict[str, Any] = {"shutdown_timeout": _SECONDS_TO_SAVE} if has_timeout else {}
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -81,7 +84,7 @@ def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.2,
-        **_time_to_save(),
+        **options,
         signals_to_handle="SIGHUP,SIGQUIT",
         logs_specs=DefaultLogsSpecs(log_dir=logs),  # nothing is written, but the folder is made
     )
@@ -92,12 +95,6 @@ def _launch(arguments: Sequence[str], num_processes: int, logs: str) -> None:
         raise StoppedBySignal(stopped.sigval) from None
     except ChildFailedError as error:
         raise _explained(error, num_processes, Path(logs)) from None
-
-
-def _time_to_save() -> dict[str, Any]:
-    """Return how long processes may save before they are killed: torch 2.11 does not know it."""
-    known = {field.name for field in fields(LaunchConfig)}
-    return {"shutdown_timeout": _SECONDS_TO_SAVE} if "shutdown_timeout" in known else {}
 
 
 @contextmanager
@@ -147,17 +144,12 @@ def _explained(error: ChildFailedError, num_processes: int, logs: Path) -> BaseE
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return StoppedBySignal(code - 128)
     if code < 0:
-        return _killed(rank, failure, num_processes)
+        return ProcessKilledError(
+            f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by "
+            f"{signal.Signals(-code).name}; the others have ended.",
+            fix="If memory ran out, lower batch.max_tokens. Start the same command again: it "
+            "resumes from the last checkpoint.",
+        )
     if code == PEER_LOST and (logs / CAUSE).is_file():  # nobody failed but for a peer
         return PeerLostError((logs / CAUSE).read_text(encoding="utf-8"))
     return SystemExit(code)
-
-
-def _killed(rank: int, failure: ProcessFailure, num_processes: int) -> ProcessKilledError:
-    name = signal.Signals(-failure.exitcode).name
-    return ProcessKilledError(
-        f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by {name}; the others "
-        "have ended.",
-        fix="If memory ran out, lower batch.max_tokens. Start the same command again: it "
-        "resumes from the last checkpoint.",
-    )

@@ -56,36 +56,30 @@ class TrainingSetup:
     @classmethod
     def build(
         cls,
-        training: TrainingConfig,
-        model: ModelConfig,
+        config: RunConfig,
         batch: BatchConfig,
         data: PreparedData,
-        *,
-        corpus_weights: Sequence[float],
-        max_length: int,
         processes: Processes | None = None,
     ) -> TrainingSetup:
         """Make everything, and seed the random generators.
 
         Args:
-            training: The training section.
-            model: The model section.
-            batch: The batch section, with numbers.
-            data: The prepared data.
-            corpus_weights: How often an epoch reads each corpus.
-            max_length: Most tokens of a side of a pair.
+            config: The experiment.
+            batch: Its batch section, with numbers.
+            data: Its prepared data.
             processes: Those that train together.
 
         Raises:
             NmtError: Data, configuration or device do not allow it; see the message.
         """
+        training, max_length = config.training, config.filters.max_length
         processes = processes or Processes()
         device = choose_device(training.device)
-        updater = _updater(training, model, data, device, processes)
+        updater = _updater(training, config.model, data, device, processes)
         loader = Loader(
             data.train,
             batch,
-            weights=corpus_weights,
+            weights=[corpus.weight for corpus in config.data.train],
             seed=training.seed,
             rank=processes.rank,
             num_ranks=processes.size,
@@ -98,7 +92,7 @@ class TrainingSetup:
             switch=updater.model.compile_layers,
             warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         )
-        return cls(training, model, batch, data, updater, loader, compilation)
+        return cls(training, config.model, batch, data, updater, loader, compilation)
 
     @property
     def device(self) -> torch.device:
@@ -113,8 +107,8 @@ class TrainingSetup:
             "batch": self.batch.model_dump(mode="json"),
         }
 
-    def describe(self) -> str:
-        """Return in a line what trains, on what."""
+    def describe(self, *, batches: bool) -> str:
+        """Return in a line what trains, on what, and with ``batches`` how large these are."""
         sizes, size = count_parameters(self.updater.model), self.updater.processes.size
         parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
         remark = self.compilation.remark
@@ -123,6 +117,8 @@ class TrainingSetup:
             f"{self.updater.precision.name} on {self.device}, {torch.get_num_threads()} threads"
             + (f" in each of {size} processes" if size > 1 else "")
             + (f", {remark}" if remark else "")
+            + (f"; batches of {self.batch.max_tokens:,} tokens fit, " if batches else "")
+            + (f"{self.batch.accumulate} to an update" if batches else "")
         )
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
@@ -208,9 +204,7 @@ def check_start(config: RunConfig) -> None:
         _check_shape(config, load_folder_config(folder))
     if not config.training.freeze:
         return
-    with torch.device(
-        "meta"
-    ):  # names alone; torch loads its compiler for that, which takes a second
+    with torch.device("meta"):  # names alone
         freeze(build_model(config.model, _ANY_SIZE, _ANY_SIZE), config.training.freeze)
 
 

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nmt.checkpoint.files import Checkpoint
-from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch, IntArray
-from nmt.data.loader import Loader, Position
+from nmt.data.loader import Position
 from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
 from nmt.training.checkpoints import CheckpointSaver
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import NoteReport, Reporter, SavedReport
+from nmt.training.setup import TrainingSetup
 from nmt.training.signals import Interrupted, StopSignal
-from nmt.training.update import Updater, UpdateStats, read_together
+from nmt.training.update import UpdateStats, read_together
 from nmt.training.validation import Validator
 
 _MOST_SKIPPED_IN_A_ROW = 20
@@ -43,9 +43,7 @@ class Trainer:
     """Trains one model to its end.
 
     Args:
-        config: The training section.
-        updater: Makes updates.
-        loader: Gives batches.
+        setup: Makes updates, and gives batches.
         schedule: Update, from 1 -> learning rate.
         validator: Measures the model.
         saver: Writes checkpoints.
@@ -55,18 +53,17 @@ class Trainer:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        setup: TrainingSetup,
         *,
-        updater: Updater,
-        loader: Loader,
         schedule: Callable[[int], float],
         validator: Validator,
         saver: CheckpointSaver,
         reporter: Reporter,
         stop: StopSignal,
     ) -> None:
-        self._config = config
-        self._updater, self._optimizer, self._loader = updater, updater.optimizer, loader
+        updater = setup.updater
+        self._config, self._loader = setup.training, setup.loader
+        self._updater, self._optimizer = updater, updater.optimizer
         self._schedule = schedule
         self._validator, self._saver = validator, saver
         self._reporter, self._stop = reporter, stop

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_checkpoint
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import Processes
@@ -83,9 +82,9 @@ def test_layers_are_not_compiled_for_a_probe(
     prepare(config)
     build, found = TrainingSetup.build, []
 
-    def recording(training: TrainingConfig, *sections: Any, **options: Any) -> TrainingSetup:
-        found.append(training.compile)
-        return build(training, *sections, **options)
+    def recording(config: RunConfig, *arguments: Any) -> TrainingSetup:
+        found.append(config.training.compile)
+        return build(config, *arguments)
 
     monkeypatch.setattr(TrainingSetup, "build", recording)
     training = config.training.model_copy(update={"compile": True})

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -30,6 +31,7 @@ from nmt.model.transformer import Transformer
 from nmt.training.checkpoints import CheckpointSaver
 from nmt.training.progress import Progress
 from nmt.training.report import ReporterList
+from nmt.training.setup import TrainingSetup
 from nmt.training.signals import StopSignal
 from nmt.training.trainer import Trainer
 from nmt.training.update import Updater
@@ -161,10 +163,10 @@ def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
     updater = meta_updater()
 
     def trainer_of(report_every: int) -> Trainer:
+        training = TrainingConfig(max_steps=100, report_every=report_every)
+        setup = SimpleNamespace(training=training, updater=updater, loader=LOADER)
         return Trainer(
-            TrainingConfig(max_steps=100, report_every=report_every),
-            updater=updater,
-            loader=LOADER,
+            cast(TrainingSetup, setup),
             schedule=schedule,
             validator=cast(Validator, None),
             saver=cast(CheckpointSaver, None),

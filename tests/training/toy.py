@@ -9,8 +9,6 @@ from typing import Any
 
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.engine.distributed import Processes
-from nmt.recipes.train import _setup
 from nmt.training.setup import TrainingSetup
 
 STEPS = 30
@@ -73,4 +71,4 @@ def make_config(run_dir: str = "run", **training: object) -> RunConfig:
 def setup_of(config: RunConfig) -> TrainingSetup:
     """Of data that are prepared."""
     data = PreparedData.open(config.prepared_dir)
-    return _setup(config, data, config.batch, Processes())
+    return TrainingSetup.build(config, config.batch, data)
