@@ -22,11 +22,13 @@ __all__ = ["run", "server", "whole"]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     # Stopped in the middle of an epoch, and of three batches to an update: FAULT 2.
-    "bpe-dropout and r-drop": {"batch.bpe_dropout": 0.2, "training.r_drop": 1.0},
+    "muon, bpe-dropout and r-drop": {
+        "training.optimizer.kind": "muon",
+        "batch.bpe_dropout": 0.2,
+        "training.r_drop": 1.0,
+    },
     "schedule-free": {"training.optimizer.kind": "schedule-free"},
-    "muon": {"training.optimizer.kind": "muon"},
-    "ema": {"training.ema_decay": 0.9},
-    "frozen encoder": {"training.freeze": ["encoder"]},
+    "ema and frozen encoder": {"training.ema_decay": 0.9, "training.freeze": ["encoder"]},
     "recomputed": {"training.activation_checkpointing": True},
 }
 AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3}
