@@ -154,19 +154,7 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
-        tokens = ("scored_tokens", "source_tokens", "target_tokens", "padded_tokens")
-        names = (
-            "step",
-            "total_steps",
-            "timed",
-            "epoch_updates",
-            "loss_sum",
-            *tokens,
-            "skipped",
-            "skipped_in_a_row",
-        )
-        values = {name: getattr(self, name) for name in names}
-        return values | {"position": asdict(self.position), "history": self.history.as_dict()}
+        return asdict(self) | {"history": self.history.as_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:

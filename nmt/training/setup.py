@@ -75,7 +75,7 @@ class TrainingSetup:
         training, max_length = config.training, config.filters.max_length
         processes = processes or Processes()
         device = choose_device(training.device)
-        updater = _updater(training, config.model, data, device, processes)
+        updater = _updater(config, data, device, processes)
         loader = Loader(
             data.train,
             batch,
@@ -144,15 +144,12 @@ class TrainingSetup:
 
 
 def _updater(
-    training: TrainingConfig,
-    model_config: ModelConfig,
-    data: PreparedData,
-    device: torch.device,
-    processes: Processes,
+    config: RunConfig, data: PreparedData, device: torch.device, processes: Processes
 ) -> Updater:
+    training = config.training
     sizes = data.manifest.source_vocab_size, data.manifest.target_vocab_size
     torch.manual_seed(training.seed)
-    model = build_model(model_config, *sizes).to(device)
+    model = build_model(config.model, *sizes).to(device)
     model.recompute = training.activation_checkpointing
     freeze(model, training.freeze)
     precision = choose_precision(training.precision, device)
