@@ -120,7 +120,7 @@ def translate(
     50,000 characters is translated up to there, with a warning.
     """
     from nmt.recipes import translate as recipe
-    from nmt.translation.requests import LineFormat
+    from nmt.translation.stream import LineFormat
 
     style = LineFormat(
         files.format_,

@@ -14,8 +14,8 @@ from nmt.diagnostics.selfcheck import Promise, check_promises
 from nmt.engine import is_one_of_torchrun
 from nmt.errors import ConfigError
 from nmt.files.line_streams import check_output
-from nmt.translation.requests import LineFormat
 from nmt.translation.stream import (
+    LineFormat,
     TranslationRun,
     errors_only,
     line_translator,

@@ -16,9 +16,8 @@ from nmt.runtime.engine import Engine
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
-from nmt.translation.requests import LineFormat
 from nmt.translation.result import TranslationResult
-from nmt.translation.stream import line_translator, translate_stream
+from nmt.translation.stream import LineFormat, line_translator, translate_stream
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
