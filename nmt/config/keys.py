@@ -77,11 +77,8 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
     best = max(all_keys(), key=lambda key: _likeness(key, path, wanted))
     if _likeness(best, path, wanted) < 0.66:
         return None
-    filled = [
-        str(path[i]) if part == ANY and _matches(best.path[: i + 1], path[: i + 1]) else part
-        for i, part in enumerate(best.path)
-    ]
-    return ".".join(filled)
+    shared = _num_shared(best, path)
+    return ".".join([*map(str, path[:shared]), *best.path[shared:]])
 
 
 def nearest_word(word: str, words: Sequence[str]) -> str | None:
@@ -111,13 +108,18 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     alike = difflib.SequenceMatcher(None, wanted, name).ratio()
     if wanted in name.split("_") or name in wanted.split("_"):
         alike = max(alike, 0.75)
-    pairs = zip(key.path[:-1], path[:-1], strict=False)
-    shared = len(list(takewhile(lambda pair: pair[0] in (ANY, str(pair[1])), pairs)))
+    shared = _num_shared(key, path)
     same_section = shared == len(path) - 1 == len(key.path) - 1
     is_start = wanted.startswith(name) or name.startswith(wanted)
     if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
         alike = max(alike, 0.9)  # above a key of the very name elsewhere
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
+
+
+def _num_shared(key: Key, path: Sequence[str | int]) -> int:
+    """Count the sections that a key and a path have in common."""
+    pairs = zip(key.path[:-1], path[:-1], strict=False)
+    return len(list(takewhile(lambda pair: pair[0] in (ANY, str(pair[1])), pairs)))
 
 
 def _matches(pattern: Sequence[str], path: Sequence[str | int]) -> bool:

@@ -80,7 +80,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         found = sorted(find_problems(error), key=lambda problem: layers.order(problem.path))
-        problems += [problem.at(layers.place(problem.path)) for problem in found]
+        problems += [f"{layers.place(problem.path)}: {problem.text}" for problem in found]
     else:
         if not problems:
             return config
@@ -125,7 +125,7 @@ def _override(layers: _Layers, text: str) -> Iterator[str]:
     path = tuple(int(x) if x.isdecimal() and len(x) < _MAX_DIGITS else x for x in parts)
     found = _put(layers.values, path, value) if find_key(path) else Problem(path, unknown_key(path))
     if isinstance(found, Problem):
-        yield found.at(f"--set {text}")
+        yield f"--set {text}: {found.text}"
         return
     for places in (layers.flags, layers.lines):  # of what this has replaced
         for known in [known for known in places if known[: len(found)] == found]:
@@ -181,10 +181,6 @@ class Problem:
     """The key at fault."""
     text: str
     """What is wrong, without the place."""
-
-    def at(self, place: str) -> str:
-        """The whole line, with the file and line or the flag it comes from."""
-        return f"{place}: {self.text}"
 
 
 def find_problems(error: ValidationError) -> list[Problem]:

@@ -29,10 +29,10 @@ class NoLocksError(OSError):
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterator[bool]:
-    """Hold the exclusive lock of a file, which is made if missing.
+    """Hold the exclusive lock of a file, which is made if missing and names its holder.
 
     Args:
-        path: The file; holds the name of its holder.
+        path: The file.
         wait: Wait for another holder, with a note, instead of raising.
         remove: Remove the file at the end.
 
