@@ -122,10 +122,6 @@ class Packed:
         cells = packed.new_zeros(self.num_cells, *packed.shape[1:])
         return cells.index_copy(0, self.cells, packed).unflatten(0, (len(self), self.max_length))
 
-    def unpad(self, rectangle: Tensor) -> Tensor:
-        """(B, S, ...) -> (N, ...): the tokens only."""
-        return rectangle.flatten(0, 1).index_select(0, self.cells)
-
     def part(self, start: int, stop: int) -> Packed:
         """Return the sentences from ``start`` to before ``stop``."""
         ends = self.cu_seqlens[start : stop + 1]

@@ -33,7 +33,7 @@ from nmt.engine.device import prepare_process
 from nmt.files.lines import read_lines
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.runtime.model_stepper import ModelStepper
+from nmt.runtime.stepper import ModelStepper
 from nmt.search.hypothesis import Hypothesis, length_penalty
 from nmt.search.loop import search
 from nmt.search.rules import delay_end, end_at_limit, length_limits
@@ -115,7 +115,7 @@ def plain_beam(model: Transformer) -> Decoder:
         penalty = length_penalty(config)
         once = Packed.from_rectangle(source, lengths)
         packed = Packed.from_rectangle(*(x.repeat_interleave(beams, 0) for x in (source, lengths)))
-        memory = packed.unpad(once.pad(model.encode(once)).repeat_interleave(beams, dim=0))
+        memory = once.pad(model.encode(once)).repeat_interleave(beams, dim=0)[packed.mask()]
         prefix = torch.full((count, beams, 1), BOS_ID)
         totals = torch.full((count, beams), -torch.inf)
         totals[:, 0] = 0.0

@@ -41,7 +41,7 @@ from nmt.data.batching import plan_batches
 from nmt.engine.compilation import compile_layers
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.precision import Precision, choose_precision
-from nmt.model.cost import Workload, training_flops
+from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.training.losses import CrossEntropy, choose_form
@@ -182,10 +182,10 @@ def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
     return collate(store, np.arange(shape[0]))
 
 
-def workload(batches: Sequence[Batch]) -> Workload:
+def length_sums(batches: Sequence[Batch]) -> LengthSums:
     """Sum lengths."""
     lengths = [torch.stack([batch.source.lengths, batch.target.lengths]) for batch in batches]
-    return Workload.of_pairs(*torch.cat(lengths, dim=1).numpy())
+    return LengthSums.of_pairs(*torch.cat(lengths, dim=1).numpy())
 
 
 def make_updater(
@@ -611,7 +611,9 @@ def training(report: Recorder) -> None:
                     torch.cuda.reset_peak_memory_stats(report.device)
                 seconds, host = _rate(report, updater, batches)
                 tokens = sum(batch.num_target_tokens for batch in batches) / len(batches)
-                needed = training_flops(config, vocab_size, workload(batches)).total / len(batches)
+                needed = training_flops(config, vocab_size, length_sums(batches)).total / len(
+                    batches
+                )
                 is_recipe = max_tokens == 50_000
                 rate_target, share_target = targets[name] if is_recipe else (0, 0)
                 text = f"{name}, {max_tokens} tokens an update"

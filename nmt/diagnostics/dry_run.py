@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nmt.data.batching import padding_waste
 from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochReport, MemoryReport
 from nmt.engine.memory import measure_peak
-from nmt.model.cost import Workload, matmul_parameters, training_flops
+from nmt.model.cost import LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
 from nmt.training.measure import measure_update_seconds, updates_in
@@ -51,7 +51,7 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
         parameters=count_parameters(setup.updater.model),
         matrices=matmul_parameters(setup.model, vocab_size),
         passes=passes,
-        flops=training_flops(setup.model, vocab_size, epoch.workload, passes=passes),
+        flops=training_flops(setup.model, vocab_size, epoch.sums, passes=passes),
         memory=memory,
         epoch=epoch,
         budget=_budget(setup, epoch, seconds),
@@ -66,7 +66,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> EpochReport:
         pairs=len(rows),
         batches=len(plan),
         updates=-(-len(plan) // setup.batch.accumulate),
-        workload=Workload.of_pairs(*setup.lengths(rows)),
+        sums=LengthSums.of_pairs(*setup.lengths(rows)),
         padding_waste=padding_waste(plan, store.source_lengths + 1, store.target_lengths + 1),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nmt.engine.compilation import Compilation
-from nmt.model.cost import TRAINING_FLOPS, MatmulParameters, TrainingFlops, Workload
+from nmt.model.cost import TRAINING_FLOPS, LengthSums, MatmulParameters, TrainingFlops
 
 _Row = tuple[str, str, str]
 """Label, value, remark."""
@@ -46,7 +46,7 @@ class EpochReport:
     pairs: int
     batches: int
     updates: int
-    workload: Workload
+    sums: LengthSums
     """Its tokens, EOS included."""
     padding_waste: float
     """Share of padding in the batches' rectangles."""
@@ -91,7 +91,7 @@ class DryRunReport:
     def as_dict(self) -> dict[str, Any]:
         """Return raw numbers for JSON: bytes, FLOPs, seconds."""
         epoch, updates, flops = self.epoch, self.budget.updates, self.flops
-        source, target = epoch.workload.source_tokens, epoch.workload.target_tokens
+        source, target = epoch.sums.source_tokens, epoch.sums.target_tokens
         flops_of_update = flops.total / epoch.updates
         return {
             "name": self.name,
@@ -135,7 +135,7 @@ class DryRunReport:
             "update": seconds,
             "epoch": in_epoch * seconds,
             "training": updates and updates * seconds,
-            "target_tokens_per_second": self.epoch.workload.target_tokens / in_epoch / seconds,
+            "target_tokens_per_second": self.epoch.sums.target_tokens / in_epoch / seconds,
             "excluded": ["validation", "saving"],
         }
 

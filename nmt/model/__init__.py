@@ -1,5 +1,5 @@
 """Token ids in, hidden states and logits out: the Transformer.
 
-Knows no text, files or search; `factory.build_model` makes it from its config section.
-Called by training (packed, whole targets) and by translation (one token at a time).
+Knows no text, files or search; `transformer.build_model` makes it from its config section.
+Training calls it with whole targets, translation with one token at a time.
 """

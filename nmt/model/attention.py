@@ -244,7 +244,9 @@ class _BmmAttention(torch.autograd.Function):
         of_weights = torch.bmm(mixed, value.mT)
         if kept is not None:
             of_weights.mul_(kept)
-        # Of softmax: weights * (gradient - sum(gradient * weights)).
+        # Of softmax: weights * (gradient - sum(gradient * weights)). torch's own kernel differs in
+        # the last bit, but has no public name; and torch.autograd.grad on a graph of softmax alone
+        # would run each layer once more where layers are recomputed.
         of_scores = of_weights.mul_(weights)
         of_scores.addcmul_(weights, of_scores.sum(-1, keepdim=True), value=-1)
         of_bias = None
@@ -305,8 +307,8 @@ class Rectangle(NamedTuple):
     """A rectangle of B x W cells for packed tokens, as GPUs and compiled layers use it.
 
     B and W may be more than they need. W is a multiple of 8, so that masks need not be copied for
-    a GPU's kernels; and a single sentence stands beside a row that nobody reads, because to a
-    compiled layer sizes of 1 would be a case of their own.
+    a GPU's kernels; and a single sentence stands beside an unused row, because a compiled layer
+    would be compiled again for a size of 1.
     """
 
     token: Tensor
@@ -377,7 +379,7 @@ def sdpa_attention(
 ) -> Tensor:
     """`attention` of whole sentences by torch's fused kernels on the padded rectangle.
 
-    No choice here depends on the batch: so one compiled graph serves all of them.
+    No branch depends on the batch, so one compiled graph serves all batches.
     """
     queries, keys = (Rectangle.of(packed) for packed in segments)
     # A causal query that holds a token reads only keys that hold tokens: padding is on the right.
@@ -409,5 +411,5 @@ def _padded_bias(bias: Tensor, widths: tuple[int, int], mask: Tensor | None) -> 
 
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
 BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}
-"""Device type, or ``compiled`` for compiled layers -> what reads whole sentences there; others use
-`sdpa_attention`."""
+"""Device type, or ``compiled`` for compiled layers -> its attention of whole sentences. Any
+other type has `sdpa_attention`."""

@@ -58,7 +58,7 @@ class MatmulParameters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class LengthSums:
     """Sums over sentence pairs that the FLOPs depend on. S and T are a pair's lengths with EOS."""
 
     source_tokens: int
@@ -92,7 +92,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFlops:
-    """FLOPs of forward and backward over a `Workload`, by part."""
+    """FLOPs of forward and backward over a `LengthSums`, by part."""
 
     encoder: int
     memory: int
@@ -127,23 +127,21 @@ def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulPara
 
 
 def training_flops(
-    config: ModelConfig, target_vocab_size: int, workload: Workload, *, passes: int = 1
+    config: ModelConfig, target_vocab_size: int, sums: LengthSums, *, passes: int = 1
 ) -> TrainingFlops:
-    """Count the FLOPs of forward and backward over every pair of ``workload``.
+    """Count the FLOPs of forward and backward over every pair of ``sums``.
 
     Args:
         config: The model section.
         target_vocab_size: Entries of the target vocabulary.
-        workload: The pairs.
+        sums: The pairs.
         passes: How often each pair is read: twice in R-Drop.
     """
     matrices = matmul_parameters(config, target_vocab_size)
     factor = TRAINING_FLOPS * passes
-    source, target = workload.source_tokens, workload.target_tokens
-    scores = config.encoder_layers * config.model_dim * workload.source_squares
-    scores += (
-        config.decoder_layers * config.decoder_dim * (workload.target_squares + workload.products)
-    )
+    source, target = sums.source_tokens, sums.target_tokens
+    scores = config.encoder_layers * config.model_dim * sums.source_squares
+    scores += config.decoder_layers * config.decoder_dim * (sums.target_squares + sums.products)
     return TrainingFlops(
         encoder=factor * matrices.encoder * source,
         memory=factor * matrices.memory * source,

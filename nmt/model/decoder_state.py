@@ -90,8 +90,8 @@ class DecoderState:
     coverage: Tensor | None = None
     """How much of each source token all steps so far have read together. (R, S), float32; None
     unless asked for."""
-    choice: Tensor | None = None
-    """0 for tokens that may come, and minus infinity for others. (B, 1, V); None for all."""
+    allowed: Tensor | None = None
+    """0 for tokens that may come, and minus infinity for the rest. (B, 1, V); None for all."""
     slots: Tensor | None = None
     """Row of ``self_kv`` of each beam, among those of its sentence. (B, K), int64; None where they
     are in order."""
@@ -109,7 +109,7 @@ class DecoderState:
 
     def after_step(self, coverage: Tensor | None) -> DecoderState:
         """Return the state with one position more, and this coverage."""
-        length, rest = self.length + 1, (coverage, self.choice, self.slots)
+        length, rest = self.length + 1, (coverage, self.allowed, self.slots)
         caches = self.cross_kv, self.source_mask, self.self_kv
         return DecoderState(*caches, self.num_beams, length, *rest)
 
@@ -130,13 +130,13 @@ class DecoderState:
         rows = self.rows
         if rows is not None:
             chosen = rows.index_select(0, chosen)
-        cross_kv, mask, choice = self.cross_kv, self.source_mask, self.choice
+        cross_kv, mask, allowed = self.cross_kv, self.source_mask, self.allowed
         if not stay_all:
             cross_kv = cross_kv.index_select(2, sentences)
             mask = mask.index_select(0, sentences)
-            choice = None if choice is None else choice.index_select(0, sentences)
+            allowed = None if allowed is None else allowed.index_select(0, sentences)
         self_kv = self.self_kv.index_select(2, chosen)
-        return DecoderState(cross_kv, mask, self_kv, beams.shape[1], self.length, coverage, choice)
+        return DecoderState(cross_kv, mask, self_kv, beams.shape[1], self.length, coverage, allowed)
 
 
 def _rows(slots: Tensor) -> Tensor:
@@ -148,9 +148,9 @@ def _rows(slots: Tensor) -> Tensor:
 def reorder_cache(self_kv: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
     """Let every beam continue another one, with as little copying as possible.
 
-    The first that continues a beam keeps its slot, and others get the slots of beams that nobody
-    continues: large caches are far from a CPU. (A GPU copies all sooner than the host knows which
-    must be.)
+    The first that continues a beam keeps its slot, and others get the slots of beams that are not
+    continued: copying large caches is slow on a CPU. (A GPU copies all of them sooner than the host
+    knows which must be copied.)
 
     Args:
         self_kv: Caches, changed in place. (L, 2, R, G, C, E).

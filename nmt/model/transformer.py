@@ -32,6 +32,8 @@ from nmt.model.positions import POSITIONS
 from nmt.packed import Packed
 
 _Forward = Callable[..., Tensor]
+_Run = Callable[..., Tensor]
+"""Calls a layer with its inputs."""
 DecodeToken = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], Tensor]
 """`Transformer.decode_token`, or what does the same faster."""
 
@@ -137,8 +139,8 @@ class Transformer(nn.Module):
     def compile_layers(self, compiled: Callable[[_Forward], _Forward] | None) -> None:
         """Run the layers by what ``compiled`` makes of their `forward`; None undoes it.
 
-        That is once for each kind of layer, however many there are. Decoding does not use it, and
-        parameters keep their names.
+        Each kind of layer is compiled once, however many there are. Only `forward` runs compiled
+        layers: training and its validation loss. Parameters keep their names.
         """
         kinds = (EncoderLayer, DecoderLayer) if compiled else ()
         self._forwards = {kind: compiled(kind.forward) for kind in kinds if compiled}
@@ -150,9 +152,8 @@ class Transformer(nn.Module):
             return checkpoint(run, *inputs, use_reentrant=False)
         return run(*inputs)
 
-    def encode(self, source: Packed, *, run: Callable[..., Tensor] | None = None) -> Tensor:
-        """Encode packed source ids: (M, D). ``run`` calls a layer with its inputs."""
-        run = run or self._run
+    def encode(self, source: Packed, *, run: _Run = nn.Module.__call__) -> Tensor:
+        """Encode packed source ids: (M, D)."""
         table = self.source_embedding.position_table(source.max_length)
         values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
         for layer in self.encoder:
@@ -160,15 +161,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(values)
 
     def decode(
-        self,
-        target: Packed,
-        memory: Tensor,
-        source: Packed,
-        *,
-        run: Callable[..., Tensor] | None = None,
+        self, target: Packed, memory: Tensor, source: Packed, *, run: _Run = nn.Module.__call__
     ) -> Tensor:
         """Read target inputs and the encoder's output (M, D): hidden states (N, D)."""
-        run = run or self._run
         table = self.target_embedding.position_table(target.max_length)
         values = self.target_embedding(target.ids, target.positions, self.target_table, table)
         for layer in self.decoder:
@@ -189,7 +184,7 @@ class Transformer(nn.Module):
         if self._forwards:
             for packed in (source, target):
                 Rectangle.of(packed)  # here: no layer is to make what the next one finds
-        return self.decode(target, self.encode(source), source)
+        return self.decode(target, self.encode(source, run=self._run), source, run=self._run)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V), not normalised."""
@@ -205,7 +200,7 @@ class Transformer(nn.Module):
     def align(self, source: Packed, target: Packed) -> Tensor:
         """Return how much of each source token the decoder reads before it says each target token.
 
-        Runs in evaluation mode whatever mode the model is in, and without compiled layers.
+        Runs in evaluation mode whatever mode the model is in.
 
         Args:
             source: Source ids, each sentence ending in EOS.
@@ -216,28 +211,28 @@ class Transformer(nn.Module):
             the upper half of the layers. Rows sum to 1; those of padding are to be ignored.
         """
         weights: list[Tensor] = []
-        aligning = {id(self.decoder[number]) for number in self._aligning_layers}
+        aligning = {self.decoder[number] for number in self._aligning_layers}
 
         def run(layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
-            return layer(*inputs, weights=weights) if id(layer) in aligning else layer(*inputs)
+            return layer(*inputs, weights=weights if layer in aligning else None)
 
         with evaluating(self):
-            self.decode(target, self.encode(source, run=run), source, run=run)
+            self.decode(target, self.encode(source), source, run=run)
         return torch.stack(weights).mean(0)
 
     @torch.inference_mode()
     def start(
-        self, source: Packed, *, with_coverage: bool = False, choice: Tensor | None = None
+        self, source: Packed, *, with_coverage: bool = False, allowed: Tensor | None = None
     ) -> DecoderState:
         """Encode a batch of sources, with one beam a sentence.
 
         Args:
             source: Source ids, each sentence ending in EOS.
             with_coverage: Whether to count from here on how much of each source token is read.
-            choice: See `DecoderState.choice`.
+            allowed: See `DecoderState.allowed`.
         """
-        memory = self.encode(source, run=lambda layer, *inputs: layer(*inputs))
-        layers = [layer.cross_attention for layer in self._decoder]
+        memory = self.encode(source)
+        layers = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
         groups, width = layers[0].num_kv_heads, source.max_length
         projected = [heads for layer in layers for heads in layer.project_cross_kv(memory)]
         cross_kv = torch.stack([to_rectangle(heads, source) for heads in projected])
@@ -251,7 +246,7 @@ class Transformer(nn.Module):
             num_beams=1,
             length=0,
             coverage=coverage,
-            choice=choice,
+            allowed=allowed,
         )
 
     @torch.inference_mode()
@@ -323,10 +318,6 @@ class Transformer(nn.Module):
             found = weights if number in aligning else None
             values = layer(values, cache=cache, weights=found)
         return self.decoder_norm(values)
-
-    @property
-    def _decoder(self) -> list[DecoderLayer]:
-        return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
 
 
 @contextmanager

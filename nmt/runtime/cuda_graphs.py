@@ -3,7 +3,7 @@
 A step of one sentence or a few is some hundred kernels, and launching them from Python takes
 several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
 that stay in their places and never change their sizes, so there is one for each of a few sizes,
-powers of two; a step is copied into the next larger one, with room to spare that nobody reads.
+powers of two; a step is copied into the next larger one, with room to spare that is masked out.
 
 Shapes: `nmt.model.decoder_state`.
 """
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.model.transformer import DecodeToken, Transformer
+from nmt.model.transformer import Transformer
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 """Records what a function does: returns what repeats it in place, and the tensor it returned."""
@@ -29,14 +29,7 @@ _MOST_ROWS = 256  # of more the GPU is busy for longer than the launches take
 _MOST_GRAPHS = 64
 _MOST_BYTES = 1 << 30  # of copies of what steps read, all together
 _LEAST_POSITIONS = 16
-_USES_BEFORE = (
-    32  # steps of a size that are run as they are: recording it takes as long as some tens
-)
-
-
-def graphed_decode_token(model: Transformer) -> DecodeToken:
-    """Return what stands for ``model.decode_token`` of a finished model on a GPU."""
-    return GraphedDecodeToken(model, CudaGraphs())
+_USES_BEFORE = 32  # steps of a size before it is recorded, which takes as long as some tens
 
 
 class CudaGraphs:
@@ -142,11 +135,11 @@ class GraphedDecodeToken:
 
     Args:
         model: On its device; trains no more.
-        record: How to record a step.
+        record: How to record a step; by `CudaGraphs` if None.
     """
 
-    def __init__(self, model: Transformer, record: Recorder) -> None:
-        self._model, self._record = model, record
+    def __init__(self, model: Transformer, record: Recorder | None = None) -> None:
+        self._model, self._record = model, record or CudaGraphs()
         self._steps: dict[_Sizes, _Step] = {}
         self._uses: Counter[_Sizes] = Counter()
         self._lock = Lock()

@@ -27,35 +27,35 @@ _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
 @dataclass(frozen=True, slots=True)
 class BatchVocabulary:
-    """The target tokens of a batch. Those of the search are places in it."""
+    """The target tokens of a batch. Ids of the search are indices into it."""
 
     tokens: Tensor
-    """Ids of the whole vocabulary, ascending; special tokens keep their places. (V',), int64."""
-    choice: Tensor | None
-    """0 for tokens that a sentence may use, minus infinity for others. (B, 1, V'), float32; None
+    """Ids of the whole vocabulary, ascending; special tokens keep their ids. (V',), int64."""
+    allowed: Tensor | None
+    """0 for tokens that a sentence may use, minus infinity for the rest. (B, 1, V'), float32; None
     where every sentence may use all."""
 
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
-        """Return the wishes as places; phrases are left out that cannot come anyway."""
-        table = {token: place for place, token in enumerate(self.tokens.tolist())}
+        """Return the constraints in ids of the search, without phrases that cannot come anyway."""
+        table = {token: index for index, token in enumerate(self.tokens.tolist())}
         return [
             Constraints(
-                prefix=tuple(table[token] for token in wishes.prefix),
-                required=tuple(tuple(table[x] for x in ids) for ids in wishes.required),
+                prefix=tuple(table[token] for token in each.prefix),
+                required=tuple(tuple(table[x] for x in ids) for ids in each.required),
                 forbidden=tuple(
                     tuple(table[x] for x in ids)
-                    for ids in wishes.forbidden
+                    for ids in each.forbidden
                     if all(x in table for x in ids)
                 ),
             )
-            for wishes in constraints
+            for each in constraints
         ]
 
     def outside(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return what the search found with ids of the whole vocabulary."""
         table = self.tokens.tolist()
         return [
-            [replace(one, ids=tuple(table[place] for place in one.ids)) for one in each]
+            [replace(one, ids=tuple(table[token] for token in one.ids)) for one in each]
             for each in found
         ]
 
@@ -100,17 +100,17 @@ class Shortlist:
 
         Args:
             source: Source ids, padded. (B, S), int64.
-            constraints: Of each sentence; what they wish for is there.
+            constraints: Of each sentence; their prefixes and required phrases are included.
         """
         marks = self._always.repeat(len(source), 1)
         found = self._candidates.index_select(0, source.flatten()).view(len(source), -1)
         marks.scatter_(1, found.long(), True)
-        for row, wishes in zip(marks, constraints or (), strict=constraints is not None):
-            wanted = [*wishes.prefix, *(token for ids in wishes.required for token in ids)]
+        for row, each in zip(marks, constraints or (), strict=constraints is not None):
+            wanted = [*each.prefix, *(token for ids in each.required for token in ids)]
             row[wanted] = True
         tokens = marks.any(0).nonzero().squeeze(1)
         if len(source) == 1:
             return BatchVocabulary(tokens, None)
-        allowed = marks.index_select(1, tokens)
-        choice = torch.zeros(allowed.shape, device=source.device)
-        return BatchVocabulary(tokens, choice.masked_fill_(~allowed, -torch.inf).unsqueeze(1))
+        missing = ~marks.index_select(1, tokens)
+        allowed = torch.zeros(missing.shape, device=source.device)
+        return BatchVocabulary(tokens, allowed.masked_fill_(missing, -torch.inf).unsqueeze(1))

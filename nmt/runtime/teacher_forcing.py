@@ -11,7 +11,7 @@ import torch
 
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
-from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.stepper import Mixture
 from nmt.text import BOS_ID, EOS_ID
 
 IdPair = tuple[Sequence[int], Sequence[int]]

@@ -16,11 +16,10 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
-from nmt.runtime.cuda_graphs import graphed_decode_token
+from nmt.runtime.cuda_graphs import GraphedDecodeToken
 from nmt.runtime.engine import Engine, Task
-from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
-from nmt.runtime.model_stepper import ModelStepper
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
+from nmt.runtime.stepper import EnsembleStepper, Mixture, ModelStepper
 from nmt.runtime.teacher_forcing import forced_log_probs
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
@@ -53,7 +52,7 @@ class TorchEngine(Engine):
             for model in models:
                 model.eval()
         use_graphs = is_final and self._device.type == "cuda"
-        self._runs = [graphed_decode_token(model) if use_graphs else None for model in models]
+        self._runs = [GraphedDecodeToken(model) if use_graphs else None for model in models]
 
     @property
     @override

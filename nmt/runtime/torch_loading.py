@@ -15,9 +15,9 @@ from nmt.engine.device import choose_device, prepare_process
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Dtype, Ensemble, LoadedEngine, is_ctranslate2
-from nmt.runtime.ensemble_stepper import Mixture
 from nmt.runtime.shortlist import Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 

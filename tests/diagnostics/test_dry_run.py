@@ -24,7 +24,7 @@ from nmt.diagnostics.dry_run_report import BudgetReport, DryRunReport, EpochRepo
 from nmt.engine.compilation import Compilation
 from nmt.engine.precision import Precision
 from nmt.files.lock import run_lock
-from nmt.model.cost import Workload, matmul_parameters, training_flops
+from nmt.model.cost import LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.recipes.train import dry_run
@@ -108,8 +108,8 @@ def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunRe
     assert (report.epoch.updates, report.epoch.batches) == (len(updates), len(batches))
     assert len(updates) < len(batches)
     assert report.epoch.pairs == 200
-    assert report.epoch.workload.source_tokens == source
-    assert report.epoch.workload.target_tokens == target
+    assert report.epoch.sums.source_tokens == source
+    assert report.epoch.sums.target_tokens == target
     assert report.epoch.padding_waste == pytest.approx(1 - (source + target) / padded)
     raw = report.as_dict()["epoch"]
     assert raw["tokens_per_batch"] == pytest.approx((source + target) / len(batches))
@@ -118,7 +118,7 @@ def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunRe
 
 def test_flops_are_shared_out_over_the_target_tokens(report: DryRunReport) -> None:
     raw, epoch = report.as_dict(), report.epoch
-    flops, source, target = raw["flops"], raw["epoch"]["source_tokens"], epoch.workload
+    flops, source, target = raw["flops"], raw["epoch"]["source_tokens"], epoch.sums
 
     matmul = flops["by_source_token"] * source / target.target_tokens + flops["by_target_token"]
     assert flops["per_target_token_matmul"] == pytest.approx(matmul)
@@ -280,7 +280,7 @@ def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path
 def base_on_two_pairs() -> DryRunReport:
     """The base model; an epoch of one batch with a pair of 20 + 25 and one of 30 + 35 tokens."""
     config = ModelConfig.model_validate({"preset": "transformer-base"})
-    workload = Workload(
+    sums = LengthSums(
         source_tokens=50, target_tokens=60,
         source_squares=1_300, target_squares=1_850, products=1_550,
     )  # fmt: skip
@@ -294,12 +294,12 @@ def base_on_two_pairs() -> DryRunReport:
         parameters={"embeddings": 18_944_000, "encoder": 18_914_304, "decoder": 25_224_192},
         matrices=matmul_parameters(config, 37_000),
         passes=1,
-        flops=training_flops(config, 37_000, workload),
+        flops=training_flops(config, 37_000, sums),
         memory=MemoryReport(
             weights=4 * number, master_weights=0, gradients=4 * number, optimizer=8 * number,
             activations=2**31, largest_batches=((2, 30, 35),), splits=0,
         ),
-        epoch=EpochReport(pairs=2, batches=1, updates=1, workload=workload, padding_waste=0.1542),
+        epoch=EpochReport(pairs=2, batches=1, updates=1, sums=sums, padding_waste=0.1542),
         budget=BudgetReport(updates=100_000, limit="training.max_steps", has_patience=True),
         probe_updates=12,
         update_seconds=0.25,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config.model import MODEL_PRESETS, ModelConfig
-from nmt.model.cost import MatmulParameters, Workload, matmul_parameters, training_flops
+from nmt.model.cost import LengthSums, MatmulParameters, matmul_parameters, training_flops
 from nmt.model.transformer import build_model, count_parameters
 from nmt.packed import Packed
 
@@ -59,11 +59,11 @@ def test_what_is_not_in_the_matrices_of_the_base_model_is_biases_and_norms() -> 
 
 
 def test_the_flops_of_the_base_model_by_hand() -> None:
-    pairs = Workload.of_pairs(np.array([20, 30]), np.array([25, 35]))
+    pairs = LengthSums.of_pairs(np.array([20, 30]), np.array([25, 35]))
 
     flops = training_flops(BASE, 37_000, pairs)
 
-    assert pairs == Workload(
+    assert pairs == LengthSums(
         source_tokens=50,
         target_tokens=60,
         source_squares=400 + 900,
@@ -80,7 +80,7 @@ def test_the_flops_of_the_base_model_by_hand() -> None:
 def test_long_sentences_do_not_overflow() -> None:
     lengths = np.full(100_000, 60_000, dtype=np.int32)
 
-    assert Workload.of_pairs(lengths, lengths).products == 100_000 * 60_000**2
+    assert LengthSums.of_pairs(lengths, lengths).products == 100_000 * 60_000**2
 
 
 @pytest.mark.parametrize("preset", MODEL_PRESETS)
@@ -113,5 +113,5 @@ def test_torch_counts_the_same_flops_exactly(shape: dict[str, Any]) -> None:
         hidden = model(source, target)
         F.cross_entropy(model.logits(hidden), target.ids).backward()
 
-    workload = Workload.of_pairs(np.full(pairs, source_length), np.full(pairs, target_length))
-    assert training_flops(config, 50, workload).total == counted.get_total_flops()
+    sums = LengthSums.of_pairs(np.full(pairs, source_length), np.full(pairs, target_length))
+    assert training_flops(config, 50, sums).total == counted.get_total_flops()

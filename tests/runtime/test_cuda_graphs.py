@@ -21,7 +21,7 @@ from torch import Tensor
 from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.runtime import cuda_graphs as graphed
-from nmt.runtime.cuda_graphs import CudaGraphs, GraphedDecodeToken, graphed_decode_token
+from nmt.runtime.cuda_graphs import CudaGraphs, GraphedDecodeToken
 from tests.model.decoding import VARIANTS, decode, small_model
 
 
@@ -272,7 +272,7 @@ def test_a_failed_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
     model = small_model().to("cuda", dtype)
-    run = graphed_decode_token(model)
+    run = GraphedDecodeToken(model)
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2
     torch.manual_seed(0)
     source = torch.randint(4, 50, (6, 20), device="cuda")

@@ -19,10 +19,9 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Task
-from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
-from nmt.runtime.model_stepper import ModelStepper
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile, shortlist_bytes
+from nmt.runtime.stepper import EnsembleStepper, Mixture, ModelStepper
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.constraints import NONE, Constraints, contains
 from nmt.search.hypothesis import Hypothesis
@@ -122,7 +121,7 @@ def test_a_sentence_may_use_special_common_and_candidate_tokens() -> None:
     picked = shortlist.pick(torch.tensor([[4, 5, EOS_ID]]))
 
     assert picked.tokens.tolist() == [*sorted(SPECIAL), 5, 7, 8, 9]
-    assert picked.choice is None  # of a single sentence all are its own
+    assert picked.allowed is None  # of a single sentence all are its own
 
 
 def test_sentences_of_a_batch_may_use_their_own_tokens_only() -> None:
@@ -136,9 +135,9 @@ def test_sentences_of_a_batch_may_use_their_own_tokens_only() -> None:
 
 
 def own_tokens(picked: BatchVocabulary, row: int) -> set[int]:
-    assert picked.choice is not None
-    assert set(picked.choice.flatten().tolist()) <= {0.0, -torch.inf}
-    return set(picked.tokens[picked.choice[row, 0] == 0].tolist())
+    assert picked.allowed is not None
+    assert set(picked.allowed.flatten().tolist()) <= {0.0, -torch.inf}
+    return set(picked.tokens[picked.allowed[row, 0] == 0].tolist())
 
 
 @given(

@@ -13,7 +13,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import Transformer, build_model
-from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_loading import LoadedModels
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, train_sentencepiece

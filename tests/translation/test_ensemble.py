@@ -14,7 +14,7 @@ import torch
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Ensemble, parse_weights
-from nmt.runtime.ensemble_stepper import EnsembleStepper, Mixture
+from nmt.runtime.stepper import EnsembleStepper, Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.runtime.torch_loading import load_models
 from nmt.text import EOS_ID

@@ -16,7 +16,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Engine
-from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text import EOS_ID

@@ -12,7 +12,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime import teacher_forcing
-from nmt.runtime.ensemble_stepper import Mixture
+from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.scorer import PairScore, Scorer

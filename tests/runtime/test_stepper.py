@@ -10,7 +10,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.runtime.model_stepper import ModelStepper
+from nmt.runtime.stepper import ModelStepper
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
 from tests.search.toys import beam_search, greedy_search
@@ -84,10 +84,10 @@ def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
             assert hypothesis.score == pytest.approx(normalized + 0.4 * float(lost), abs=1e-4)
 
 
-def test_a_stepper_that_was_not_made_for_it_tells_no_coverage() -> None:
+def test_a_stepper_made_without_coverage_refuses_to_report_it() -> None:
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
     stepper = ModelStepper(model)
-    with pytest.raises(ValueError, match="not made for"):
+    with pytest.raises(ValueError, match="made without coverage"):
         stepper.coverage(stepper.start(*batch([5, 3])))
 
 
