@@ -273,7 +273,7 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
         raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
     from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
 
-    translator = Translator.load(model.folder, **model.loading)
+    translator = Translator.load(model.folder, prepare=False, **model.loading)
     if model.mbr is not None:
         translator = translator.with_mbr(model.mbr.build(config.target_language))
     logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)

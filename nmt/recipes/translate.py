@@ -70,6 +70,7 @@ def translate(
     with _joined_team() as team:
         with team.loading() if team else nullcontext():
             translator = _load(Path(model), mbr, overrides, loading, decoding)
+            translator.prepare((style or LineFormat()).outputs)
         run = team.translate_files if team else translate_files
         style = replace(style or LineFormat(), n_best=translator.options.n_best)
         return run(line_translator(translator, style), source, output, lines_at_once=lines_at_once)
@@ -119,7 +120,7 @@ def _load(
     loading: Mapping[str, Any] | None,
     decoding: Mapping[str, Any],
 ) -> Translator:
-    translator = Translator.load(model, **(loading or {}))
+    translator = Translator.load(model, **{"prepare": False, **(loading or {})})
     if mbr is not None:
         language = load_config(model / "config.yaml").target_language
         translator = translator.with_mbr(mbr.build(language))

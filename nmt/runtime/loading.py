@@ -61,16 +61,12 @@ class EngineOptions:
 _DEFAULTS = EngineOptions()
 
 
-def load_engine(
-    folder: Path, options: EngineOptions = _DEFAULTS, request: Request | None = None
-) -> LoadedEngine:
-    """Load what a folder is for.
+def load_engine(folder: Path, options: EngineOptions = _DEFAULTS) -> LoadedEngine:
+    """Load what a folder is for; where a request decides what that is, with the first one.
 
     Args:
         folder: Run or model folder.
         options: Which engine, and where.
-        request: What will be asked first: its engine is loaded now. By the folder's own decoding
-            options when None.
 
     Raises:
         ConfigError: The engine does not go with the folder, the device or the dtype.
@@ -91,7 +87,7 @@ def load_engine(
         if options.engine == "torch" or (reasons and options.engine == "auto"):
             return _load_torch(folder, options, reasons)
         _refuse(reasons)
-        return _load_run(folder, options, request)
+        return _load_run(folder, options)
 
 
 def _load_export(folder: Path, options: EngineOptions) -> LoadedEngine:
@@ -170,7 +166,7 @@ def _load_torch(folder: Path, options: EngineOptions, reasons: Sequence[str]) ->
     )
 
 
-def _load_run(folder: Path, options: EngineOptions, request: Request | None) -> LoadedEngine:
+def _load_run(folder: Path, options: EngineOptions) -> LoadedEngine:
     """Load a run or model folder for CTranslate2, and for torch where that is needed."""
     files = find_model(folder, options.checkpoint)
     if reasons := [f"it cannot express {fault}" for fault in not_expressed(files.config.model)]:
@@ -178,7 +174,6 @@ def _load_run(folder: Path, options: EngineOptions, request: Request | None) -> 
             _refuse(reasons)
         return _load_torch(folder, options, reasons)
     engine = RunEngine(folder, files, options)
-    engine.serving(request or Request(files.config.decoding))
     return LoadedEngine(engine, files.config, files.tokenizers, engine.shortlist)
 
 

@@ -122,6 +122,12 @@ class LineFormat:
     token_scores: bool = False
     """Write every token with its log probability; in JSON only."""
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What is asked for besides texts and scores."""
+        names = ("alignments", "attention", "token_scores")
+        return tuple(name for name in names if getattr(self, name))
+
     def __post_init__(self) -> None:
         asked = {"--attention": self.attention, "--token-scores": self.token_scores}
         if self.kind == "text" and any(asked.values()):

@@ -83,7 +83,7 @@ class Translator:
         self._mbr: Mbr | None = None
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - the choices that a user has
         cls,
         folder: Path | str,
         *,
@@ -94,6 +94,7 @@ class Translator:
         ensemble: Ensemble | None = None,
         guard: bool = True,
         dtype: str = "auto",
+        prepare: bool = True,
     ) -> Translator:
         """Load a run or model folder.
 
@@ -109,6 +110,8 @@ class Translator:
             dtype: What the weights are kept and multiplied in: ``float32``, ``float16`` on GPUs,
                 ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto`` is float32. An exported
                 model has the one of its export.
+            prepare: Load the weights now, into the engine that the model's own decoding options
+                need; otherwise with the first request.
 
         Raises:
             ConfigError: The engine or the device does not go with it.
@@ -127,7 +130,7 @@ class Translator:
                 loaded.tokenizers,
                 lambda: SourceCoverage.load(loaded.shortlist),
             )
-        return cls(
+        translator = cls(
             loaded.engine,
             loaded.tokenizers,
             config.decoding,
@@ -135,6 +138,17 @@ class Translator:
             joiner=joiner_for(config.target_language),
             guard=guardian,
         )
+        if prepare:
+            translator.prepare()
+        return translator
+
+    def prepare(self, outputs: Iterable[str] = ()) -> None:
+        """Load the engine for such requests now, so that faults are found before the first.
+
+        Args:
+            outputs: Of ``alignments``, ``attention`` and ``token_scores`` those to be asked for.
+        """
+        self._engine.serving(Request(self._search_options, outputs=frozenset(outputs)))
 
     @property
     def engine(self) -> Engine:

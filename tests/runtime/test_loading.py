@@ -36,9 +36,9 @@ from tests.runtime.exported import (
 from tests.translation.conftest import sentences
 
 
-def load_engine(folder: Path, request: Request | None = None, **options: Any) -> LoadedEngine:
+def load_engine(folder: Path, **options: Any) -> LoadedEngine:
     options["dtype"] = parse_dtype(options.get("dtype", "auto"))
-    return loading.load_engine(folder, EngineOptions(**options), request)
+    return loading.load_engine(folder, EngineOptions(**options))
 
 
 LINES = sentences(12, seed=8)
@@ -66,7 +66,7 @@ def converted(place: Path) -> list[str]:
 def serving(folder: Path, request: Request | None = None, **options: Any) -> tuple[str, str]:
     """Name and dtype of the engine that does a request."""
     wanted = request or Request(DecodingConfig())
-    engine = load_engine(folder, request=wanted, **options).engine.serving(wanted)
+    engine = load_engine(folder, **options).engine.serving(wanted)
     return engine.name, engine.dtype
 
 
