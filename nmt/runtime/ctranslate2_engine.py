@@ -5,15 +5,14 @@ The search is CTranslate2's, asked so that it returns what ours would:
 - All beams are returned, with EOS, so that a score is our score: CTranslate2 divides by the length
   of what it returns.
 - Lengths are limited for a whole batch there and for every sentence here. A sentence with a
-  hypothesis beyond its own limit is searched again, alone or with others of that limit.
+  hypothesis at its own limit or beyond is searched again, alone or with others of that limit.
 - A hypothesis that reaches its limit is cut off there; here it ends, and pays for EOS.
 
 With short lists, all sentences of a batch may use what one of them may: there the text can depend
 on the batch.
 
-What remains: it shares out the probability of tokens that may not come among the others, and of
-more than K finished hypotheses it returns K. In a trained model both are next to nothing, unless
-likely tokens are forbidden (``min_length_factor``, ``no_repeat_ngram_size``).
+What remains: it shares out the probability of padding, BOS and unknown among the others, which in
+a trained model is next to nothing; and of more than K hypotheses that finish together it returns K.
 """
 
 from __future__ import annotations
@@ -172,35 +171,52 @@ class CTranslate2Engine(Engine):
         limits = [limits_of(len(ids), options, self._num_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
 
-        def run(rows: Sequence[int]) -> None:
+        def run(rows: Sequence[int], *, to_the_limit: bool) -> None:
             batch = [sources[row] for row in rows]
             longest = max(limits[row].longest for row in rows)
             together = Limits(limits[rows[0]].shortest, longest)
-            for row, hypotheses in zip(rows, self._run(batch, together, options), strict=True):
+            outputs = self._run(batch, together, options, to_the_limit=to_the_limit)
+            for row, hypotheses in zip(rows, outputs, strict=True):
                 found[row] = hypotheses
 
         for rows in _grouped((limit.shortest, row) for row, limit in enumerate(limits)):
-            run(rows)
-        over = [
+            run(rows, to_the_limit=False)
+        at_limit = [
             (limit, row)
             for row, limit in enumerate(limits)
-            if any(len(hypothesis.ids) >= limit.longest for hypothesis in found[row])
+            if any(len(hypothesis.ids) >= limit.longest - 1 for hypothesis in found[row])
         ]
-        for rows in _grouped(over):
-            run(rows)
+        for rows in _grouped(at_limit):
+            run(rows, to_the_limit=True)
         return [hypotheses[: options.n_best] for hypotheses in found]
 
     def _run(
-        self, sources: Sequence[Sequence[int]], limits: Limits, options: DecodingConfig
+        self,
+        sources: Sequence[Sequence[int]],
+        limits: Limits,
+        options: DecodingConfig,
+        *,
+        to_the_limit: bool,
     ) -> list[list[Hypothesis]]:
-        """Search a batch with the same limits: all finished hypotheses, best first."""
+        """Search a batch with the same limits: all finished hypotheses, best first.
+
+        Args:
+            sources: Source ids of each sentence.
+            limits: Of all of them.
+            options: How to search.
+            to_the_limit: They are known to reach their limit. There a whole beam is cut off, which
+                crowds out what finished before: so all is returned. It changes no step before.
+        """
         texts = [[self._source_tokens[index] for index in ids] for ids in sources]
-        until = max_finished(options, options.beam_size)
+        enough = max_finished(options, options.beam_size)
+        wanted = min(options.beam_size, enough)
+        if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis
+            wanted = enough = enough + options.beam_size
         results = self._model.translate_batch(
             texts,
             beam_size=options.beam_size,
-            num_hypotheses=min(options.beam_size, until),
-            patience=until / options.beam_size,
+            num_hypotheses=wanted,
+            patience=enough / options.beam_size,
             length_penalty=options.length_penalty or _NO_PENALTY,
             min_decoding_length=limits.shortest - 1,
             max_decoding_length=limits.longest - 1,
@@ -220,10 +236,11 @@ class CTranslate2Engine(Engine):
                 log_prob = score * len(tokens) ** options.length_penalty
                 if not log_prob > _IMPOSSIBLE:  # nor a number
                     continue
-                if tokens[-1] == eos:
-                    found[row].append(self._hypothesis(tokens[:-1], log_prob, options))
-                else:
+                if tokens[-1] != eos and to_the_limit:
                     cut.append(_Cut(row, tokens, log_prob))
+                else:
+                    ids = tokens[:-1] if tokens[-1] == eos else tokens
+                    found[row].append(self._hypothesis(ids, log_prob, options))
         scores = self._score([texts[each.row] for each in cut], [each.tokens for each in cut])
         for each, (*_, of_eos) in zip(cut, scores, strict=True):
             ended = self._hypothesis(each.tokens, each.log_prob + of_eos, options)

@@ -82,13 +82,15 @@ def bundle_of(tokenizers: Tokenizers, **model: Any) -> ModelBundle:
     return ModelBundle(config, tokenizers, 30, Path(), manifest, built)
 
 
-def compare(bundle: ModelBundle, folder: Path, tolerance: float = 1e-4, **options: Any) -> None:
+def compare(
+    bundle: ModelBundle, folder: Path, tolerance: float = 1e-4, count: int = 24, **options: Any
+) -> None:
     """Convert a model; compare sentence by sentence, hypothesis by hypothesis, token by token."""
     if not folder.exists():
         folder.mkdir()
         CTranslate2Target().write(folder, bundle, "float32", None)
     theirs, ours = CTranslate2Engine(folder, device="cpu", threads=1), TorchEngine(bundle.model)
-    ids = bundle.tokenizers.source.encode_batch(sentences(24, seed=3))
+    ids = bundle.tokenizers.source.encode_batch(sentences(count, seed=3))
     wanted = DecodingConfig(**{**bundle.config.decoding.model_dump(), **options})
     for one, other in zip(ours.search(ids, wanted), theirs.search(ids, wanted), strict=True):
         assert [h.ids for h in one] == [h.ids for h in other]
@@ -116,6 +118,19 @@ def test_a_model_without_output_bias_translates_as_ours(
     """Greedy: CTranslate2 shares out the probability of tokens that may not come."""
     bundle = bundle_of(tokenizers, output_bias=False)
     compare(bundle, tmp_path / "out", tolerance=1.0, beam_size=1)
+
+
+@needs_ctranslate2
+def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    """CTranslate2 cuts off a whole beam there, and scores it without its end."""
+    bundle = bundle_of(tokenizers, embeddings="separate")
+    with torch.no_grad():
+        bundle.model.output_weight.mul_(1.5)
+
+    limits = {"max_length_factor": 1.0, "max_length_offset": 6}
+    compare(bundle, tmp_path / "out", count=40, beam_size=4, **limits)
 
 
 @needs_ctranslate2
