@@ -17,7 +17,7 @@ a trained model is next to nothing; and of more than K hypotheses that finish to
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -57,8 +57,8 @@ def lacking(request: Request) -> list[str]:
     return found + sorted(request.outputs - _OUTPUTS)
 
 
-class _Cut(NamedTuple):
-    """A hypothesis that has reached its limit without EOS."""
+class _Output(NamedTuple):
+    """A hypothesis as CTranslate2 returns it; without EOS it was cut off at its limit."""
 
     row: int
     tokens: list[str]
@@ -207,7 +207,7 @@ class CTranslate2Engine(Engine):
             to_the_limit: They are known to reach their limit. There a whole beam is cut off, which
                 crowds out what finished before: so all is returned. It changes no step before.
         """
-        texts = [[self._source_tokens[index] for index in ids] for ids in sources]
+        texts = self._texts(sources)
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)
         if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis
@@ -228,33 +228,38 @@ class CTranslate2Engine(Engine):
             return_scores=True,
             use_vmap=options.shortlist,
         )
-        eos = self._target_tokens[EOS_ID]
-        cut: list[_Cut] = []
+        outputs = [
+            _Output(row, tokens, score * len(tokens) ** options.length_penalty)
+            for row, result in enumerate(results)
+            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+        ]
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for row, result in enumerate(results):
-            for tokens, score in zip(result.hypotheses, result.scores, strict=True):
-                log_prob = score * len(tokens) ** options.length_penalty
-                if not log_prob > _IMPOSSIBLE:  # nor a number
-                    continue
-                if tokens[-1] != eos and to_the_limit:
-                    cut.append(_Cut(row, tokens, log_prob))
-                else:
-                    ids = tokens[:-1] if tokens[-1] == eos else tokens
-                    found[row].append(self._hypothesis(ids, log_prob, options))
+        for output in self._ended(outputs, texts) if to_the_limit else outputs:
+            if output.log_prob > _IMPOSSIBLE:  # nor not a number
+                found[output.row].append(self._hypothesis(output, options))
+        return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
+
+    def _ended(self, outputs: Iterable[_Output], texts: Sequence[list[str]]) -> Iterator[_Output]:
+        """Let outputs that were cut off at their limit pay for their end."""
+        cut = []
+        for output in outputs:
+            if output.tokens[-1] == self._target_tokens[EOS_ID]:
+                yield output
+            else:
+                cut.append(output)
         scores = self._score([texts[each.row] for each in cut], [each.tokens for each in cut])
         for each, (*_, of_eos) in zip(cut, scores, strict=True):
-            ended = self._hypothesis(each.tokens, each.log_prob + of_eos, options)
-            found[each.row].append(ended)
-        return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
+            yield each._replace(log_prob=each.log_prob + of_eos)
 
     @override
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        return self._score(
-            [[self._source_tokens[index] for index in ids] for ids in sources],
-            [[self._target_tokens[index] for index in ids] for ids in targets],
-        )
+        texts = [[self._target_tokens[index] for index in ids] for ids in targets]
+        return self._score(self._texts(sources), texts)
+
+    def _texts(self, sources: Sequence[Sequence[int]]) -> list[list[str]]:
+        return [[self._source_tokens[index] for index in ids] for ids in sources]
 
     def _score(
         self, sources: Sequence[list[str]], targets: Sequence[list[str]]
@@ -271,11 +276,11 @@ class CTranslate2Engine(Engine):
         )
         return [list(result.log_probs) for result in results]
 
-    def _hypothesis(
-        self, tokens: Sequence[str], log_prob: float, options: DecodingConfig
-    ) -> Hypothesis:
-        ids = tuple(self._ids[token] for token in tokens)
-        return Hypothesis(ids, log_prob, log_prob / length_penalty(options)(len(ids) + 1))
+    def _hypothesis(self, output: _Output, options: DecodingConfig) -> Hypothesis:
+        ids = tuple(self._ids[token] for token in output.tokens)
+        ids = ids[:-1] if ids[-1] == EOS_ID else ids
+        score = output.log_prob / length_penalty(options)(len(ids) + 1)
+        return Hypothesis(ids, output.log_prob, score)
 
 
 def _vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:
