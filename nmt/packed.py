@@ -9,11 +9,10 @@ Shapes: B sentences, N tokens in all, S the longest sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 T = TypeVar("T")
@@ -38,16 +37,14 @@ class Packed:
     def from_rows(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
         """Pack lists of ids; none is empty."""
         lengths = [len(row) for row in rows]
-        ids = torch.tensor([token for row in rows for token in row])
+        ids = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(ids, ends, max(lengths)).to(torch.device(device))
+        return cls(ids, ends, max(lengths, default=0)).to(torch.device(device))
 
-    @classmethod
-    def from_rectangle(cls, ids: Tensor, lengths: Tensor) -> Packed:
-        """Pack padded ids (B, S) of sentences of these lengths, (B,)."""
-        order = torch.arange(ids.shape[1], device=ids.device)
-        ends = F.pad(lengths.cumsum(0), (1, 0)).int()
-        return cls(ids[order < lengths.unsqueeze(1)], ends, ids.shape[1])
+    def rows(self) -> list[list[int]]:
+        """Return the ids of each sentence."""
+        ids = self.ids.tolist()
+        return [ids[first:last] for first, last in pairwise(self.cu_seqlens.tolist())]
 
     def __len__(self) -> int:
         """Sentences B."""

@@ -43,7 +43,7 @@ RANDOM_VOCABULARY = 8000
 RANDOM_LIMITS = DecodingConfig(max_length_factor=1.0, max_length_offset=2)
 
 Rows = Sequence[list[int]]
-Decoder = Callable[[Tensor, Tensor, DecodingConfig], list[list[Hypothesis]]]
+Decoder = Callable[[Packed, DecodingConfig], list[list[Hypothesis]]]
 
 
 def forbid(scores: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
@@ -74,7 +74,8 @@ class Measured:
 def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix: Tensor) -> Tensor:
     """Log probabilities after every prefix (R, T), decoded from its beginning: (R, V)."""
     rows, width = prefix.shape
-    target = Packed.from_rectangle(prefix, torch.full((rows,), width))
+    ends = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
+    target = Packed(prefix.flatten(), ends, width)
     hidden = model.decode(target, memory, source)
     return model.logits(hidden.view(rows, width, -1)[:, -1]).log_softmax(-1)
 
@@ -82,16 +83,15 @@ def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix:
 def plain_greedy(model: Transformer) -> Decoder:
     """Return the greedy loop without a cache."""
 
-    def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
-        shortest, longest = length_limits(lengths, config)
+    def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
+        shortest, longest = length_limits(source.lengths, config)
         penalty = length_penalty(config)
-        packed = Packed.from_rectangle(source, lengths)
-        memory = model.encode(packed)
+        memory = model.encode(source)
         prefix = torch.full((len(source), 1), BOS_ID)
         totals = torch.zeros(len(source))
-        results: list[list[Hypothesis]] = [[] for _ in source]
+        results: list[list[Hypothesis]] = [[] for _ in range(len(source))]
         while not all(results):
-            scores = prefix_log_probs(model, memory, packed, prefix).unsqueeze(1)
+            scores = prefix_log_probs(model, memory, source, prefix).unsqueeze(1)
             forbid(scores, prefix.shape[1], shortest, longest)
             best, ids = scores[:, 0].max(-1)
             totals = totals + best
@@ -109,17 +109,16 @@ def plain_greedy(model: Transformer) -> Decoder:
 def plain_beam(model: Transformer) -> Decoder:
     """Return the beam search without a cache."""
 
-    def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
+    def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
         count, beams = len(source), config.beam_size
-        shortest, longest = length_limits(lengths, config)
+        shortest, longest = length_limits(source.lengths, config)
         penalty = length_penalty(config)
-        once = Packed.from_rectangle(source, lengths)
-        packed = Packed.from_rectangle(*(x.repeat_interleave(beams, 0) for x in (source, lengths)))
-        memory = once.pad(model.encode(once)).repeat_interleave(beams, dim=0)[packed.mask()]
+        packed = Packed.from_rows([row for row in source.rows() for _ in range(beams)])
+        memory = source.pad(model.encode(source)).repeat_interleave(beams, dim=0)[packed.mask()]
         prefix = torch.full((count, beams, 1), BOS_ID)
         totals = torch.full((count, beams), -torch.inf)
         totals[:, 0] = 0.0
-        pools: list[list[Hypothesis]] = [[] for _ in source]
+        pools: list[list[Hypothesis]] = [[] for _ in range(count)]
         done = [False] * count
         while not all(done):
             length = prefix.shape[2]
@@ -154,8 +153,8 @@ def our_search(model: Transformer) -> Decoder:
     """Return the toolkit's search."""
     stepper = ModelStepper(model)
 
-    def decode(source: Tensor, lengths: Tensor, config: DecodingConfig) -> list[list[Hypothesis]]:
-        return search(stepper, source, lengths, config)
+    def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
+        return search(stepper, source, config)
 
     return decode
 
@@ -168,11 +167,8 @@ def measure(
     outputs: list[tuple[int, ...]] = [()] * len(rows)
     start = time.perf_counter()
     for batch in batches:
-        lengths = torch.tensor([len(rows[row]) for row in batch])
-        source = torch.full((len(batch), int(lengths.max())), PAD_ID)
-        for place, row in enumerate(batch):
-            source[place, : len(rows[row])] = torch.tensor(rows[row])
-        for row, best in zip(batch, decode(source, lengths, config), strict=True):
+        source = Packed.from_rows([rows[row] for row in batch])
+        for row, best in zip(batch, decode(source, config), strict=True):
             outputs[row] = best[0].ids
     measured.seconds.append(time.perf_counter() - start)
     measured.outputs = outputs

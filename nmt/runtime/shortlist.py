@@ -4,8 +4,8 @@ To score them alone saves most of the output projection and of all that follows 
 2015, section 3.2; Devlin 2017). What a sentence may need does not depend on what shares its batch:
 only the rows that are computed are those of all its sentences.
 
-Shapes: B sentences, S source positions, V source vocabulary, C candidates of a source token, V'
-target tokens of a batch.
+Shapes: B sentences, N source tokens, V source vocabulary, C candidates of a source token, V' target
+tokens of a batch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from nmt.packed import Packed
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
-from nmt.text import EOS_ID, PAD_ID
+from nmt.text import EOS_ID
 
 _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
@@ -74,7 +75,6 @@ class Shortlist:
         self._always = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, always, True)
         # In place of none stands what is there anyway.
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
-        self._candidates[PAD_ID] = EOS_ID  # how far a sentence is padded must not matter
 
     @classmethod
     def load(cls, file: ShortlistFile, vocab_size: int) -> Self | None:
@@ -94,17 +94,18 @@ class Shortlist:
         return self
 
     def pick(
-        self, source: Tensor, constraints: Sequence[Constraints] | None = None
+        self, source: Packed, constraints: Sequence[Constraints] | None = None
     ) -> BatchVocabulary:
         """Return the tokens that a batch may need.
 
         Args:
-            source: Source ids, padded. (B, S), int64.
+            source: Source ids.
             constraints: Of each sentence; their prefixes and required phrases are included.
         """
         marks = self._always.repeat(len(source), 1)
-        found = self._candidates.index_select(0, source.flatten()).view(len(source), -1)
-        marks.scatter_(1, found.long(), True)
+        found = self._candidates.index_select(0, source.ids).long()  # (N, C)
+        found += (source.sentences * marks.shape[1]).unsqueeze(1)
+        marks.view(-1).index_fill_(0, found.flatten(), True)
         for row, each in zip(marks, constraints or (), strict=constraints is not None):
             wanted = [*each.prefix, *(token for ids in each.required for token in ids)]
             row[wanted] = True
@@ -112,5 +113,5 @@ class Shortlist:
         if len(source) == 1:
             return BatchVocabulary(tokens, None)
         missing = ~marks.index_select(1, tokens)
-        allowed = torch.zeros(missing.shape, device=source.device)
+        allowed = torch.zeros(missing.shape, device=missing.device)
         return BatchVocabulary(tokens, allowed.masked_fill_(missing, -torch.inf).unsqueeze(1))

@@ -60,13 +60,10 @@ class ModelStepper:
         config = self._model.config
         return config.max_positions if config.positions == "learned" else None
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
+    def start(self, source: Packed) -> DecoderState:
         """Encode the source."""
-        return self._model.start(
-            Packed.from_rectangle(source, source_lengths),
-            with_coverage=self._with_coverage,
-            allowed=None if self._vocabulary is None else self._vocabulary.allowed,
-        )
+        allowed = None if self._vocabulary is None else self._vocabulary.allowed
+        return self._model.start(source, with_coverage=self._with_coverage, allowed=allowed)
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""
@@ -146,9 +143,9 @@ class EnsembleStepper:
         found = (stepper.max_positions for stepper in self._steppers)
         return min((count for count in found if count is not None), default=None)
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> tuple[Any, ...]:
+    def start(self, source: Packed) -> tuple[Any, ...]:
         """Let every model read the source."""
-        return tuple(stepper.start(source, source_lengths) for stepper in self._steppers)
+        return tuple(stepper.start(source) for stepper in self._steppers)
 
     def step(self, state: tuple[Any, ...], tokens: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""

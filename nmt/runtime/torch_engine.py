@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import SHORTLIST
@@ -24,7 +23,7 @@ from nmt.runtime.teacher_forcing import forced_log_probs
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import Stepper, search
-from nmt.text import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID
 
 
 class TorchEngine(Engine):
@@ -127,18 +126,15 @@ class TorchEngine(Engine):
         return self._models[0].output_weight.device
 
     def _search(self, task: Task, options: DecodingConfig) -> list[list[Hypothesis]]:
-        rows = [torch.tensor([*ids, EOS_ID]) for ids in task.sources]
-        lengths = torch.tensor([len(row) for row in rows])
-        source = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
-        source, lengths = source.to(self._device), lengths.to(self._device)
+        source = Packed.from_rows([[*ids, EOS_ID] for ids in task.sources], self._device)
         with_coverage = options.coverage_penalty > 0
         if not options.shortlist or self._shortlist is None:
             stepper = self._stepper(with_coverage=with_coverage)
-            return search(stepper, source, lengths, options, task.constraints)
+            return search(stepper, source, options, task.constraints)
         vocabulary = self._shortlist.pick(source, task.constraints)
         stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
         constraints = task.constraints and vocabulary.inside(task.constraints)
-        return vocabulary.outside(search(stepper, source, lengths, options, constraints))
+        return vocabulary.outside(search(stepper, source, options, constraints))
 
     @override
     def attention(

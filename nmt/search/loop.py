@@ -19,6 +19,7 @@ from torch import Tensor
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import chosen
 from nmt.errors import ConfigError
+from nmt.packed import Packed
 from nmt.search import beam, constrained, greedy, sampling
 from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
@@ -48,8 +49,8 @@ class Stepper(Protocol[S]):
         """Positions of the decoder: the longest output, with EOS; None if there is no limit."""
         ...
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> S:
-        """Read the source, padded (B, S), of these lengths (B,); one beam for each sentence."""
+    def start(self, source: Packed) -> S:
+        """Read the source ids of B sentences; one beam for each."""
         ...
 
     def step(self, state: S, tokens: Tensor) -> tuple[Tensor, S]:
@@ -77,8 +78,7 @@ class Stepper(Protocol[S]):
 @torch.inference_mode()
 def search(
     stepper: Stepper[S],
-    source: Tensor,
-    source_lengths: Tensor,
+    source: Packed,
     options: DecodingConfig,
     constraints: Sequence[Constraints] | None = None,
 ) -> list[list[Hypothesis]]:
@@ -86,8 +86,7 @@ def search(
 
     Args:
         stepper: Gives probabilities.
-        source: Source ids, padded, ending in EOS. (B, S), int64.
-        source_lengths: Tokens of each source with EOS. (B,), int64.
+        source: Source ids, each sentence ending in EOS.
         options: How to search.
         constraints: Of each sentence. Length limits give way to its prefix and required phrases.
 
@@ -99,18 +98,17 @@ def search(
         ConfigError: No search has this name, or it cannot meet required phrases.
     """
     own = [NONE] * len(source) if constraints is None else constraints
-    rules = Rules(source_lengths, options, constraints or (), stepper.max_positions)
-    inputs = SearchInputs(source, source_lengths, options, own, rules.longest, stepper.tokens)
-    selector = _make_selector(inputs)
-    device, weight = source.device, options.coverage_penalty
-    state = stepper.start(source, source_lengths)
+    rules = Rules(source.lengths, options, constraints or (), stepper.max_positions)
+    selector = _make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
+    device, weight = source.ids.device, options.coverage_penalty
+    state = stepper.start(source)
     beams = BeamState.first(len(source))
     while len(beams.sentences):
         log_probs, state = stepper.step(state, beams.tokens.to(device))
         rules(log_probs, beams.sentences, beams.history)
         coverage = None
         if weight:
-            lengths = source_lengths[beams.sentences.to(device)]
+            lengths = source.lengths[beams.sentences.to(device)]
             coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
         beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
         if kept is not None:

@@ -38,9 +38,8 @@ class SamplingSelector(IndependentSelector):
     def __init__(self, inputs: SearchInputs) -> None:
         super().__init__(inputs, inputs.options.n_best)
         self._options, self._tokens = inputs.options, inputs.tokens
-        rows = zip(inputs.source.tolist(), inputs.source_lengths.tolist(), strict=True)
         seed = inputs.options.seed
-        self._keys = torch.tensor([_key(seed, ids[:length]) for ids, length in rows])
+        self._keys = torch.tensor([_key(seed, ids) for ids in inputs.source.rows()])
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:

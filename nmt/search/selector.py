@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
+from nmt.packed import Packed
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis, length_penalty, max_finished
 from nmt.text import BOS_ID
@@ -27,10 +28,8 @@ from nmt.text import BOS_ID
 class SearchInputs:
     """What a selector is built from."""
 
-    source: Tensor
-    """Source ids, padded, ending in EOS. (sentences, S), int64."""
-    source_lengths: Tensor
-    """Tokens of each source with EOS. (sentences,), int64."""
+    source: Packed
+    """Source ids, each sentence ending in EOS."""
     options: DecodingConfig
     """How to search."""
     constraints: Sequence[Constraints]

@@ -37,10 +37,11 @@ def decode(
     The second half of the sentences leaves after the first step.
     """
     draw = torch.Generator().manual_seed(len(lengths))
-    source = torch.randint(4, VOCAB_SIZE, (len(lengths), max(lengths)), generator=draw)
+    source = torch.randint(4, VOCAB_SIZE, (len(lengths), max(lengths)), generator=draw).tolist()
+    rows = [ids[:length] for ids, length in zip(source, lengths, strict=True)]
     found = []
     with torch.inference_mode():
-        state = model.start(Packed.from_rectangle(source, torch.tensor(lengths)))
+        state = model.start(Packed.from_rows(rows))
         for step in range(num_steps):
             count = len(state.source_mask)
             tokens = torch.randint(4, VOCAB_SIZE, (count, state.num_beams), generator=draw)

@@ -30,9 +30,10 @@ def walk(model: Transformer, seed: int, num_beams: int, *, with_coverage: bool) 
     draw = torch.Generator().manual_seed(seed)
     found, alive, beams = [], NUM_SENTENCES, num_beams
     with torch.inference_mode():
-        source = torch.randint(4, NUM_TOKENS, (alive, 6), generator=draw)
-        lengths = torch.randint(2, 7, (alive,), generator=draw)
-        state = model.start(Packed.from_rectangle(source, lengths), with_coverage=with_coverage)
+        source = torch.randint(4, NUM_TOKENS, (alive, 6), generator=draw).tolist()
+        lengths = torch.randint(2, 7, (alive,), generator=draw).tolist()
+        rows = [ids[:length] for ids, length in zip(source, lengths, strict=True)]
+        state = model.start(Packed.from_rows(rows), with_coverage=with_coverage)
         state = state.select(torch.arange(alive), torch.zeros(alive, beams, dtype=torch.int64))
         for step in range(NUM_STEPS):
             tokens = torch.randint(4, NUM_TOKENS, (alive, state.num_beams), generator=draw)

@@ -275,10 +275,9 @@ def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
     run = GraphedDecodeToken(model)
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2
     torch.manual_seed(0)
-    source = torch.randint(4, 50, (6, 20), device="cuda")
-    lengths = torch.tensor([20, 17, 9, 5, 3, 2], device="cuda")
+    rows = [torch.randint(4, 50, (length,)).tolist() for length in (20, 17, 9, 5, 3, 2)]
     with torch.inference_mode():
-        states = [model.start(Packed.from_rectangle(source, lengths)) for _ in range(2)]
+        states = [model.start(Packed.from_rows(rows, "cuda")) for _ in range(2)]
         tokens = torch.full((6, 1), 4, device="cuda")
         for _ in range(40):
             found = []

@@ -18,6 +18,7 @@ from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
+from nmt.packed import Packed
 from nmt.runtime.engine import Task
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile, shortlist_bytes
@@ -118,7 +119,7 @@ PARTS = torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11])
 
 def test_a_sentence_may_use_special_common_and_candidate_tokens() -> None:
     shortlist = Shortlist(torch.tensor([8, 5]), table([], [], [], [], [9, 7], [5], [11]), 12)
-    picked = shortlist.pick(torch.tensor([[4, 5, EOS_ID]]))
+    picked = shortlist.pick(Packed.from_rows([[4, 5, EOS_ID]]))
 
     assert picked.tokens.tolist() == [*sorted(SPECIAL), 5, 7, 8, 9]
     assert picked.allowed is None  # of a single sentence all are its own
@@ -126,7 +127,7 @@ def test_a_sentence_may_use_special_common_and_candidate_tokens() -> None:
 
 def test_sentences_of_a_batch_may_use_their_own_tokens_only() -> None:
     shortlist = Shortlist(torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11]), 12)
-    source = torch.tensor([[4, EOS_ID, PAD_ID], [5, 6, EOS_ID]])
+    source = Packed.from_rows([[4, EOS_ID], [5, 6, EOS_ID]])
     picked = shortlist.pick(source, [NONE, Constraints(required=((10, 6),), prefix=(4, UNK_ID))])
 
     assert picked.tokens.tolist() == list(range(12))
@@ -150,11 +151,10 @@ def test_what_a_sentence_may_use_does_not_depend_on_the_others(
 ) -> None:
     shortlist = random_shortlist(30, seed, each=2, first=4)
     constraints = [Constraints(prefix=tuple(ids)) for ids in wishes[: len(sources)]]
-    width = max(map(len, sources)) + 1
-    rows = [[*ids, EOS_ID, *[PAD_ID] * (width - 1 - len(ids))] for ids in sources]
-    together = shortlist.pick(torch.tensor(rows), constraints)
+    rows = [[*ids, EOS_ID] for ids in sources]
+    together = shortlist.pick(Packed.from_rows(rows), constraints)
     for row, ids in enumerate(sources):
-        alone = shortlist.pick(torch.tensor([[*ids, EOS_ID]]), constraints[row : row + 1])
+        alone = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), constraints[row : row + 1])
         assert own_tokens(together, row) == set(alone.tokens.tolist())
     everything = set().union(*(own_tokens(together, row) for row in range(len(sources))))
     assert everything == set(together.tokens.tolist())
@@ -180,7 +180,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12) is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
     found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12)
-    source = torch.tensor([[4, EOS_ID], [5, EOS_ID]])
+    source = Packed.from_rows([[4, EOS_ID], [5, EOS_ID]])
 
     assert found is not None
     expected = Shortlist(*PARTS, 12).pick(source)
@@ -286,8 +286,8 @@ class MaskedStepper:
     def max_positions(self) -> int | None:
         return self._stepper.max_positions
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> MaskedState:
-        return MaskedState(self._stepper.start(source, source_lengths), torch.arange(len(source)))
+    def start(self, source: Packed) -> MaskedState:
+        return MaskedState(self._stepper.start(source), torch.arange(len(source)))
 
     def step(self, state: MaskedState, tokens: Tensor) -> tuple[Tensor, MaskedState]:
         log_probs, own = self._stepper.step(state.own, tokens)
@@ -312,7 +312,7 @@ def masked_search(
     """One sentence after the other, with all tokens."""
     found = []
     for ids, own in zip(sources, wishes, strict=True):
-        source = torch.tensor([[*ids, EOS_ID]])
+        source = Packed.from_rows([[*ids, EOS_ID]])
         allowed = torch.zeros(1, len(models[0].output_weight), dtype=torch.bool)
         allowed[0, shortlist.pick(source, [own]).tokens] = True
         with_coverage = config.coverage_penalty > 0
@@ -320,7 +320,7 @@ def masked_search(
         stepper: Stepper[Any] = steppers[0]
         if len(models) > 1:
             stepper = EnsembleStepper(steppers, Mixture((1 / len(models),) * len(models)))
-        found += search(stepper, source, torch.tensor([len(ids) + 1]), config, [own])
+        found += search(stepper, source, config, [own])
     return found
 
 
@@ -338,7 +338,7 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
 
     assert_same(found, masked_search(models, shortlist, sources, options(way), wishes))
     for hypotheses, ids, own in zip(found, sources, wishes, strict=True):
-        allowed = shortlist.pick(torch.tensor([[*ids, EOS_ID]]), [own]).tokens.tolist()
+        allowed = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), [own]).tokens.tolist()
         for hypothesis in hypotheses:
             assert {*hypothesis.ids} <= {*allowed}
             assert hypothesis.ids[: len(own.prefix)] == own.prefix

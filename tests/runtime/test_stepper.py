@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
@@ -22,18 +21,18 @@ SHAPE = {
 VOCAB_SIZE = 40
 
 
-def batch(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    source = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        source[row, : length - 1] = torch.randint(4, VOCAB_SIZE, (length - 1,))
-        source[row, length - 1] = EOS_ID
-    return source, torch.tensor(lengths)
+def batch(lengths: list[int]) -> Packed:
+    return Packed.from_rows(
+        [[*torch.randint(4, VOCAB_SIZE, (length - 1,)).tolist(), EOS_ID] for length in lengths]
+    )
 
 
-def again_from_the_beginning(model: Transformer, source: Tensor, longest: int) -> tuple[int, ...]:
+def again_from_the_beginning(
+    model: Transformer, source: list[int], longest: int
+) -> tuple[int, ...]:
     """Greedy search that decodes the whole prefix at every step."""
     ids = [BOS_ID]
-    packed = Packed.from_rows([source.tolist()])
+    packed = Packed.from_rows([source])
     while True:
         scores = model.logits(model(packed, Packed.from_rows([ids]))[-1])
         scores[:EOS_ID] = -torch.inf
@@ -58,12 +57,12 @@ def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
     torch.manual_seed(7)
     model = build_model(ModelConfig.model_validate({**SHAPE, **changes}), VOCAB_SIZE, VOCAB_SIZE)
     model.eval()
-    source, lengths = batch([9, 4, 1, 6, 9])
+    source = batch([9, 4, 1, 6, 9])
     config = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=6)
-    results = greedy_search(ModelStepper(model), source, lengths, config)
-    for row, length, (found,) in zip(source, lengths.tolist(), results, strict=True):
-        assert found.ids == again_from_the_beginning(model, row[:length], length + 6)
-    wide = beam_search(ModelStepper(model), source, lengths, config)
+    results = greedy_search(ModelStepper(model), source, config)
+    for ids, (found,) in zip(source.rows(), results, strict=True):
+        assert found.ids == again_from_the_beginning(model, ids, len(ids) + 6)
+    wide = beam_search(ModelStepper(model), source, config)
     assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
 
 
@@ -71,14 +70,13 @@ def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
 def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
     torch.manual_seed(7)
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
-    source, lengths = batch([9, 4, 1, 6])
+    source = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
     stepper = ModelStepper(model, with_coverage=True)
-    for row, found in enumerate(search(stepper, source, lengths, options)):
-        own = lengths[row : row + 1]
+    for row, found in enumerate(search(stepper, source, options)):
         for hypothesis in found:
             target = Packed.from_rows([[BOS_ID, *hypothesis.ids]])
-            read = model.align(Packed.from_rectangle(source[row : row + 1, : own[0]], own), target)
+            read = model.align(source.part(row, row + 1), target)
             lost = read[0].sum(0)[:-1].clamp(max=1).log().sum()
             normalized = hypothesis.log_prob / target.num_tokens
             assert hypothesis.score == pytest.approx(normalized + 0.4 * float(lost), abs=1e-4)
@@ -88,14 +86,14 @@ def test_a_stepper_made_without_coverage_refuses_to_report_it() -> None:
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
     stepper = ModelStepper(model)
     with pytest.raises(ValueError, match="made without coverage"):
-        stepper.coverage(stepper.start(*batch([5, 3])))
+        stepper.coverage(stepper.start(batch([5, 3])))
 
 
 @torch.inference_mode()
 def test_probabilities_sum_to_one() -> None:
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
     stepper = ModelStepper(model)
-    log_probs, _ = stepper.step(stepper.start(*batch([5, 3])), torch.full((2, 1), BOS_ID))
+    log_probs, _ = stepper.step(stepper.start(batch([5, 3])), torch.full((2, 1), BOS_ID))
     assert log_probs.shape == (2, 1, VOCAB_SIZE)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 1))
 
@@ -110,6 +108,6 @@ def test_an_output_ends_where_the_learned_positions_end(min_length_factor: float
         config = DecodingConfig(
             beam_size=beam_size, max_length_offset=30, min_length_factor=min_length_factor
         )
-        results = find(ModelStepper(model), *batch([7, 4]), config)
+        results = find(ModelStepper(model), batch([7, 4]), config)
         assert all(len(found[0].ids) <= 7 for found in results)
         assert not min_length_factor or all(len(found[0].ids) == 7 for found in results)

@@ -69,7 +69,7 @@ def test_stopping_early_changes_no_result(
     def results() -> tuple[list[list[list[Hypothesis]]], int]:
         steppers = [TableStepper(random_table(seed, 8, sharpness=3.0)) for seed in range(8)]
         inputs = [sources([5, 2, 7], seed) for seed in range(8)]
-        found = [search(each, *own, config) for each, own in zip(steppers, inputs, strict=True)]
+        found = [search(each, own, config) for each, own in zip(steppers, inputs, strict=True)]
         return found, sum(sum(stepper.rows) for stepper in steppers)
 
     def never(_finished: Any, pools: Tensor, _best: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_more_patience_finds_no_worse_and_less_stops_earlier() -> None:
         found, steps = [], 0
         for seed in range(30):
             stepper = TableStepper(random_table(seed, 8, sharpness=3.0))
-            found += search(stepper, *sources([5, 2, 7], seed), config)
+            found += search(stepper, sources([5, 2, 7], seed), config)
             steps += sum(stepper.rows)
         rows.append(steps)
         scores.append([best[0].score for best in found])
@@ -103,7 +103,7 @@ def test_more_patience_finds_no_worse_and_less_stops_earlier() -> None:
 def test_a_vocabulary_smaller_than_the_beam_is_searched_whole() -> None:
     """One word: the only outputs are none to two of it."""
     stepper = TableStepper(random_table(2, FIRST_WORD + 1))
-    (found,) = search(stepper, *sources([2]), options_of(beam_size=8, n_best=8))
+    (found,) = search(stepper, sources([2]), options_of(beam_size=8, n_best=8))
     assert {hypothesis.ids for hypothesis in found} == {(4,) * count for count in range(3)}
 
 
@@ -118,7 +118,7 @@ def test_a_search_whose_beams_all_die_keeps_what_it_found() -> None:
         return scores
 
     config = options_of(beam_size=4, n_best=4, length_penalty=0.0)
-    (found,) = search(TableStepper(table), *sources([6]), config)
+    (found,) = search(TableStepper(table), sources([6]), config)
     assert [(h.ids, h.log_prob) for h in found] == [((), -1.0), ((5,), -1.5), ((6,), -3.0)]
 
 
@@ -163,14 +163,14 @@ def test_diverse_groups_choose_one_after_the_other(
 ) -> None:
     vocab_size = FIRST_WORD + 4
     table = random_table(seed, vocab_size)
-    source, lengths = sources([4, 2], seed)
+    source = sources([4, 2], seed)
     config = options_of(
         beam_size=groups * size, n_best=min(n_best, groups * size), diverse_beam_groups=groups,
         diverse_beam_strength=strength,
     )  # fmt: skip
-    found = search(TableStepper(table), source, lengths, config)
-    for row, length in enumerate(lengths.tolist()):
-        naive = Naive(table, tuple(source[row, :length].tolist()), vocab_size, config)
+    found = search(TableStepper(table), source, config)
+    for row, ids in enumerate(source.rows()):
+        naive = Naive(table, tuple(ids), vocab_size, config)
         assert ids_of(found)[row] == diverse_by_hand(naive)
         for hypothesis in found[row]:
             assert hypothesis.log_prob == pytest.approx(naive.log_prob(hypothesis.ids), abs=1e-4)
@@ -184,7 +184,7 @@ def test_outputs_are_more_diverse_with_more_strength() -> None:
             beam_size=6, n_best=6, diverse_beam_groups=6, diverse_beam_strength=strength
         )
         results = [
-            search(TableStepper(random_table(seed, 12)), *sources([6], seed), config)[0]
+            search(TableStepper(random_table(seed, 12)), sources([6], seed), config)[0]
             for seed in range(10)
         ]
         kinds.append(sum(len(found) for found in results))
@@ -217,11 +217,11 @@ def test_every_score_has_the_coverage_penalty_by_its_definition(
     if phrase and "diverse_beam_groups" not in kind:
         own = [Constraints(required=((5,),))] * 2
     config = options_of(coverage_penalty=weight, **kind)
-    source, lengths = sources([3, 5], seed)
+    source = sources([3, 5], seed)
     table = random_table(seed, 7, sharpness=3.0)
-    results = search(TableStepper(table), source, lengths, config, own)
-    for found, ids, length in zip(results, source.tolist(), lengths.tolist(), strict=True):
-        naive = Naive(table, tuple(ids[:length]), 7, config)
+    results = search(TableStepper(table), source, config, own)
+    for found, ids in zip(results, source.rows(), strict=True):
+        naive = Naive(table, tuple(ids), 7, config)
         scores = [hypothesis.score for hypothesis in found]
         assert scores == sorted(scores, reverse=True)
         assert scores == pytest.approx([naive.score(h.ids, h.log_prob) for h in found])
@@ -231,7 +231,7 @@ def test_the_coverage_penalty_prefers_outputs_that_read_more_of_the_source() -> 
     def total_length(weight: float) -> int:
         config = options_of(coverage_penalty=weight, beam_size=4)
         return sum(
-            len(search(TableStepper(random_table(seed, 7)), *sources([5], seed), config)[0][0].ids)
+            len(search(TableStepper(random_table(seed, 7)), sources([5], seed), config)[0][0].ids)
             for seed in range(20)
         )
 

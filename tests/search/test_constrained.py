@@ -108,7 +108,7 @@ def test_every_output_contains_the_phrases_however_narrow_the_beam(
     """There is always one, if nothing is forbidden."""
     config = options_of(beam_size=beam_size, n_best=beam_size)
     constraints = Constraints(prefix=(5,), required=own, forbidden=forbidden)
-    (found,) = search(TableStepper(random_table(seed, 7)), *sources([3]), config, [constraints])
+    (found,) = search(TableStepper(random_table(seed, 7)), sources([3]), config, [constraints])
     assert found or forbidden
     for hypothesis in found:
         assert hypothesis.ids[0] == 5

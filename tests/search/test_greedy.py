@@ -20,9 +20,9 @@ def test_alternatives_are_the_best_next_tokens_completed_greedily(
     options = {**options, "prefix_bias_beta": 0.0}
     config = options_of(return_alternatives=True, n_best=5, **options)
     table = random_table(seed, VOCAB_SIZE)
-    source, lengths = sources([4], seed)
-    (found,) = search(TableStepper(table), source, lengths, config, [own])
-    naive = Naive(table, tuple(source[0].tolist()), VOCAB_SIZE, config, own)
+    source = sources([4], seed)
+    (found,) = search(TableStepper(table), source, config, [own])
+    naive = Naive(table, tuple(source.ids.tolist()), VOCAB_SIZE, config, own)
     values = naive.next_log_probs(own.prefix)
     order = sorted(range(VOCAB_SIZE), key=lambda token: -values[token])
     possible = [token for token in order if values[token] > -float("inf")]

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
+from nmt.packed import Packed
 from nmt.search.constraints import NONE, Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import search
@@ -76,14 +77,14 @@ def test_a_beam_wide_enough_finds_the_best_outputs_and_no_narrower_one_beats_it(
     seed: int, options: dict[str, Any], weight: float, own: list[Constraints]
 ) -> None:
     table = random_table(seed, VOCAB_SIZE, sharpness=3.0)
-    source, lengths = sources([3, 2][: len(own)], seed)
+    source = sources([3, 2][: len(own)], seed)
     config = options_of(beam_size=256, n_best=3, coverage_penalty=weight, **options)
     naive = [
-        Naive(table, tuple(source[row, :length].tolist()), VOCAB_SIZE, config, own[row])
-        for row, length in enumerate(lengths.tolist())
+        Naive(table, tuple(ids), VOCAB_SIZE, config, each)
+        for ids, each in zip(source.rows(), own, strict=True)
     ]
     assume(all(each.limits[1] <= 6 for each in naive))
-    results = search(TableStepper(table), source, lengths, config, own)
+    results = search(TableStepper(table), source, config, own)
     for found, each in zip(results, naive, strict=True):
         expected = each.every_output()
         assert [h.ids for h in found] == [h.ids for h in expected[:3]]
@@ -91,7 +92,7 @@ def test_a_beam_wide_enough_finds_the_best_outputs_and_no_narrower_one_beats_it(
     for size in (1, 3):
         narrow = config.model_copy(update={"beam_size": size, "n_best": 1})
         for few, best in zip(
-            search(TableStepper(table), source, lengths, narrow, own), results, strict=True
+            search(TableStepper(table), source, narrow, own), results, strict=True
         ):
             assert not few or few[0].score <= best[0].score + 1e-6
 
@@ -101,15 +102,14 @@ def test_greedy_search_is_a_beam_of_one_and_takes_the_most_probable_token(
     seed: int, options: dict[str, Any], own: list[Constraints], grain: float
 ) -> None:
     table = random_table(seed, VOCAB_SIZE, grain=grain)
-    source, lengths = sources([3, 6, 1][: len(own)], seed)
+    source = sources([3, 6, 1][: len(own)], seed)
     config = options_of(beam_size=1, **options)
-    found = greedy_search(TableStepper(table), source, lengths, config, own)
-    assert beam_search(TableStepper(table), source, lengths, config, own) == found
+    found = greedy_search(TableStepper(table), source, config, own)
+    assert beam_search(TableStepper(table), source, config, own) == found
     if grain:  # plain Python rounds otherwise
         return
-    for row, length in enumerate(lengths.tolist()):
-        ids = tuple(source[row, :length].tolist())
-        naive = Naive(table, ids, VOCAB_SIZE, config, own[row]).greedy()
+    for row, ids in enumerate(source.rows()):
+        naive = Naive(table, tuple(ids), VOCAB_SIZE, config, own[row]).greedy()
         assert ids_of(found)[row] == ([] if naive is None else [naive])
 
 
@@ -136,12 +136,11 @@ def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
     config = options_of(**kind, **options)
     if phrase is not None and "beam_size" in kind and "diverse_beam_groups" not in kind:
         own = [own[0], phrase, *own[2:]]
-    source, lengths = sources([3, 5, 1, 4], seed)
-    together = search(TableStepper(table), source, lengths, config, own)
+    source = sources([3, 5, 1, 4], seed)
+    together = search(TableStepper(table), source, config, own)
     for order in ([2], [3, 0], [1]):
-        some = search(
-            TableStepper(table), source[order], lengths[order], config, [own[i] for i in order]
-        )
+        part = Packed.from_rows([source.rows()[i] for i in order])
+        some = search(TableStepper(table), part, config, [own[i] for i in order])
         assert some == [together[i] for i in order]
     for found in together:
         assert len(found) <= config.n_best
@@ -153,8 +152,8 @@ def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
 def test_finished_sentences_and_hypotheses_leave_the_batch(kind: dict[str, Any]) -> None:
     stepper = TableStepper(random_table(4, 9))
     config = options_of(**kind, max_length_offset=3)
-    source, lengths = sources([2, 5, 12, 20])
-    results = search(stepper, source, lengths, config)
+    source = sources([2, 5, 12, 20])
+    results = search(stepper, source, config)
     assert (stepper.rows[0], stepper.widths[0]) == (4, 1)
     assert stepper.rows == sorted(stepper.rows, reverse=True)
     assert stepper.rows[-1] < 4
@@ -173,13 +172,12 @@ def test_no_possible_output_gives_no_hypothesis(kind: dict[str, Any], value: flo
     def table(_: tuple[int, ...]) -> Tensor:
         return torch.full((8,), value)
 
-    assert search(TableStepper(table), *sources([3, 1]), options_of(**kind)) == [[], []]
+    assert search(TableStepper(table), sources([3, 1]), options_of(**kind)) == [[], []]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sentences_give_no_results(kind: dict[str, Any]) -> None:
-    empty = torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    assert search(TableStepper(random_table(1, 6)), *empty, options_of(**kind)) == []
+    assert search(TableStepper(random_table(1, 6)), Packed.from_rows([]), options_of(**kind)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,7 +187,7 @@ def test_an_output_ends_where_the_positions_end_even_if_it_should_be_longer(
     stepper = TableStepper(random_table(3, 9))
     stepper.max_positions = 5
     config = options_of(**kind, max_length_factor=2.0, min_length_factor=1.0)
-    for found in search(stepper, *sources([9, 3, 6]), config):
+    for found in search(stepper, sources([9, 3, 6]), config):
         assert found
         assert all(2 <= len(hypothesis.ids) <= 4 for hypothesis in found)
     assert len(stepper.rows) == 5
@@ -204,7 +202,7 @@ def test_a_prefix_that_does_not_fit_the_positions_has_no_output(
     stepper.max_positions = 5
     prefix = Constraints(prefix=(5, 6, 7, 5, 6, 7, 5)[:size])
     config = options_of(prefix_bias_beta=beta)
-    (found,) = search(stepper, *sources([3]), config, [prefix])
+    (found,) = search(stepper, sources([3]), config, [prefix])
     assert len(found) == (1 if beta else expected)
     assert len(stepper.rows) <= 5
 
@@ -212,7 +210,7 @@ def test_a_prefix_that_does_not_fit_the_positions_has_no_output(
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.get("coverage_penalty")])
 def test_without_a_coverage_penalty_coverage_is_not_computed(kind: dict[str, Any]) -> None:
     stepper = TableStepper(random_table(3, VOCAB_SIZE))
-    search(stepper, *sources([4, 2]), options_of(**kind))
+    search(stepper, sources([4, 2]), options_of(**kind))
     assert stepper.num_looks == 0
 
 
@@ -220,7 +218,7 @@ def test_without_a_coverage_penalty_coverage_is_not_computed(kind: dict[str, Any
 def test_a_search_that_cannot_meet_required_phrases_says_so(kind: dict[str, Any]) -> None:
     own = [Constraints(required=((5,),))]
     with pytest.raises(ConfigError, match="does not go with required phrases"):
-        search(TableStepper(random_table(1, 8)), *sources([3]), options_of(**kind), own)
+        search(TableStepper(random_table(1, 8)), sources([3]), options_of(**kind), own)
 
 
 class Shortest(Selector):
@@ -251,10 +249,10 @@ def shortest() -> Iterator[None]:
 @pytest.mark.usefixtures("shortest")
 def test_a_registered_selector_is_chosen_by_its_name() -> None:
     stepper, inputs = TableStepper(random_table(1, 8)), sources([3, 5])
-    assert ids_of(search(stepper, *inputs, DecodingConfig(search="shortest"))) == [[()], [()]]
+    assert ids_of(search(stepper, inputs, DecodingConfig(search="shortest"))) == [[()], [()]]
     assert stepper.rows == [2]
     with pytest.raises(ConfigError, match="there is no 'shortst'"):
-        search(stepper, *inputs, DecodingConfig.model_construct(search="shortst"))
+        search(stepper, inputs, DecodingConfig.model_construct(search="shortst"))
     own = [Constraints(required=((5,),)), NONE]
     with pytest.raises(ConfigError, match="shortest search does not go with required phrases"):
-        search(stepper, *inputs, DecodingConfig(search="shortest"), own)
+        search(stepper, inputs, DecodingConfig(search="shortest"), own)

@@ -108,10 +108,9 @@ def by_hand(
 def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
     config = settings(n_best=4, no_repeat_ngram_size=2, **options)
     table = random_table(8, 9)
-    source, lengths = sources([4, 9, 1, 6], 8)
-    found = search(TableStepper(table), source, lengths, config)
-    for row, length in enumerate(lengths.tolist()):
-        ids = source[row, :length].tolist()
+    source = sources([4, 9, 1, 6], 8)
+    found = search(TableStepper(table), source, config)
+    for row, ids in enumerate(source.rows()):
         key = torch.tensor(sampling._key(config.seed, ids))
         assert len(found[row]) == 4
         for number, hypothesis in enumerate(found[row]):
@@ -124,30 +123,30 @@ def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
 @given(seed=st.integers(0, 10**6), n_best=st.integers(1, 4))
 def test_more_samples_change_no_sample(seed: int, n_best: int) -> None:
     table, inputs = random_table(seed, 9), sources([3, 6], seed)
-    most = search(TableStepper(table), *inputs, settings(n_best=6))
-    fewer = search(TableStepper(table), *inputs, settings(n_best=n_best))
+    most = search(TableStepper(table), inputs, settings(n_best=6))
+    fewer = search(TableStepper(table), inputs, settings(n_best=n_best))
     assert fewer == [own[:n_best] for own in most]
 
 
 def test_seeds_and_samples_differ() -> None:
     table, inputs = random_table(1, 30), sources([9])
-    (one,) = search(TableStepper(table), *inputs, settings(n_best=8))
-    (other,) = search(TableStepper(table), *inputs, settings(n_best=8, seed=7))
+    (one,) = search(TableStepper(table), inputs, settings(n_best=8))
+    (other,) = search(TableStepper(table), inputs, settings(n_best=8, seed=7))
     assert len({hypothesis.ids for hypothesis in one + other}) > 12
 
 
 def test_outputs_come_as_often_as_they_are_probable() -> None:
     """10 outputs of the same sentence, counted over 4000 samples."""
-    table, (source, lengths) = random_table(6, 7, 1.0), sources([1])
+    table, source = random_table(6, 7, 1.0), sources([1])
     config = settings(n_best=4000, max_length_factor=0.0, max_length_offset=2)
-    (found,) = search(TableStepper(table), source, lengths, config)
+    (found,) = search(TableStepper(table), source, config)
     counts = Counter(hypothesis.ids for hypothesis in found)
 
     def probability(ids: tuple[int, ...]) -> float:
-        prob, prefix = 1.0, (*source[0].tolist(), 2)
+        prob, prefix = 1.0, (*source.ids.tolist(), 2)
         for token in (*ids, EOS_ID):
             values = table(prefix).exp().tolist()
-            possible = values[EOS_ID:] if len(prefix) < len(source[0]) + 3 else [values[EOS_ID]]
+            possible = values[EOS_ID:] if len(prefix) < source.num_tokens + 3 else [values[EOS_ID]]
             prob *= values[token] / sum(possible)
             prefix = (*prefix, token)
         return prob

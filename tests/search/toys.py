@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
+from nmt.packed import Packed
 from nmt.search.constraints import Constraints
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import Stepper, search
-from nmt.text import EOS_ID, PAD_ID
+from nmt.text import EOS_ID
 
 FIRST_WORD = 4
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -67,9 +68,8 @@ class TableStepper:
         self.num_looks = 0
         """How often the search asked for the coverage."""
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> ToyState:
-        rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
-        return ToyState([tuple(ids[:n]) for ids, n in rows], [[()] for _ in source])
+    def start(self, source: Packed) -> ToyState:
+        return ToyState([tuple(ids) for ids in source.rows()], [[()]] * len(source))
 
     def step(self, state: ToyState, tokens: Tensor) -> tuple[Tensor, ToyState]:
         assert len(tokens) == len(state.sources)
@@ -108,14 +108,11 @@ class TableStepper:
         return found
 
 
-def sources(lengths: Sequence[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Sources of these lengths, EOS included, all different: (B, S) and (B,)."""
-    generator = random.Random(seed)
-    rows = torch.full((len(lengths), max(lengths)), PAD_ID)
-    for row, length in enumerate(lengths):
-        words = [generator.randrange(FIRST_WORD, 10**9) for _ in range(length - 1)]
-        rows[row, :length] = torch.tensor([*words, EOS_ID])
-    return rows, torch.tensor(lengths)
+def sources(lengths: Sequence[int], seed: int = 0) -> Packed:
+    """Sources of these lengths, EOS included, all different."""
+    draw = random.Random(seed).randrange
+    words = [[draw(FIRST_WORD, 10**9) for _ in range(length - 1)] for length in lengths]
+    return Packed.from_rows([[*row, EOS_ID] for row in words])
 
 
 def ids_of(results: Sequence[Sequence[Hypothesis]]) -> list[list[tuple[int, ...]]]:
@@ -147,13 +144,12 @@ def search_by(name: str) -> Callable[..., list[list[Hypothesis]]]:
 
     def find(
         stepper: Stepper[Any],
-        source: Tensor,
-        source_lengths: Tensor,
+        source: Packed,
         config: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
         options = config.model_copy(update={"search": name})
-        return search(stepper, source, source_lengths, options, constraints)
+        return search(stepper, source, options, constraints)
 
     return find
 

@@ -35,8 +35,8 @@ def batch_of(lengths: list[int], seed: int = 0) -> Batch:
     width = max(lengths)
 
     def packed() -> Packed:
-        ids = torch.randint(4, VOCAB_SIZE, (len(lengths), width), generator=generator)
-        return Packed.from_rectangle(ids, torch.tensor(lengths))
+        ids = torch.randint(4, VOCAB_SIZE, (len(lengths), width), generator=generator).tolist()
+        return Packed.from_rows([row[:length] for row, length in zip(ids, lengths, strict=True)])
 
     return Batch(packed(), packed(), packed().ids, np.arange(len(lengths)))
 

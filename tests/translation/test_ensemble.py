@@ -118,8 +118,8 @@ def test_the_mean_is_taken_at_every_step_of_the_search() -> None:
     )
     batch = sources([4, 2, 6])
     options = OPTIONS.model_copy(update={"n_best": 3})
-    found = beam_search(stepper, *batch, options)
-    expected = beam_search(joint, *batch, options)
+    found = beam_search(stepper, batch, options)
+    expected = beam_search(joint, batch, options)
     assert ids_of(found) == ids_of(expected)
     for left, right in zip(found, expected, strict=True):
         assert [h.score for h in left] == pytest.approx([h.score for h in right], abs=1e-5)
@@ -132,8 +132,8 @@ def test_what_the_models_read_of_the_source_is_averaged() -> None:
     )
     alone = TableStepper(random_table(1, 9))
     batch, tokens = sources([4, 2]), torch.full((2, 1), 2)
-    _, state = stepper.step(stepper.start(*batch), tokens)
-    _, own = alone.step(alone.start(*batch), tokens)
+    _, state = stepper.step(stepper.start(batch), tokens)
+    _, own = alone.step(alone.start(batch), tokens)
     torch.testing.assert_close(stepper.coverage(state), alone.coverage(own))
 
 
