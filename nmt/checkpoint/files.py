@@ -27,7 +27,7 @@ from nmt.files.atomic import (
     restore_replaced,
     write_text,
 )
-from nmt.files.json_file import read_record
+from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest, UnknownFormatError
 
 if TYPE_CHECKING:  # finding a checkpoint needs no torch
@@ -172,11 +172,13 @@ def read_state(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: They are missing or damaged.
     """
-    fix = "Use another checkpoint of the run."
+    path, fix = folder / STATE, "Use another checkpoint of the run."
     try:
-        return read_record(folder / STATE, CheckpointError, fix=fix)
+        return field(read_json(path), kind=dict)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder / STATE} is missing.", fix=fix) from error
+        raise CheckpointError(f"{path} is missing.", fix=fix) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -7,23 +7,36 @@ behind by one that is gone, and the next writer of the same name removes it.
 
 from __future__ import annotations
 
+import bz2
 import fcntl
+import gzip
 import itertools
 import json
+import lzma
 import os
 import shutil
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from nmt.errors import NmtError
+from nmt.errors import ConfigError, DataError, NmtError
+from nmt.files.lines import is_standard
 
 _TEMPORARY = ".tmp-"
+_COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
+    # Without the temporary name and the time: equal text, equal bytes.
+    ".gz": lambda raw: gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0),
+    ".bz2": lambda raw: bz2.BZ2File(raw, "wb"),
+    ".xz": lambda raw: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 - the caller closes it
+}
+_UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
+_PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
+"""Of the files in run, model and data folders."""
 _serial = itertools.count()
 
 
@@ -41,11 +54,17 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     remove_leftovers(place.parent, place.name)
     with _unwound_by_signals():
         temporary = _temporary(place)
+        mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
         try:
-            with _created(temporary, place) as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+            with os.fdopen(descriptor, "wb") as file:
+                _lock(descriptor)
+                if mode is not None:
+                    os.fchmod(descriptor, mode)  # the umask has taken some away
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
                 temporary.replace(place)
         finally:
             with suppress(OSError):
@@ -132,21 +151,18 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
     start = "." if name is None else f".{name}{_TEMPORARY}"
     with suppress(OSError):  # whoever writes there says what is wrong
         for found in list(folder.iterdir()):
-            if found.name.startswith(start) and _TEMPORARY in found.name:
-                _remove_if_left(found)
-
-
-def _remove_if_left(path: Path) -> None:
-    with suppress(OSError):  # BlockingIOError: it is being written
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
-        finally:
-            os.close(descriptor)
+            if not found.name.startswith(start) or _TEMPORARY not in found.name:
+                continue
+            with suppress(OSError):  # BlockingIOError: it is being written
+                descriptor = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if found.is_dir():
+                        shutil.rmtree(found, ignore_errors=True)
+                    else:
+                        found.unlink()
+                finally:
+                    os.close(descriptor)
 
 
 def sync(path: Path) -> None:
@@ -174,20 +190,81 @@ def write_errors(
         raise error(f"{shown} cannot be written: {cause.strerror or cause}.", fix=fix) from cause
 
 
+def check_output(output: Path | None, *inputs: Path | None) -> None:
+    """Check the name of an output file, before there is any work to lose.
+
+    No command writes over one of its inputs: not under another name (a hard or symbolic link),
+    and not over a part of a model or data folder that it reads.
+
+    Args:
+        output: The file to write; None or ``-`` for standard output.
+        inputs: Files and folders that are read; None and ``-`` for standard input.
+
+    Raises:
+        ConfigError: It asks for a compression that there is not, or is one of the inputs.
+    """
+    if output is None or is_standard(output):
+        return
+    if output.suffix in _UNKNOWN_COMPRESSIONS:
+        raise ConfigError(
+            f"{output}: there is no way to write {output.suffix}.",
+            fix=f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text.",
+        )
+    for path in inputs:
+        if path is not None and _would_overwrite(output, path):
+            raise ConfigError(
+                f"{output} is both input and output."
+                if not path.is_dir()
+                else f"{output} is a part of {path}, which is read.",
+                fix="Name another output file.",
+            )
+
+
+def _would_overwrite(output: Path, path: Path) -> bool:
+    try:
+        if not output.is_file():  # a device may be both
+            return False
+        if not path.is_dir():
+            return path.samefile(output)
+        if output.resolve().suffix not in _PART_SUFFIXES:  # translations may lie in the run folder
+            return False
+        return any(part.is_file() and part.samefile(output) for part in path.rglob("*.*"))
+    except OSError:  # whoever opens it says what is wrong
+        return False
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[IO[bytes]]:
+    """Open a file, or standard output when there is none or it is ``-``.
+
+    A file appears when it is complete, as `atomic_file` says. One named .gz, .bz2 or .xz is
+    compressed.
+
+    Raises:
+        DataError: It cannot be written: also when that shows late, as with a full disk.
+    """
+    if path is not None and is_standard(path):
+        path = None
+    with write_errors(
+        path or "standard output",
+        DataError,
+        fix="Name an output file in a folder you can write to, on a disk with room.",
+    ):
+        if path is None:
+            if sys.stdout is None:
+                raise DataError("Standard output is closed.", fix="Name an output file with -o.")
+            yield sys.stdout.buffer
+        elif path.exists() and not path.is_file():  # a device or a pipe must not be replaced
+            with path.open("wb") as stream:
+                yield stream
+        else:
+            compress = _COMPRESSORS.get(path.suffix, nullcontext)
+            with atomic_file(path) as raw, compress(raw) as stream:
+                yield cast(IO[bytes], stream)
+
+
 def _temporary(place: Path) -> Path:
     return place.with_name(f".{place.name}{_TEMPORARY}{os.getpid()}-{next(_serial)}")
-
-
-def _created(temporary: Path, place: Path) -> IO[bytes]:
-    """Open a new file, locked, with the permissions of the one at ``place`` if there is one."""
-    mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode
-    )
-    _lock(descriptor)
-    if mode is not None:
-        os.fchmod(descriptor, mode)  # the umask has taken some away
-    return os.fdopen(descriptor, "wb")
 
 
 def _lock(descriptor: int) -> None:

@@ -13,8 +13,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nmt.errors import NmtError
-
 MAX_BYTES = 1 << 28
 MAX_DEPTH = 100
 MAX_DIGITS = 40
@@ -37,21 +35,6 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES, finite: bool = False) -
     if len(content) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes:,} bytes")
     return parse_json(content.decode("utf-8"), finite=finite)
-
-
-def read_record(path: Path, error: type[NmtError], *, fix: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object and was written by this program.
-
-    Raises:
-        FileNotFoundError: There is none.
-        NmtError: ``error``: it is damaged, or not what was written.
-    """
-    try:
-        return field(read_json(path), kind=dict)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as cause:
-        raise error(f"{path} is damaged: {cause}.", fix=fix) from cause
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:

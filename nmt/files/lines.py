@@ -1,8 +1,9 @@
-"""Text files as lines: bytes split on LF only, whatever else the text holds.
+"""Text as lines: bytes split on LF only, whatever else the text holds.
 
 U+2028, NEL, form feed and a lone CR stay inside their line; a CR before LF and a byte order mark
 at the start of the file go. So line counts are those of ``wc -l``, and two aligned files stay
-aligned.
+aligned. A corpus must be whole; the input of a filter may come slowly, never end, or hold bytes
+that are no text, and a line goes out for each that comes in.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import bz2
 import gzip
 import importlib
+import logging
 import lzma
 import re
+import select
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import IO, TypeAlias, cast
+from typing import IO, Any
 
 from nmt.errors import DataError
 
@@ -30,10 +33,49 @@ _WIDE_MARKS = {
 }
 """Byte order marks of other encodings than UTF-8."""
 _CHUNK_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+"""Of a filter's input: most that is read at once."""
+_MAX_CHUNK_BYTES = 1 << 22
+MAX_CHUNK_LINES = 2000
 MAX_LINE_BYTES = 1 << 20
 """Of a line to translate or score: 1 MiB. The rest of a longer one is not read, with a warning."""
+MAX_NOTES = 20
+"""Warnings about damaged lines that are given one by one."""
+_PAUSE_SECONDS = 0.02
+_PATIENCE_SECONDS = 0.2
 
-_Opener: TypeAlias = Callable[[Path | IO[bytes]], IO[bytes]]
+logger = logging.getLogger(__name__)
+
+
+def _open_zstandard(file: Path | IO[bytes]) -> Any:
+    # Not `zstandard`: it takes a file that is cut off for a whole one.
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name).open(file)
+        except ImportError:
+            continue
+    shown = file if isinstance(file, Path) else "The input"
+    raise DataError(
+        f"{shown} is compressed with Zstandard, and no library for it is installed.",
+        fix="Run `pip install backports.zstd`, or decompress the file.",
+    )
+
+
+_COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
+    ".gz": (re.compile(rb"\x1f\x8b"), gzip.open),
+    # More than the letters, which a text may begin with: the mark of the first block or of no more.
+    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
+    ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.open),
+    ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
+}
+"""By suffix: how the file starts, and how to open it."""
+_LONGEST_MARK = 10
+"""Bytes of a file that tell what it is."""
+
+
+def _opener(start: bytes) -> Callable[..., Any] | None:
+    """Return what opens a file that begins so; None if it is not compressed."""
+    return next((opener for mark, opener in _COMPRESSIONS.values() if mark.match(start)), None)
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -58,7 +100,8 @@ def open_binary(path: Path) -> IO[bytes]:
                 f"{path} is named {path.suffix}, but its contents are not.",
                 fix="Download it again, or rename it if it is plain text.",
             )
-        return path.open("rb") if opener is None else opener(path)
+        opened: IO[bytes] = path.open("rb") if opener is None else opener(path)
+        return opened
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist.",
@@ -70,57 +113,63 @@ def open_binary(path: Path) -> IO[bytes]:
         ) from error
 
 
-def decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
-    """Return what reads a stream as `open_binary` reads a file; waits for its first bytes.
+def is_standard(path: Path | None) -> bool:
+    """Whether a path stands for standard input or output: none is given, or ``-``.
 
-    A stream without ``peek`` is taken as it is.
+    >>> is_standard(Path("-"))
+    True
+    """
+    return path is None or str(path) == "-"
+
+
+@contextmanager
+def open_input(path: Path | None) -> Iterator[IO[bytes]]:
+    """Open a file, or standard input (None or ``-``), as `open_binary` opens a file.
+
+    Standard input is waited for. Compressed, it comes in blocks; plain, as it is written.
 
     Raises:
-        DataError: It cannot be read, or needs a library that is missing.
+        DataError: There is nothing to read, or it needs a library that is missing.
     """
-    peek = getattr(stream, "peek", None)
+    if path is not None and not is_standard(path):
+        with open_binary(path) as stream:
+            yield stream
+        return
+    if sys.stdin is None:  # closed by whoever started the process
+        raise DataError("Standard input is closed.", fix="Name an input file with -i.")
+    stream = sys.stdin.buffer
+    peek = getattr(stream, "peek", None)  # a buffer in a test may have none
     try:
         opener = _opener(peek(_LONGEST_MARK)) if peek else None
     except OSError as error:
         raise DataError(
-            f"{name} cannot be read: {error.strerror or error}.", fix="Name an input file."
+            f"standard input cannot be read: {error.strerror or error}.", fix="Name an input file."
         ) from error
-    return stream if opener is None else opener(stream)
+    yield stream if opener is None else opener(stream)
 
 
-def _opener(start: bytes) -> _Opener | None:
-    """Return what opens a file that begins so; None if it is not compressed."""
-    return next((opener for mark, opener in _COMPRESSIONS.values() if mark.match(start)), None)
+def read_pieces(
+    stream: IO[bytes], name: str, size: int, *, at_once: bool = False
+) -> Iterator[bytes]:
+    """Yield the bytes of a stream.
 
+    Args:
+        stream: What to read to the end.
+        name: What messages call it.
+        size: Most bytes of a piece.
+        at_once: Yield what is there, waiting only if nothing is.
 
-def _open_zstandard(file: Path | IO[bytes]) -> IO[bytes]:
-    # Not `zstandard`: it takes a file that is cut off for a whole one.
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return _open(importlib.import_module(name), file)
-        except ImportError:
-            continue
-    shown = file if isinstance(file, Path) else "The input"
-    raise DataError(
-        f"{shown} is compressed with Zstandard, and no library for it is installed.",
-        fix="Run `pip install backports.zstd`, or decompress the file.",
-    )
-
-
-def _open(library: ModuleType, file: Path | IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], library.open(file, "rb"))
-
-
-_COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], _Opener]] = {
-    ".gz": (re.compile(rb"\x1f\x8b"), partial(_open, gzip)),
-    # More than the letters, which a text may begin with: the mark of the first block or of no more.
-    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), partial(_open, bz2)),
-    ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.LZMAFile),
-    ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
-}
-"""By suffix: how the file starts, and how to open it."""
-_LONGEST_MARK = 10
-"""Bytes of a file that tell what it is."""
+    Raises:
+        DataError: The stream is damaged, for example a gzip file cut off.
+    """
+    read = getattr(stream, "read1", stream.read) if at_once else stream.read
+    try:
+        while piece := read(size):
+            yield piece
+    except Exception as error:  # every library of a compression has errors of its own
+        raise DataError(
+            f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
+        ) from error
 
 
 def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
@@ -164,30 +213,6 @@ def split_lines(
             yield None if max_bytes is not None and len(line) > max_bytes else line
 
 
-def read_pieces(
-    stream: IO[bytes], name: str, size: int, *, at_once: bool = False
-) -> Iterator[bytes]:
-    """Yield the bytes of a stream.
-
-    Args:
-        stream: What to read to the end.
-        name: What messages call it.
-        size: Most bytes of a piece.
-        at_once: Yield what is there, waiting only if nothing is.
-
-    Raises:
-        DataError: The stream is damaged, for example a gzip file cut off.
-    """
-    read = getattr(stream, "read1", stream.read) if at_once else stream.read
-    try:
-        while piece := read(size):
-            yield piece
-    except Exception as error:  # every library of a compression has errors of its own
-        raise DataError(
-            f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
-        ) from error
-
-
 def decode_line(line: bytes, name: str, number: int) -> str:
     """Decode UTF-8.
 
@@ -198,7 +223,7 @@ def decode_line(line: bytes, name: str, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if number == 1:
-            refuse_wide(line, name)
+            _refuse_wide(line, name)
         raise DataError(
             f"{name}, line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not "
             "UTF-8.",
@@ -206,7 +231,7 @@ def decode_line(line: bytes, name: str, number: int) -> str:
         ) from error
 
 
-def refuse_wide(start: bytes, name: str) -> None:
+def _refuse_wide(start: bytes, name: str) -> None:
     """Raise a DataError if a text starts with the byte order mark of UTF-16 or UTF-32."""
     for mark, encoding in _WIDE_MARKS.items():
         if start.startswith(mark):
@@ -227,3 +252,95 @@ def read_lines(path: Path) -> list[str]:
             decode_line(line or b"", str(path), number)
             for number, line in enumerate(split_lines(stream, str(path)), start=1)
         ]
+
+
+def read_chunks(
+    stream: IO[bytes],
+    *,
+    lines_at_once: int = MAX_CHUNK_LINES,
+    max_bytes: int = MAX_LINE_BYTES,
+    name: str = "standard input",
+) -> Iterator[list[bytes]]:
+    """Yield lines, without LF, in chunks: full ones from a file, small ones from a slow writer.
+
+    A chunk ends when it is full, when the writer pauses, or a moment after its first line: so
+    lines that come one at a time are answered one at a time, and nothing waits for the end of the
+    input. Memory is bounded by the sizes of a chunk and of a line.
+
+    Args:
+        stream: Bytes to read to the end.
+        lines_at_once: Most lines of a chunk.
+        max_bytes: Of a longer line comes the start, one byte more than this.
+        name: What messages call ``stream``.
+
+    Raises:
+        DataError: The input is damaged, for example a gzip file cut off, or is UTF-16 or UTF-32.
+    """
+
+    def pieces() -> Iterator[bytes]:
+        for number, piece in enumerate(read_pieces(stream, name, _READ_BYTES, at_once=True)):
+            if not number:
+                _refuse_wide(piece, name)
+            yield piece
+
+    chunk: list[bytes] = []
+    size, since = 0, 0.0
+    for lines in split_pieces(pieces(), max_bytes):
+        for line in lines:
+            since = since if chunk else time.monotonic()
+            chunk.append(line)
+            size += len(line)
+            if len(chunk) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+        is_old = time.monotonic() - since > _PATIENCE_SECONDS
+        if chunk and (is_old or not _more_is_waiting(stream)):
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _more_is_waiting(stream: IO[bytes]) -> bool:
+    """Whether the writer has written more, or ended, within a moment."""
+    try:
+        return bool(select.select([stream.fileno()], [], [], _PAUSE_SECONDS)[0])
+    except (OSError, ValueError):  # no file descriptor: a buffer in a test
+        return True
+
+
+class LineDecoder:
+    """Decodes UTF-8 without losing a line: bad bytes are replaced, and too long lines cut.
+
+    Logs a warning for each of the first `MAX_NOTES` lines that it changes.
+
+    Args:
+        max_bytes: What is beyond this in a line is cut off.
+    """
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self.num_damaged = 0
+        """Lines changed so far."""
+        self._max_bytes = max_bytes
+
+    def decode(self, lines: Sequence[bytes], first_number: int, name: str = "") -> list[str]:
+        """Decode lines; messages begin with ``name``, and count from ``first_number``."""
+        return [self._decode(x, f"{name}line {n:,}") for n, x in enumerate(lines, first_number)]
+
+    def _decode(self, line: bytes, shown: str) -> str:
+        if len(line) > self._max_bytes:
+            self._warn(f"{shown} is longer than {self._max_bytes:,} bytes; the rest is cut off")
+            return line[: self._max_bytes].decode("utf-8", "ignore")
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            bad = f"byte {error.start + 1}: 0x{line[error.start]:02x}"
+            self._warn(f"{shown}, {bad} is not UTF-8; replaced by U+FFFD")
+            return line.decode("utf-8", "replace")
+
+    def _warn(self, message: str) -> None:
+        self.num_damaged += 1
+        if self.num_damaged <= MAX_NOTES:
+            logger.warning(message)
+        elif self.num_damaged == MAX_NOTES + 1:
+            logger.warning("more lines are not UTF-8, or too long; they are not named")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from nmt.errors import CheckpointError
 
@@ -47,7 +48,18 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
     has_waited = False
     while True:
         with path.open("a+", encoding="utf-8") as file:
-            has_waited = not _take(file.fileno(), path, wait=wait) or has_waited
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                other = path.read_text(encoding="utf-8", errors="replace").strip()
+                other = other or "another process"
+                if not wait:
+                    raise InUseError(other) from error
+                logger.info("waiting for %s, which holds %s", other, path)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                has_waited = True
+            except OSError as error:
+                raise NoLocksError(error.errno, error.strerror) from error
             if not _is_at(path, file.fileno()):
                 continue  # the holder before us has removed it
             started = time.strftime("%Y-%m-%d %H:%M:%S%z")
@@ -61,22 +73,6 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
                 if remove:
                     path.unlink(missing_ok=True)
             return
-
-
-def _take(descriptor: int, path: Path, *, wait: bool) -> bool:
-    """Take the lock; return whether it was free."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
-        if not wait:
-            raise InUseError(holder) from error
-        logger.info("waiting for %s, which holds %s", holder, path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return False
-    except OSError as error:
-        raise NoLocksError(error.errno, error.strerror) from error
-    return True
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -95,7 +91,11 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            _check_writable(run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # A lock left from better days opens even where nothing new can be written.
+            for place in (run_dir, run_dir / "checkpoints"):
+                if place.exists():
+                    TemporaryFile(dir=place).close()
             stack.enter_context(file_lock(run_dir / ".lock"))
         except InUseError as error:
             fix = "Wait for it, stop it, or set another run_dir."
@@ -108,13 +108,3 @@ def run_lock(run_dir: Path) -> Iterator[None]:
                 f"{run_dir} cannot be {problem}: {error.strerror}.", fix=f"Set run_dir to {fix}."
             ) from error
         yield
-
-
-def _check_writable(run_dir: Path) -> None:
-    """Try to write: a lock left from better days opens even where nothing new can be written."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for place in (run_dir, run_dir / "checkpoints"):
-        if place.exists():
-            probe = place / f".probe.tmp-{os.getpid()}"
-            probe.touch()
-            probe.unlink()

@@ -61,12 +61,11 @@ class Manifest:
     @classmethod
     def of(cls, folder: Path, names: Iterable[str], step: int) -> Manifest:
         """Describe the files of ``folder``."""
-        paths = {name: folder / name for name in names}
-        records = {
-            name: FileRecord(path.stat().st_size, sha256_of_file(path))
-            for name, path in paths.items()
-        }
-        return cls(FORMAT_VERSION, __version__, step, records)
+        files = {}
+        for name in names:
+            path = folder / name
+            files[name] = FileRecord(path.stat().st_size, sha256_of_file(path))
+        return cls(FORMAT_VERSION, __version__, step, files)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -29,7 +29,8 @@ from nmt.evaluation.test_set import (
     load_evaluation_set,
     read_text,
 )
-from nmt.files.line_streams import check_output, is_standard, open_output
+from nmt.files.atomic import check_output, open_output
+from nmt.files.lines import is_standard
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
 from nmt.translation.mbr import MbrChoice
 from nmt.translation.result import GuardCount

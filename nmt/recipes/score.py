@@ -14,15 +14,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from nmt.errors import ConfigError, DataError
-from nmt.files.line_streams import (
-    MAX_CHUNK_LINES,
-    LineDecoder,
-    check_output,
-    is_standard,
-    open_input,
-    open_output,
-    read_chunks,
-)
+from nmt.files.atomic import check_output, open_output
+from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
 from nmt.files.progress import progress_bar
 from nmt.recipes.translate import decoding_changes
 from nmt.translation.scorer import PairScore, Scorer

@@ -13,7 +13,7 @@ from nmt.config.loader import load_config, refuse_idle
 from nmt.diagnostics.selfcheck import Promise, check_promises
 from nmt.engine import is_one_of_torchrun
 from nmt.errors import ConfigError
-from nmt.files.line_streams import check_output
+from nmt.files.atomic import check_output
 from nmt.translation.stream import (
     LineFormat,
     TranslationRun,

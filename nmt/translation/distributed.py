@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join
 from nmt.errors import NmtError
-from nmt.files.line_streams import MAX_CHUNK_LINES
+from nmt.files.lines import MAX_CHUNK_LINES
 from nmt.translation.stream import LineTranslator, TranslationRun, errors_only, translate_files
 
 _Chunk: TypeAlias = tuple[Sequence[bytes], int]

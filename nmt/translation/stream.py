@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from nmt.errors import ConfigError, DataError
+from nmt.files.atomic import open_output
 from nmt.files.json_file import parse_json
-from nmt.files.line_streams import (
+from nmt.files.lines import (
     MAX_CHUNK_LINES,
     MAX_NOTES,
     LineDecoder,
     is_standard,
     open_input,
-    open_output,
     read_chunks,
 )
 from nmt.files.progress import progress_bar

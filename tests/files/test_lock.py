@@ -40,20 +40,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_second_process_is_refused_and_told_who_holds_the_folder(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    """FAULT 15."""
-    with pytest.raises(CheckpointError) as caught, run_lock(tmp_path / "run"):
-        pass
-
-    assert f"in use by process {holder.pid} on {socket.gethostname()} since " in str(caught.value)
-    assert caught.value.exit_code == 4
-
-
-def test_a_refused_process_leaves_the_holder_s_name(
-    tmp_path: Path, holder: subprocess.Popen[bytes]
-) -> None:
+    """FAULT 15; a refusal leaves the holder's name."""
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=f"process {holder.pid} "):
-            run_lock(tmp_path / "run").__enter__()
+        with pytest.raises(CheckpointError) as caught, run_lock(tmp_path / "run"):
+            pass
+        shown = f"in use by process {holder.pid} on {socket.gethostname()} since "
+        assert shown in str(caught.value)
+        assert caught.value.exit_code == 4
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(
@@ -69,17 +62,9 @@ def test_the_lock_of_a_killed_process_is_taken_over(
 
 
 def test_the_lock_ends_with_its_context(tmp_path: Path) -> None:
-    for _ in range(2):
-        with run_lock(tmp_path):
-            pass
-    with pytest.raises(ZeroDivisionError), run_lock(tmp_path):
+    with pytest.raises(ZeroDivisionError), run_lock(tmp_path), run_lock(tmp_path / "other"):
         _ = 1 / 0
     with run_lock(tmp_path):
-        pass
-
-
-def test_two_folders_do_not_hinder_each_other(tmp_path: Path) -> None:
-    with run_lock(tmp_path / "a"), run_lock(tmp_path / "b"):
         pass
 
 
@@ -97,20 +82,13 @@ def no_rights() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_rights")
-@pytest.mark.parametrize("place", ["/usr", "/usr/new/run", "/proc/run"])
+@pytest.mark.parametrize("place", ["/usr", "/usr/new/run", "/proc/run", "/dev/null"])
 def test_a_folder_that_cannot_be_written_is_refused(place: str) -> None:
     """FAULT 9."""
     with pytest.raises(CheckpointError, match=f"^{place} cannot be written") as caught:
         run_lock(Path(place)).__enter__()
 
     assert "Set run_dir" in caught.value.fix
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("x")
-
-    with pytest.raises(CheckpointError, match="run cannot be written"):
-        run_lock(tmp_path / "run").__enter__()
 
 
 def test_a_folder_that_became_read_only_is_refused_despite_its_old_lock(
