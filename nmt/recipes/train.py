@@ -17,8 +17,7 @@ from nmt.config.data import BatchConfig
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.diagnostics.dry_run import measure_training
-from nmt.diagnostics.dry_run_report import DryRunReport
+from nmt.diagnostics.dry_run import DryRunReport, measure_training
 from nmt.diagnostics.prove_resume import Proof, prove
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import Processes, join
