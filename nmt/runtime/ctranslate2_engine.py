@@ -35,8 +35,14 @@ from nmt.exchange.ctranslate2 import (
 )
 from nmt.files.json_file import field, read_json
 from nmt.runtime.engine import Engine, Request, Task
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis, Limits, length_penalty, limits_of, max_finished
+from nmt.search.hypothesis import (
+    Constraints,
+    Hypothesis,
+    Limits,
+    length_penalty,
+    limits_of,
+    max_finished,
+)
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
 
 _OUTPUTS = frozenset({"token_scores"})

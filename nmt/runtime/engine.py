@@ -13,8 +13,7 @@ from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2 import MODEL
 from nmt.runtime.shortlist_file import ShortlistFile
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]

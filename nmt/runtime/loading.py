@@ -29,8 +29,7 @@ from nmt.runtime.engine import (
     is_ctranslate2,
 )
 from nmt.runtime.shortlist_file import ShortlistFile
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis, limits_of
+from nmt.search.hypothesis import Constraints, Hypothesis, limits_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from nmt.packed import Packed
 from nmt.runtime.shortlist_file import ShortlistFile
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text import EOS_ID
 
 _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids

@@ -20,8 +20,7 @@ from nmt.runtime.engine import Engine, Task
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.stepper import EnsembleStepper, Mixture, ModelStepper
 from nmt.runtime.teacher_forcing import forced_log_probs
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.search.loop import Stepper, search
 from nmt.text import BOS_ID, EOS_ID
 

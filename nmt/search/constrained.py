@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.search.beam import BeamSelector, Candidates
-from nmt.search.constraints import Ids, contains
+from nmt.search.hypothesis import Ids, contains
 from nmt.search.selector import BeamState, SearchInputs, register_selector
 from nmt.text import EOS_ID, PAD_ID
 

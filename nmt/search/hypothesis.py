@@ -1,6 +1,6 @@
-"""A finished translation, how long it may be, and how its length counts. Loads no torch.
+"""A translation: what it must look like, how long it may be, and how it is scored.
 
-A length counts the tokens of a hypothesis with its EOS.
+A length counts the tokens of a hypothesis with its EOS. Loads no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nmt.config.decoding import DecodingConfig
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
+Ids = tuple[int, ...]
 LengthPenalty = Callable[[int], float]
 """Length, from 1 -> divisor of the log probability. Never falls with the length."""
 
@@ -20,13 +22,70 @@ LengthPenalty = Callable[[int], float]
 class Hypothesis:
     """One translation of a sentence, as token ids."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     """Target ids without BOS and EOS."""
     log_prob: float
     """Natural-log probability of the ids and of EOS."""
     score: float
     """``log_prob`` after length normalisation, and after the coverage penalty if there is one;
     higher is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Wishes for one sentence, as target ids. The phrases are of one token or more.
+
+    A rule about ids is not quite one about text: a phrase may be written in other subwords.
+    """
+
+    prefix: Ids = ()
+    """What the output begins with, or with ``prefix_bias_beta`` is drawn to. Any ids but PAD, BOS
+    and EOS; no other rule holds for a forced prefix."""
+    required: tuple[Ids, ...] = ()
+    """Phrases that the output contains, in any order; they may overlap, and the prefix counts."""
+    forbidden: tuple[Ids, ...] = ()
+    """Phrases that the output does not contain, unless in a forced prefix."""
+
+    def __post_init__(self) -> None:
+        phrases = (*self.required, *self.forbidden)
+        if not all(phrases):
+            raise ValueError("a phrase has no tokens")
+        if {PAD_ID, BOS_ID, EOS_ID} & {token for ids in (self.prefix, *phrases) for token in ids}:
+            raise ValueError("PAD, BOS and EOS are no part of an output")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that an output needs for its prefix and required phrases, at most."""
+        return len(self.prefix) + sum(map(len, self.required))
+
+    def contradiction(self, no_repeat_ngram_size: int = 0) -> str | None:
+        """Say why no output can be as wished for, if that is plain from the phrases alone.
+
+        >>> Constraints(required=((5, 6, 7),), forbidden=((6, 7),)).contradiction()
+        'a required phrase contains a forbidden one'
+        """
+        for phrase in self.required:
+            if UNK_ID in phrase:
+                return "a required phrase has characters that the model cannot write"
+            if any(contains(phrase, banned) for banned in self.forbidden):
+                return "a required phrase contains a forbidden one"
+            size = no_repeat_ngram_size
+            ngrams = [phrase[i : i + size] for i in range(len(phrase) - size + 1)]
+            if size and len(set(ngrams)) < len(ngrams):
+                return f"a required phrase repeats {size} tokens, against no_repeat_ngram_size"
+        return None
+
+
+NONE = Constraints()
+
+
+def contains(ids: Ids, phrase: Ids) -> bool:
+    """Whether ``phrase`` stands somewhere in ``ids``.
+
+    >>> contains((4, 5, 6), (5, 6)), contains((4, 5, 6), (4, 6))
+    (True, False)
+    """
+    return any(ids[i : i + len(phrase)] == phrase for i in range(len(ids) - len(phrase) + 1))
 
 
 class Limits(NamedTuple):
@@ -54,8 +113,7 @@ def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None
     longest = max(1, int(num_tokens * config.max_length_factor) + config.max_length_offset) + 1
     if max_positions is not None:
         longest = min(longest, max_positions)
-    shortest = int(num_tokens * config.min_length_factor) + 1
-    return Limits(min(shortest, longest), longest)
+    return Limits(min(int(num_tokens * config.min_length_factor) + 1, longest), longest)
 
 
 def length_penalty(config: DecodingConfig) -> LengthPenalty:

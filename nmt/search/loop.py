@@ -21,8 +21,7 @@ from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 from nmt.packed import Packed
 from nmt.search import beam, constrained, greedy, sampling
-from nmt.search.constraints import NONE, Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, SearchInputs, Selector
 

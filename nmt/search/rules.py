@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.constraints import Constraints, Ids
-from nmt.search.hypothesis import limits_of
+from nmt.search.hypothesis import Constraints, Ids, limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Edit = Callable[[Tensor, Tensor, Tensor], None]

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.packed import Packed
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis, length_penalty, max_finished
+from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty, max_finished
 from nmt.text import BOS_ID
 
 

@@ -9,8 +9,7 @@ from itertools import groupby
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, DataError
-from nmt.search.constraints import NONE, Constraints, contains
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizer
 from nmt.translation.segment import Segment
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from nmt.runtime.engine import Task
-from nmt.search.constraints import NONE, Constraints
+from nmt.search.hypothesis import NONE, Constraints
 from nmt.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from nmt.config.loader import find_problems
 from nmt.errors import ConfigError
 from nmt.runtime.engine import Engine, Ensemble, Request, parse_dtype
 from nmt.runtime.loading import EngineChoice, EngineOptions, load_engine
-from nmt.search.constraints import NONE, Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.constraints import Phrases, check_outputs, constrain, encode_constraints
 from nmt.translation.guard import Alarm, Guard, GuardOutcome, SourceCoverage, read_thresholds

@@ -13,8 +13,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.diagnostics.selfcheck import ADVERSARIAL_LINES, Promise, check_promises, report
 from nmt.runtime.engine import Engine
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
 from nmt.translation.result import TranslationResult
 from nmt.translation.stream import LineFormat, line_translator, translate_stream

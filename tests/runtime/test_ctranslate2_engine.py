@@ -12,7 +12,7 @@ from nmt.exchange.ctranslate2 import import_ctranslate2
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
 from nmt.runtime.engine import Engine
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Constraints
 from nmt.translation.translator import Translator
 from tests.runtime.exported import (
     needs_ctranslate2,

@@ -24,8 +24,7 @@ from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile, shortlist_bytes
 from nmt.runtime.stepper import EnsembleStepper, Mixture, ModelStepper
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.constraints import NONE, Constraints, contains
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.search.loop import Stepper, search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.constraints import NONE, Constraints, contains
-from nmt.search.hypothesis import Hypothesis, length_penalty
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains, length_penalty
 from nmt.search.rules import length_limits
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from tests.search.toys import FIRST_WORD, Table, toy_attention

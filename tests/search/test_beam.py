@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.search.beam import expand
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.search.loop import coverage_penalty, search
 from nmt.search.selector import FinishedHypotheses
 from nmt.text import EOS_ID

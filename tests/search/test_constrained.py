@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.search.constrained import RequiredPhrases, bank_sizes
-from nmt.search.constraints import Constraints, Ids, contains
+from nmt.search.hypothesis import Constraints, Ids, contains
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from tests.search.toys import TableStepper, options_of, random_table, sources

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 
-from nmt.search.constraints import Constraints
+from nmt.search.hypothesis import Constraints
 from nmt.search.loop import search
 from tests.search.naive import Naive
 from tests.search.test_loop import VOCAB_SIZE, free, rules, seeds

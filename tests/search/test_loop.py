@@ -15,8 +15,7 @@ from typing_extensions import override
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.packed import Packed
-from nmt.search.constraints import NONE, Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.search.loop import search
 from nmt.search.selector import (
     SELECTORS,

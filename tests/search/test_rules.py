@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.constraints import NONE
-from nmt.search.hypothesis import length_penalty, limits_of
+from nmt.search.hypothesis import NONE, length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,

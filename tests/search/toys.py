@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.packed import Packed
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.search.loop import Stepper, search
 from nmt.text import EOS_ID
 

@@ -10,8 +10,7 @@ import pytest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.constraints import NONE, Constraints, contains
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.constraints import check_outputs, constrain, encode_constraints
 from nmt.translation.segment import Segment, make_task, segment_lines

@@ -27,8 +27,7 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.engine import Engine
 from nmt.runtime.shortlist_file import ShortlistFile, likely_translations, shortlist_bytes
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.constraints import Constraints
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.guard import (
     Alarm,
