@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -84,6 +84,12 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 def nearest_word(word: str, words: Sequence[str]) -> str | None:
     """The most similar of some words, or None if none is similar."""
     return next(iter(difflib.get_close_matches(word, words, n=1)), None)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return a sentence, after a space, that names the most similar word; nothing if none is."""
+    near = nearest_word(word, tuple(words))
+    return f" Did you mean {near}?" if near else ""
 
 
 def chosen(registry: Mapping[str, T], name: str, key: str) -> T:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
 
 from nmt.errors import ConfigError, GateError
 from nmt.metrics.metric import METRICS, Score
-
-_HIGHEST = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +25,6 @@ class GateResult:
     """What was found; full precision."""
     met: bool
     """The value is not below what was asked for."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 def parse_gates(texts: Iterable[str]) -> dict[str, float]:
@@ -53,35 +47,28 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     problems = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
-        problem = _problem(part, name, number if equals else None, gates)
-        if problem:
-            problems.append(problem)
-        else:
-            gates[name] = float(number)
+        value = math.nan
+        with suppress(ValueError):
+            value = float(number)
+        if not equals:
+            problems.append(f"{part!r} has no equals sign")
+        elif name not in METRICS:
+            problems.append(f"there is no metric {name!r} (there are {', '.join(METRICS)})")
+        elif METRICS[name].lower_is_better:
+            problems.append(
+                f"{name} counts errors: less is better, and a lowest score says nothing"
+            )
+        elif name in gates:
+            problems.append(f"{name} is given twice")
+        elif not 0 <= value <= 100:
+            problems.append(f"{number!r} in {part!r} is not a number between 0 and 100")
+        gates[name] = value
     if problems:
         raise ConfigError(
             "--fail-under cannot be understood: " + "; ".join(problems) + ".",
             fix="Write metric=score with commas between, for example bleu=27,chrf=55.",
         )
     return gates
-
-
-def _problem(part: str, name: str, number: str | None, earlier: Mapping[str, float]) -> str | None:
-    if number is None:
-        return f"{part!r} has no equals sign"
-    if name not in METRICS:
-        return f"there is no metric {name!r} (there are {', '.join(METRICS)})"
-    if METRICS[name].lower_is_better:
-        return f"{name} counts errors, so less is better and a lowest score says nothing"
-    if name in earlier:
-        return f"{name} is given twice"
-    try:
-        value = float(number)
-    except ValueError:
-        return f"{number!r} in {part!r} is not a number"
-    if math.isnan(value) or not 0 <= value <= _HIGHEST:
-        return f"{number} in {part!r} is not between 0 and 100"
-    return None
 
 
 def check_gates(
@@ -116,20 +103,16 @@ def raise_if_missed(results: Iterable[GateResult]) -> None:
     Raises:
         GateError: At least one result is not met.
     """
-    missed = [
-        f"{result.system}: {result.metric} is {_digits(result.value, result.required)}, "
-        f"{result.required - result.value:.2g} below {result.required:g}"
-        for result in results
-        if not result.met
-    ]
+    missed = []
+    for result in results:
+        if not result.met:
+            # Two decimals, or more where two would hide that the value is too low.
+            texts = (f"{result.value:.{places}f}" for places in (2, 4, 6))
+            shown = next((text for text in texts if float(text) < result.required), result.value)
+            below = f"{result.required - result.value:.2g} below {result.required:g}"
+            missed.append(f"{result.system}: {result.metric} is {shown}, {below}")
     if missed:
         raise GateError(
             "A quality gate was not met.\n  " + "\n  ".join(missed),
             fix="Improve the system, or lower --fail-under if the gate is too strict.",
         )
-
-
-def _digits(value: float, required: float) -> str:
-    """Two decimals, or more where two would hide that the value is below what is required."""
-    texts = (f"{value:.{places}f}" for places in (2, 4, 6))
-    return next((text for text in texts if float(text) < required), repr(value))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
-from nmt.evaluation.report import SystemScores
-from nmt.metrics.metric import Score, Scorer, SystemStatistics
+from nmt.errors import DataError
+from nmt.evaluation.gate import GateResult
+from nmt.metrics.metric import Score, Scorer
 from nmt.metrics.sacrebleu import default_tokenizer
 from nmt.metrics.significance import (
     DEFAULT_RESAMPLES,
@@ -19,19 +20,30 @@ from nmt.metrics.significance import (
     resample_scores,
 )
 
+_Measured: TypeAlias = tuple[Score, Floats | None]
+"""A score, and those of the resampled test sets if there are any."""
 _TOKENIZED_ENDINGS = 100
 """So many lines ending in a space and a full stop look as if they were tokenized."""
 
 
-class System(NamedTuple):
-    """Translations and what they are called."""
+@dataclass(frozen=True, slots=True)
+class System:
+    """Translations, what they are called, and their scores."""
 
     name: str
+    """The model folder or the name of the file of translations."""
     lines: Sequence[str]
     engine: str | None = None
-    """What translated; None for a file."""
+    """What translated: ``torch`` or ``ctranslate2``; None for a file of translations."""
     dtype: str | None = None
     """What the model's weights were multiplied in."""
+    scores: tuple[Score, ...] = ()
+    """One for each metric, in the order asked for; none before it is scored."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return name and scores as plain values for JSON."""
+        found = {"name": self.name, "scores": [score.as_dict() for score in self.scores]}
+        return found | ({"engine": self.engine, "dtype": self.dtype} if self.engine else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +55,75 @@ class Resampling:
     seed: int = DEFAULT_SEED
 
 
-class _Measured(NamedTuple):
-    score: Score
-    samples: Floats | None
-    """Scores of the resampled test sets."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The scores of some systems on one test set."""
+
+    test: str
+    """Name of the test set."""
+    num_sentences: int
+    """Sentences scored."""
+    num_references: int
+    """References of each sentence."""
+    systems: tuple[System, ...]
+    """What was scored."""
+    baseline: System | None = None
+    """What it was compared with."""
+    gates: tuple[GateResult, ...] = ()
+    """Every system at every gate."""
+    unsaved: DataError | None = None
+    """Why the model's translations could not be saved; to be raised once the scores are told."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; what was not asked for is left out."""
+        found = {
+            "systems": [system.as_dict() for system in self.systems],
+            "test": self.test,
+            "num_sentences": self.num_sentences,
+            "num_references": self.num_references,
+            "baseline": self.baseline and self.baseline.as_dict(),
+            "gates": list(map(asdict, self.gates)),
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def as_text(self) -> str:
+        """Return a table with two decimals, the 95% intervals, and the signatures below."""
+        plural = "" if self.num_references == 1 else "s"
+        sentences = "1 sentence" if self.num_sentences == 1 else f"{self.num_sentences:,} sentences"
+        named = [(system.name, system) for system in self.systems]
+        if self.baseline:
+            named.insert(0, (f"{self.baseline.name} (baseline)", self.baseline))
+        scores = self.systems[0].scores
+        rows = [[name, *map(_cell, system.scores)] for name, system in named]
+        engines = [
+            f"{system.name}: engine {system.engine}, dtype {system.dtype}"
+            for system in self.systems
+            if system.engine is not None
+        ]
+        return "\n\n".join([
+            f"{self.test}: {sentences}, {self.num_references} reference{plural}",
+            _columns([["system", *(score.metric for score in scores)], *rows]),
+            *engines,
+            _columns([[score.metric, score.signature] for score in scores]),
+        ])  # fmt: skip
+
+
+def _cell(score: Score) -> str:
+    text = f"{score.value:.2f}"
+    if score.confidence is not None:
+        text += f" ± {score.confidence.half_width:.2f}"
+    if (found := score.comparison) is not None:
+        p_value = "" if found.p_value is None else f", p = {found.p_value:.3f}"
+        text += f" ({found.delta:+.2f}{p_value})"
+    return text
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def score_systems(
@@ -55,62 +132,66 @@ def score_systems(
     *,
     baseline: System | None,
     resampling: Resampling,
-) -> tuple[list[SystemScores], SystemScores | None]:
+) -> tuple[tuple[System, ...], System | None]:
     """Score systems, and compare each with the baseline.
 
     Returns:
-        The scores of the systems, and those of the baseline. One for each scorer, in their order.
+        The systems and the baseline, with one score for each scorer, in their order.
 
     Raises:
         DataError: A system has more or fewer lines than the references.
     """
-    rows: list[list[Score]] = [[] for _ in systems]
-    base_scores = []
-    for scorer in scorers:
-        base = measure(scorer, baseline.lines, resampling) if baseline else None
-        for system, row in zip(systems, rows, strict=True):
-            found = measure(scorer, system.lines, resampling)
-            if baseline and base:
-                found = _compared(found, base, baseline.name, resampling)
-            row.append(found.score)
-        if base:
-            base_scores.append(base.score)
-    scored = [
-        SystemScores(system.name, tuple(row), system.engine, system.dtype)
-        for system, row in zip(systems, rows, strict=True)
-    ]
-    return scored, SystemScores(baseline.name, tuple(base_scores)) if baseline else None
+    bases = [measure(scorer, baseline.lines, resampling) for scorer in scorers] if baseline else []
+    scored = []
+    for system in systems:
+        found = [measure(scorer, system.lines, resampling) for scorer in scorers]
+        scores = [score for score, _ in found]
+        if baseline:
+            pairs = zip(found, bases, strict=True)
+            scores = [_compared(*pair, baseline.name, resampling) for pair in pairs]
+        scored.append(replace(system, scores=tuple(scores)))
+    if baseline:
+        baseline = replace(baseline, scores=tuple(score for score, _ in bases))
+    return tuple(scored), baseline
+
+
+def _compared(found: _Measured, base: _Measured, name: str, resampling: Resampling) -> Score:
+    (score, samples), (base_score, base_samples) = found, base
+    delta, p_value = score.value - base_score.value, None
+    if samples is not None and base_samples is not None:
+        p_value = paired_p_value(samples, base_samples, delta=delta)
+    options = {"resamples": resampling.count, "seed": resampling.seed}
+    comparison = Comparison(baseline=name, delta=delta, p_value=p_value, **options)
+    return replace(score, comparison=comparison)
 
 
 def measure(scorer: Scorer, lines: Sequence[str], resampling: Resampling) -> _Measured:
-    """Score one system, with a confidence interval if resampling is asked for."""
-    found: SystemStatistics = scorer.statistics(lines)
+    """Score one system, with a confidence interval if resampling is asked for.
+
+    Raises:
+        DataError: There are more or fewer lines than the references have.
+    """
+    table = scorer.statistics(lines)
+    score = scorer.total(table)
     if not resampling.count:
-        return _Measured(found.score, None)
-    samples = resample_scores(
-        found.table, found.score_sums, resamples=resampling.count, seed=resampling.seed
-    )
+        return score, None
+    options = {"resamples": resampling.count, "seed": resampling.seed}
+    samples = resample_scores(table, scorer.metric.score, **options)
     confidence = confidence_interval(samples, seed=resampling.seed)
-    return _Measured(replace(found.score, confidence=confidence), samples)
+    return replace(score, confidence=confidence), samples
 
 
-def _compared(found: _Measured, base: _Measured, name: str, resampling: Resampling) -> _Measured:
-    delta = found.score.value - base.score.value
-    p_value = None
-    if found.samples is not None and base.samples is not None:
-        p_value = paired_p_value(found.samples, base.samples, delta=delta)
-    comparison = Comparison(
-        baseline=name,
-        delta=delta,
-        p_value=p_value,
-        resamples=resampling.count,
-        seed=resampling.seed,
-    )
-    return found._replace(score=replace(found.score, comparison=comparison))
+def odd_texts(
+    systems: Sequence[System], reference: Sequence[str], tokenize: str | None, language: str | None
+) -> Iterator[str]:
+    """Yield warnings: systems that look tokenized, and a script that BLEU's tokenizer does not fit.
 
-
-def tokenized_systems(systems: Sequence[System]) -> Iterator[str]:
-    """Yield a warning for each system whose lines look as if they were tokenized."""
+    Args:
+        systems: Translations.
+        reference: Lines of text.
+        tokenize: The tokenizer asked for; None for that of the language.
+        language: Code of the target language, if known.
+    """
     for system in systems:
         endings = sum(line.endswith(" .") for line in system.lines)
         if endings >= min(_TOKENIZED_ENDINGS, len(system.lines)):
@@ -118,25 +199,14 @@ def tokenized_systems(systems: Sequence[System]) -> Iterator[str]:
                 f"{system.name}: {endings:,} lines end in a space and a full stop; scores of "
                 "tokenized text cannot be compared with others."
             )
-
-
-def unfit_tokenizer(tokenize: str | None, language: str | None, reference: Sequence[str]) -> str:
-    """Return a warning if BLEU's tokenizer does not fit the script of the references, or nothing.
-
-    Args:
-        tokenize: The tokenizer asked for; None for that of the language.
-        language: Code of the target language, if known.
-        reference: Lines of text.
-    """
     sample = "".join(reference[:100])
-    is_13a = (tokenize or default_tokenizer(language)) == "13a"
-    if not is_13a or sum("\u3040" <= c <= "\u9fff" for c in sample) <= len(sample) / 3:
-        return ""
-    is_japanese = sum("\u3041" <= c <= "\u30fa" for c in sample) > len(sample) / 10  # kana
-    name, code, fitting = (
-        ("Japanese", "ja", "ja-mecab or char") if is_japanese else ("Chinese", "zh", "zh")
-    )
-    return (
-        f"The references look {name}, but BLEU's tokenizer is 13a; name the languages "
-        f"(-l en-{code}) or the tokenizer (--tokenize {fitting})."
-    )
+    is_east_asian = sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3
+    if is_east_asian and (tokenize or default_tokenizer(language)) == "13a":
+        is_japanese = sum("\u3041" <= c <= "\u30fa" for c in sample) > len(sample) / 10  # kana
+        name, code, fitting = (
+            ("Japanese", "ja", "ja-mecab or char") if is_japanese else ("Chinese", "zh", "zh")
+        )
+        yield (
+            f"The references look {name}, but BLEU's tokenizer is 13a; name the languages "
+            f"(-l en-{code}) or the tokenizer (--tokenize {fitting})."
+        )

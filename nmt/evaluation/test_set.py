@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nmt.config.data import CorpusConfig
-from nmt.config.keys import nearest_word
-from nmt.config.run import check_languages
+from nmt.config.keys import did_you_mean
+from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import BadPair, ReadOptions, check_files, corpus_files, read_corpus
 from nmt.data.hub import published_test_set
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import decode_line, read_lines, split_lines
-
-STANDARD_INPUT = Path("-")
-"""Names standard input where a file of lines is expected."""
+from nmt.files.lines import decode_line, is_standard, open_input, split_lines
 
 _UNBOUNDED_CHARACTERS = 1 << 30
-_ONE_SENTENCE = "Line i of every file must belong to sentence i: export them together again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,35 +55,18 @@ class SetChoice:
     """Files of reference lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSets:
-    """What a model's configuration says of its languages and test sets."""
-
-    tests: Mapping[str, CorpusConfig]
-    """The test sets by name."""
-    source_language: str
-    """Language code."""
-    target_language: str
-    """Language code."""
-
-    @property
-    def pair(self) -> str:
-        """The languages, for example ``en-de``."""
-        return f"{self.source_language}-{self.target_language}"
-
-
-def load_evaluation_set(choice: SetChoice, model: ModelSets | None) -> EvaluationSet:
+def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> EvaluationSet:
     """Read the test set that the user asked for.
 
     Args:
         choice: What the flags say.
-        model: What the model knows, if one is evaluated.
+        config: Of the model, if one is evaluated.
 
     Raises:
         ConfigError: The flags contradict each other, or name no test set that exists.
         DataError: A file is missing, damaged, empty or not parallel.
     """
-    target_language = _target_language(choice, model)
+    target_language = _target_language(choice, config)
     if choice.references:
         if choice.name is not None:
             raise ConfigError(
@@ -99,16 +76,21 @@ def load_evaluation_set(choice: SetChoice, model: ModelSets | None) -> Evaluatio
         return _from_files(choice.source, choice.references, target_language)
     if choice.source is not None:
         raise ConfigError("--source needs --reference.", fix="Add --reference FILE.")
-    name = choice.name or _only_test(model)
-    if model and name in model.tests:
-        _check_agreement(choice.pair, name, model)
-        return _from_config(name, model)
-    pair = choice.pair or (model.pair if model else None)
+    name = choice.name or _only_test(config)
+    own = "-".join(config.languages.values()) if config else None
+    pair = choice.pair or own
+    if config and name in config.data.test:
+        if pair != own:
+            raise ConfigError(
+                f"Test set {name} of the model's configuration is {own}, not {pair}.",
+                fix="Leave -l out: it is for files and for sacrebleu's test sets.",
+            )
+        return _from_config(name, config)
     if pair is None:
         raise ConfigError(
             f"The languages of test set {name} are not known.", fix="Add -l PAIR, as in -l en-de."
         )
-    return _published(name, pair, tuple(model.tests) if model else (), target_language)
+    return _published(name, pair, target_language, tuple(config.data.test) if config else ())
 
 
 def read_text(path: Path) -> tuple[str, ...]:
@@ -117,48 +99,29 @@ def read_text(path: Path) -> tuple[str, ...]:
     Raises:
         DataError: Missing, damaged or not UTF-8.
     """
-    if path != STANDARD_INPUT:
-        return tuple(read_lines(path))
-    name = "standard input"
-    lines = split_lines(sys.stdin.buffer, name)
-    return tuple(decode_line(line or b"", name, n) for n, line in enumerate(lines, start=1))
+    name = "standard input" if is_standard(path) else str(path)
+    with open_input(path) as stream:
+        lines = enumerate(split_lines(stream, name), start=1)
+        return tuple(decode_line(line or b"", name, number) for number, line in lines)
 
 
-def check_pair(pair: str) -> str:
-    """Return a pair of language codes.
-
-    Raises:
-        ConfigError: It is not two codes with a hyphen between.
-    """
-    source, hyphen, target = pair.partition("-")
-    if not (source and hyphen and target) or "-" in target:
-        raise ConfigError(
-            f"{pair!r} is not a pair of languages.", fix="Write source-target, as in -l en-de."
-        )
-    return pair
-
-
-def _target_language(choice: SetChoice, model: ModelSets | None) -> str | None:
+def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
     if choice.pair is None:
-        return model.target_language if model else None
-    source, _, target = check_pair(choice.pair).partition("-")
+        return config.target_language if config else None
+    source, _, target = choice.pair.partition("-")
+    if not (source and target) or "-" in target:
+        raise ConfigError(
+            f"{choice.pair!r} is not a pair of languages.",
+            fix="Write source-target, as in -l en-de.",
+        )
     if choice.references:  # the names of published sets are compared with what is published
         where = f"-l {choice.pair}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
     return target
 
 
-def _check_agreement(pair: str | None, name: str, model: ModelSets) -> None:
-    """Refuse other languages for a test set than the configuration that names it has."""
-    if pair not in (None, model.pair):
-        raise ConfigError(
-            f"Test set {name} of the model's configuration is {model.pair}, not {pair}.",
-            fix="Leave -l out: it is for files and for sacrebleu's test sets.",
-        )
-
-
-def _only_test(model: ModelSets | None) -> str:
-    tests = model.tests if model else {}
+def _only_test(config: RunConfig | None) -> str:
+    tests = config.data.test if config else {}
     if len(tests) == 1:
         return next(iter(tests))
     if tests:
@@ -166,7 +129,7 @@ def _only_test(model: ModelSets | None) -> str:
             f"The model's configuration names {len(tests)} test sets: {', '.join(tests)}.",
             fix="Choose one with -t NAME.",
         )
-    where = "The model's configuration names no test set" if model else "There is no test set"
+    where = "The model's configuration names no test set" if config else "There is no test set"
     raise ConfigError(
         f"{where} to score against.",
         fix="Give --reference FILE (with a model --source FILE too), or -t NAME -l PAIR.",
@@ -177,80 +140,66 @@ def _from_files(
     source: Path | None, references: Sequence[Path], target_language: str | None
 ) -> EvaluationSet:
     files = (*references, *([source] if source else []))
-    result = EvaluationSet(
+    first, *others = sides = [read_text(path) for path in files]
+    if not first:
+        raise DataError(f"{files[0]} has no lines.", fix="Give a file with references in it.")
+    for path, side in zip(files[1:], others, strict=True):
+        if len(side) != len(first):
+            raise DataError.not_parallel(
+                str(files[0]),
+                str(path),
+                (len(first), len(side)),
+                fix="Line i of every file must belong to sentence i: export them together again.",
+            )
+    return EvaluationSet(
         name=references[0].name,
-        references=tuple(read_text(path) for path in references),
-        source=None if source is None else read_text(source),
+        source=sides[-1] if source else None,
+        references=tuple(sides[: len(references)]),
         target_language=target_language,
         files=files,
     )
-    names = list(map(str, files))
-    sides = [*result.references, *([result.source] if result.source is not None else [])]
-    return _checked(result, names, sides[1:])
 
 
-def _checked(
-    result: EvaluationSet, names: Sequence[str], others: Sequence[Sequence[str]]
-) -> EvaluationSet:
-    """Check that there are lines, and as many in ``others`` as in the first reference."""
-    if not len(result):
-        raise DataError(f"{names[0]} has no lines.", fix="Give a file with references in it.")
-    for name, side in zip(names[1:], others, strict=True):
-        if len(side) != len(result):
-            counts = (len(result), len(side))
-            raise DataError.not_parallel(names[0], name, counts, fix=_ONE_SENTENCE)
-    return result
-
-
-def _from_config(name: str, model: ModelSets) -> EvaluationSet:
-    corpus = model.tests[name]
+def _from_config(name: str, config: RunConfig) -> EvaluationSet:
+    corpus = config.data.test[name]
     check_files({f"data.test.{name}": corpus})
     if corpus.sacrebleu is not None:
-        found = _published(corpus.sacrebleu, model.pair, (), model.target_language)
-        return found.first(corpus.max_pairs)
+        pair = "-".join(config.languages.values())
+        published = _published(corpus.sacrebleu, pair, config.target_language)
+        return published.first(corpus.max_pairs)
     if corpus.source is not None and corpus.target is not None:
         # Read whole: a test set keeps every line, whatever the filters of training say.
-        found = _from_files(corpus.source, [corpus.target], model.target_language)
-        return _checked(replace(found.first(corpus.max_pairs), name=name), [name], [])
-    pairs = list(_pairs(name, corpus, model))
-    result = EvaluationSet(
+        whole = _from_files(corpus.source, [corpus.target], config.target_language)
+        return replace(whole.first(corpus.max_pairs), name=name)
+    languages = config.source_language, config.target_language
+    options = ReadOptions(*languages, max_characters=_UNBOUNDED_CHARACTERS)
+    pairs = []
+    for found in read_corpus(corpus, options):
+        if isinstance(found, BadPair):
+            raise DataError(
+                f"Test set {name}, line {found.line:,}: {found.reason}.", fix="Correct the line."
+            )
+        pairs.append(found)
+    return EvaluationSet(
         name=name,
-        source=tuple(source for source, _ in pairs),
-        references=(tuple(target for _, target in pairs),),
-        target_language=model.target_language,
+        source=tuple(pair.source for pair in pairs),
+        references=(tuple(pair.target for pair in pairs),),
+        target_language=config.target_language,
         files=corpus_files(corpus),
     )
-    return _checked(result, [name], [])
-
-
-def _pairs(name: str, corpus: CorpusConfig, model: ModelSets) -> Iterator[tuple[str, str]]:
-    options = ReadOptions(
-        source_language=model.source_language,
-        target_language=model.target_language,
-        on_bad_utf8="error",
-        max_characters=_UNBOUNDED_CHARACTERS,
-    )
-    for pair in read_corpus(corpus, options):
-        if isinstance(pair, BadPair):
-            raise DataError(
-                f"Test set {name}, line {pair.line:,}: {pair.reason}.", fix="Correct the line."
-            )
-        yield pair.source, pair.target
 
 
 def _published(
-    name: str, pair: str, known: Sequence[str], target_language: str | None
+    name: str, pair: str, target_language: str | None, known: Sequence[str] = ()
 ) -> EvaluationSet:
     try:
         source, references = published_test_set(name, pair)
     except ConfigError as error:
         if not known:
             raise
-        near = nearest_word(name, known)
-        hint = f" Did you mean {near}?" if near else ""
+        names = ", ".join(known)
         raise ConfigError(
-            f"{error.problem} The model's configuration names {', '.join(known)}.{hint}",
+            f"{error.problem} The model's configuration names {names}.{did_you_mean(name, known)}",
             fix=error.fix,
         ) from error
-    language = target_language or pair.partition("-")[2]
-    return replace(_from_files(source, references, language), name=name)
+    return replace(_from_files(source, references, target_language), name=name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def check_metric(name: str) -> str:
     """
     if name in METRICS:
         return name
-    near = difflib.get_close_matches(name.lower(), METRICS, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name.lower(), METRICS)
     raise ConfigError(f"There is no metric {name!r}.{hint}", fix=f"Use {', '.join(METRICS)}.")
 
 
@@ -113,18 +112,6 @@ class Score:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemStatistics:
-    """One system under one metric: the score, and what resampling needs."""
-
-    score: Score
-    """The score of the whole test set."""
-    table: Floats
-    """Statistics of each sentence. (n, D)."""
-    score_sums: Callable[[Sequence[float]], float]
-    """Score of a corpus whose statistics sum to the argument. (D,)."""
-
-
 class Scorer:
     """One metric with its references read in, ready for any number of systems.
 
@@ -140,12 +127,21 @@ class Scorer:
 
     def __init__(self, metric: str, references: References, options: MetricOptions) -> None:
         self.name = check_metric(metric)
-        _check_references(references)
-        self._num_sentences = len(references[0])
-        self._metric = _load(METRICS[metric].build)(references, options)
+        if not references or not references[0]:
+            raise DataError(
+                "There are no reference lines.", fix="Give a reference with text in it."
+            )
+        for number, stream in enumerate(references[1:], start=2):
+            _check_lengths("reference 1", references[0], f"reference {number}", stream)
+        self._reference = references[0]
+        build = METRICS[metric].build
+        if isinstance(build, str):
+            module, _, function = build.partition(":")
+            build = getattr(import_module(module), function)
+        self.metric: Metric = build(references, options)
 
-    def statistics(self, hypotheses: Sequence[str]) -> SystemStatistics:
-        """Score a system.
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        """Return the statistics of each sentence of a system. (n, D).
 
         Args:
             hypotheses: Line i translates sentence i.
@@ -153,42 +149,28 @@ class Scorer:
         Raises:
             DataError: More or fewer lines than the references have.
         """
-        if len(hypotheses) != self._num_sentences:
-            raise DataError.not_parallel(
-                "the hypothesis",
-                "the reference",
-                (len(hypotheses), self._num_sentences),
-                fix="Line i of both must belong to sentence i: give as many lines of each.",
-            )
-        table = self._metric.statistics(hypotheses)
+        _check_lengths("the hypothesis", hypotheses, "the reference", self._reference)
+        return self.metric.statistics(hypotheses)
+
+    def total(self, statistics: Floats) -> Score:
+        """Return the score of a test set with these statistics of its sentences. (n, D)."""
         # Summed as sacrebleu does, so that the last digit is the same.
-        value = self._metric.score([sum(column) for column in table.T.tolist()])
-        score = Score(metric=self.name, value=value, signature=self._metric.signature)
-        return SystemStatistics(score=score, table=table, score_sums=self._metric.score)
+        value = self.metric.score([sum(column) for column in statistics.T.tolist()])
+        return Score(metric=self.name, value=value, signature=self.metric.signature)
 
     def score(self, hypotheses: Sequence[str]) -> Score:
         """Return the score of a system; see `statistics`."""
-        return self.statistics(hypotheses).score
+        return self.total(self.statistics(hypotheses))
 
 
-def _load(build: str | MetricBuilder) -> MetricBuilder:
-    if not isinstance(build, str):
-        return build
-    module, _, function = build.partition(":")
-    return getattr(import_module(module), function)
-
-
-def _check_references(references: References) -> None:
-    if not references or not references[0]:
-        raise DataError("There are no reference lines.", fix="Give a reference with text in it.")
-    for number, stream in enumerate(references[1:], start=2):
-        if len(stream) != len(references[0]):
-            raise DataError.not_parallel(
-                "reference 1",
-                f"reference {number}",
-                (len(references[0]), len(stream)),
-                fix="Line i of both must belong to sentence i: give as many lines of each.",
-            )
+def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
+    if len(lines) != len(others):
+        raise DataError.not_parallel(
+            name,
+            other,
+            (len(lines), len(others)),
+            fix="Line i of both must belong to sentence i: give as many lines of each.",
+        )
 
 
 def as_quality(scores: Mapping[str, float], metric: str) -> float:

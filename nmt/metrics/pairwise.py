@@ -11,7 +11,6 @@ Shapes: n texts, G different n-grams of one order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +26,6 @@ _MOST_CELLS = 1 << 22
 """Cells of the table held at once."""
 
 
-class _Matches(NamedTuple):
-    """What n-grams of one order have in common."""
-
-    common: Floats
-    """Clipped matches of each pair. (n, n)."""
-    totals: Floats
-    """N-grams of each text. (n,)."""
-
-
 def pairwise_chrf(texts: Sequence[str]) -> Floats:
     """Return chrF2 of each text (row) with each other text as the reference (column), 0 to 100.
 
@@ -45,8 +35,7 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
            [  8.8,   8.8, 100. ]])
     """
     characters = [np.array([ord(c) for c in "".join(text.split())], np.int64) for text in texts]
-    precision = np.zeros((len(texts), len(texts)))
-    recall, orders = precision.copy(), precision.copy()
+    precision, recall, orders = np.zeros((3, len(texts), len(texts)))
     for common, totals in _matches(characters, _CHRF_ORDERS):
         both = (totals[:, None] > 0) & (totals[None, :] > 0)
         some = np.maximum(totals, 1)
@@ -93,23 +82,21 @@ def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -
     return np.where(any_match, scores, 0)
 
 
-def _matches(lines: Sequence[IntArray], max_order: int) -> Iterator[_Matches]:
-    """Yield the matches of the orders 1 to ``max_order``."""
+def _matches(lines: Sequence[IntArray], max_order: int) -> Iterator[tuple[Floats, Floats]]:
+    """Yield clipped matches of each pair (n, n), and n-grams of each text (n,), by order from 1."""
     lengths = np.array([len(line) for line in lines], np.int64)
     rows = np.repeat(np.arange(len(lines)), lengths)
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())  # to the line's end
     _, symbols = np.unique(np.concatenate(lines), return_inverse=True)
     starts, grams = np.arange(len(symbols)), symbols
     for order in range(1, max_order + 1):
-        if order > 1:  # an n-gram is a shorter one and a symbol, numbered anew
+        if order > 1:  # an n-gram is a shorter one and a symbol, numbered again
             fits = left[starts] >= order
             starts = starts[fits]
             longer = grams[fits] * (len(symbols) + 1) + symbols[starts + order - 1]
             _, grams = np.unique(longer, return_inverse=True)
-        yield _Matches(
-            _common(rows[starts], grams, len(lines)),
-            np.bincount(rows[starts], minlength=len(lines)).astype(np.float64),
-        )
+        totals = np.bincount(rows[starts], minlength=len(lines)).astype(np.float64)
+        yield _common(rows[starts], grams, len(lines)), totals
 
 
 def _common(rows: IntArray, grams: IntArray, num_lines: int) -> Floats:

@@ -6,11 +6,9 @@ name for the two halves: `SacreBleuMetric` is the only place that knows the priv
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError
 from nmt.metrics.metric import MetricOptions, References
 from nmt.metrics.significance import Floats
@@ -28,10 +27,12 @@ logger = logging.getLogger(__name__)
 TOKENIZERS = tuple(BLEU.TOKENIZERS)
 """Tokenizers of BLEU that ``--tokenize`` accepts."""
 
-_LANGUAGE_TOKENIZERS: Mapping[str, str] = MappingProxyType({
+_LANGUAGE_TOKENIZERS = {
     "zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab",
     "ko": "ko-mecab", "kor": "ko-mecab",
-})  # fmt: skip
+}  # fmt: skip
+_UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
+"""What a tokenizer raises whose library or model is missing."""
 
 
 class SacreBleuMetric:
@@ -59,7 +60,7 @@ def make_bleu(references: References, options: MetricOptions) -> SacreBleuMetric
     name = bleu_tokenizer(options)
     try:
         return SacreBleuMetric(_bleu(name, lowercase=options.lowercase, references=references))
-    except (RuntimeError, ImportError, OSError, SystemExit) as error:
+    except _UNUSABLE as error:
         extra = name.partition("-")[0]
         remedy = (
             f"Run `pip install 'sacrebleu[{extra}]'`, or score with `--tokenize char`"
@@ -114,8 +115,7 @@ def bleu_tokenizer(options: MetricOptions) -> str:
     """
     if options.tokenize is not None:
         if options.tokenize not in TOKENIZERS:
-            near = difflib.get_close_matches(options.tokenize.lower(), TOKENIZERS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(options.tokenize.lower(), TOKENIZERS)
             raise ConfigError(
                 f"There is no tokenizer {options.tokenize!r}.{hint}",
                 fix=f"Use {', '.join(TOKENIZERS)}.",
@@ -124,7 +124,7 @@ def bleu_tokenizer(options: MetricOptions) -> str:
     name = default_tokenizer(options.target_language)
     try:
         _bleu(name)
-    except (RuntimeError, ImportError, OSError, SystemExit):
+    except _UNUSABLE:
         logger.warning(
             "BLEU counts characters (tokenizer char), as the usual tokenizer %s is not installed; "
             "`pip install 'sacrebleu[%s]'` adds it.",

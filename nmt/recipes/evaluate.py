@@ -8,27 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import ConfigError, DataError
 from nmt.evaluation.gate import check_gates
-from nmt.evaluation.report import Evaluation
 from nmt.evaluation.scoring import (
+    Evaluation,
     Resampling,
     System,
     measure,
+    odd_texts,
     score_systems,
-    tokenized_systems,
-    unfit_tokenizer,
 )
-from nmt.evaluation.test_set import (
-    STANDARD_INPUT,
-    EvaluationSet,
-    ModelSets,
-    SetChoice,
-    load_evaluation_set,
-    read_text,
-)
+from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import is_standard
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
@@ -130,7 +123,7 @@ def evaluate(
         references = [cast("Sequence[str]", references)]
     options = MetricOptions(tokenize=tokenize, lowercase=lowercase, target_language=target_language)
     scorers = [Scorer(metric, references, options) for metric in metrics]
-    return [measure(scorer, hypotheses, Resampling(resamples)).score for scorer in scorers]
+    return [measure(scorer, hypotheses, Resampling(resamples))[0] for scorer in scorers]
 
 
 def run_evaluation(options: EvaluateOptions) -> Evaluation:
@@ -151,38 +144,36 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
     _check_options(options)
     model = options.model
     config = _load_model_config(model) if model else None
-    whole = load_evaluation_set(options.test, _model_sets(config))
+    whole = load_evaluation_set(options.test, config)
     chosen = whole.first(options.limit)
+    tokenize, language = options.tokenize, chosen.target_language
     metric_options = MetricOptions(
-        tokenize=options.tokenize,
-        lowercase=options.lowercase,
-        target_language=chosen.target_language,
+        tokenize=tokenize, lowercase=options.lowercase, target_language=language
     )
     metrics = dict.fromkeys(map(check_metric, (*options.metrics, *options.gates)))
     scorers = [Scorer(metric, chosen.references, metric_options) for metric in metrics]
     systems = _read_systems(options.hypotheses, whole, options.limit)
-    (baseline,) = (
-        _read_systems([options.baseline], whole, options.limit) if options.baseline else (None,)
-    )
+    others = [options.baseline] if options.baseline else []
+    baseline = next(iter(_read_systems(others, whole, options.limit)), None)
     unsaved = None
-    if model is not None and config is not None:
-        _check_place(model, [*options.hypotheses, options.baseline, *whole.files])
-        translated = _translate(model, config, chosen)
-        systems.insert(0, translated)
-        if model.save_hypotheses is not None:
-            unsaved = _save(model.save_hypotheses, translated.lines)
-    _warn(systems, chosen, options)
+    if model and config:
+        _check_place(model, [*options.hypotheses, *others, *whole.files])
+        systems.insert(0, _translate(model, config, chosen))
+        unsaved = _save(model.save_hypotheses, systems[0].lines)
+    for text in odd_texts(systems, chosen.references[0], tokenize, language):
+        logger.warning("%s", text)
+    if model and model.mbr and model.mbr.utility in metrics:
+        text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
+        logger.warning(text, *[METRICS[model.mbr.utility].label] * 2)
     scored, base = score_systems(systems, scorers, baseline=baseline, resampling=options.resampling)
     return Evaluation(
         test=chosen.name,
         num_sentences=len(chosen),
         num_references=len(chosen.references),
-        systems=tuple(scored),
+        systems=scored,
         baseline=base,
         gates=tuple(
-            result
-            for each in scored
-            for result in check_gates(each.name, each.scores, options.gates)
+            gate for each in scored for gate in check_gates(each.name, each.scores, options.gates)
         ),
         unsaved=unsaved,
     )
@@ -195,11 +186,11 @@ def _check_options(options: EvaluateOptions) -> None:
             "There is nothing to score.", fix="Name a model folder, or give --hypothesis FILE."
         )
     inputs = [*options.hypotheses, *options.test.references, options.test.source, options.baseline]
-    if inputs.count(STANDARD_INPUT) > 1:
+    if inputs.count(Path("-")) > 1:
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
 
 
-def _check_place(model: ModelUse, inputs: Iterable[Path | None]) -> None:
+def _check_place(model: ModelUse, inputs: Iterable[Path]) -> None:
     """Refuse to save translations where they cannot be, or over something that is read."""
     place, ensemble = model.save_hypotheses, model.loading.get("ensemble")
     if place is None:
@@ -218,31 +209,13 @@ def _load_model_config(model: ModelUse) -> RunConfig:
 
     Decoding flags are overrides of its decoding section, so that they are checked as such.
     """
-    folder, path = model.folder, model.folder / "config.yaml"
-    if not path.is_file():
-        if folder.is_dir():
-            problem = f"{path} does not exist."
-        else:
-            problem = f"{folder} {'is no folder' if folder.exists() else 'does not exist'}."
-        raise CheckpointError(
-            problem,
-            fix="Name a run folder or an exported model folder, for example runs/demo.",
-        )
+    load_folder_config(model.folder)  # says what is no model
     flags = [f"decoding.{name}={value}" for name, value in model.decoding.items()]
     # One translation is scored; a beam smaller than the model's n_best is no contradiction here.
-    config = load_config(path, [*model.overrides, *flags, "decoding.n_best=1"])
+    overrides = [*model.overrides, *flags, "decoding.n_best=1"]
+    config = load_config(model.folder / "config.yaml", overrides)
     refuse_idle(model.overrides, _READ)
     return config
-
-
-def _model_sets(config: RunConfig | None) -> ModelSets | None:
-    if config is None:
-        return None
-    return ModelSets(
-        tests=config.data.test,
-        source_language=config.source_language,
-        target_language=config.target_language,
-    )
 
 
 def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
@@ -250,13 +223,13 @@ def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None
 
     Systems are named after their files: shortly if that tells them apart.
     """
-    names = ["standard input" if path == STANDARD_INPUT else path.name for path in paths]
+    names = ["standard input" if is_standard(path) else path.name for path in paths]
     if len(set(names)) < len(names):
         names = list(map(str, paths))
     systems = []
     for name, path in zip(names, paths, strict=True):
         lines = read_text(path)
-        if len(lines) != len(whole) and len(lines) != limit:
+        if len(lines) not in (len(whole), limit):
             raise DataError.not_parallel(
                 str(path),
                 whole.name,
@@ -269,7 +242,6 @@ def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None
 
 
 def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> System:
-    """Translate the source lines with the model."""
     if chosen.source is None:
         raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
     from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
@@ -286,25 +258,13 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
     return System(model.name, [result.text for result in results], engine.name, engine.dtype)
 
 
-def _save(path: Path, lines: Iterable[str]) -> DataError | None:
+def _save(path: Path | None, lines: Iterable[str]) -> DataError | None:
     """Write lines to a file. Return why that is impossible: the scores must not be lost by it."""
+    if path is None:
+        return None
     try:
         with open_output(path) as stream:
             stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     except DataError as error:
         return error
     return None
-
-
-def _warn(systems: Sequence[System], chosen: EvaluationSet, options: EvaluateOptions) -> None:
-    """Say what looks like a mistake but may be meant."""
-    warnings = list(tokenized_systems(systems))
-    mbr = options.model.mbr if options.model else None
-    if mbr is not None and mbr.utility in (*options.metrics, *options.gates):
-        name = METRICS[mbr.utility].label
-        warnings.append(
-            f"MBR with {name} was asked for, so {name} is optimistic; look at other metrics, too."
-        )
-    warnings.append(unfit_tokenizer(options.tokenize, chosen.target_language, chosen.references[0]))
-    for text in filter(None, warnings):
-        logger.warning("%s", text)

@@ -532,15 +532,10 @@ def test_a_model_needs_source_lines(model: Path, files: tuple[Path, Path]) -> No
 def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:
     """Fault 47."""
     file = write(tmp_path / "file", SENTENCES)
-    for folder, problem in (
-        (tmp_path / "missing", "does not exist"),
-        (tmp_path, "config.yaml does not exist"),
-        (file, "is no folder"),
-    ):
+    for folder in (tmp_path / "missing", tmp_path, file):
         result = invoke(folder)
         assert result.exit_code == 4
-        assert str(folder) in result.stderr
-        assert problem in result.stderr
+        assert f"{folder} has no config.yaml, so it is no model folder." in result.stderr
 
 
 def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> None:
