@@ -6,13 +6,20 @@ every problem. Called by the command line and by users of the Python API.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 T = TypeVar("T")
@@ -37,6 +44,16 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    def _disagreements(self) -> Iterator[str]:
+        """Yield what is wrong with values that are right one by one."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if problems := "; ".join(dict.fromkeys(self._disagreements())):
+            raise ValueError(problems)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +85,8 @@ class Registered:
     def _check(self, name: str) -> str:
         if name in self.builtin:
             return name
-        names = list(dict.fromkeys((*self.builtin, *self._registered())))
+        module, _, registry = self.registry.partition(":")
+        names = list(dict.fromkeys((*self.builtin, *getattr(import_module(module), registry))))
         if name not in names:
             raise PydanticCustomError("unknown_name", "unknown name", {"names": names})
         return name
-
-    def _registered(self) -> Mapping[str, object]:
-        module, _, name = self.registry.partition(":")
-        found: Mapping[str, object] = getattr(import_module(module), name)
-        return found

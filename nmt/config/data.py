@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from nmt.config import FilePath, Many, Pair, Section
 
@@ -46,24 +47,18 @@ class CorpusConfig(Section):
     max_pairs: int | None = Field(default=None, ge=1)
     """Read at most this many pairs from the start."""
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _disagreements(self) -> Iterator[str]:
+        names = ("source", "tsv", "jsonl", "huggingface", "sacrebleu", "demo")
+        places = [name for name in names if getattr(self, name) is not None]
         if (self.source is None) != (self.target is None):
-            raise ValueError("source and target must be given together")
-        places = [
-            p
-            for p in ("source", "tsv", "jsonl", "huggingface", "sacrebleu", "demo")
-            if getattr(self, p) is not None
-        ]
-        if len(places) != 1:
-            found = ", ".join(places) or "none"
-            raise ValueError(
+            yield "source and target must be given together"
+        elif len(places) != 1:
+            yield (
                 "name exactly one of: source + target, tsv, jsonl, huggingface, sacrebleu, demo "
-                f"(found: {found})"
+                f"(found: {', '.join(places) or 'none'})"
             )
         if self.huggingface is None and (self.subset is not None or self.streaming):
-            raise ValueError("subset and streaming belong to huggingface, which is not given")
-        return self
+            yield "subset and streaming belong to huggingface, which is not given"
 
 
 class DataConfig(Section):
@@ -143,15 +138,11 @@ class BatchConfig(Section):
     (Provilkov et al. 2020; 0.1 is usual); needs ``tokenizer.kind: bpe``. Batches are planned
     without it, and hold about a fifth more tokens at 0.1."""
 
-    @model_validator(mode="after")
-    def _auto_needs_an_aim(self) -> Self:
+    def _disagreements(self) -> Iterator[str]:
         if self.max_tokens == "auto":
             if self.tokens_per_update is None:
-                raise ValueError("max_tokens auto needs tokens_per_update, such as 16384")
+                yield "max_tokens auto needs tokens_per_update, such as 16384"
             if self.accumulate != 1:
-                raise ValueError("max_tokens auto chooses accumulate: leave accumulate out")
+                yield "max_tokens auto chooses accumulate: leave accumulate out"
         elif self.tokens_per_update is not None:
-            raise ValueError(
-                "tokens_per_update needs max_tokens auto; else max_tokens and accumulate say it"
-            )
-        return self
+            yield "tokens_per_update needs max_tokens auto; else max_tokens and accumulate say it"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from nmt.config import Registered, Section
 
@@ -95,36 +95,25 @@ class DecodingConfig(Section):
         kept = self.model_dump(exclude={*_OF_SAMPLING, *_OF_BEAMS, *_OF_RESULTS})
         return type(self)(**{**kept, "beam_size": beam_size})
 
-    @model_validator(mode="after")
-    def _options_agree(self) -> Self:
-        problems = list(self._disagreements())
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
     def _disagreements(self) -> Iterator[str]:
-        if not self.sampling:
-            for key in self._changed(_OF_SAMPLING):
+        one_by_one = self.sampling or self.return_alternatives
+        way = "sampling" if self.sampling else "return_alternatives"
+        for key in (*_OF_SAMPLING, *_OF_BEAMS):
+            if (value := getattr(self, key)) == type(self).model_fields[key].default:
+                continue
+            if key in _OF_SAMPLING and not self.sampling:
                 yield (
-                    f"{key} ({getattr(self, key)}) is an option of sampling: set sampling to true "
+                    f"{key} ({value}) is an option of sampling: set sampling to true "
                     "(`nmt translate --sample`)"
                 )
+            elif key in _OF_BEAMS and self.sampling != self.return_alternatives:
+                yield f"{key} ({value}) is an option of beam search, not of {way}"
         if self.sampling and self.return_alternatives:
             yield "sampling and return_alternatives exclude each other"
-        elif self.sampling or self.return_alternatives:
-            way = "sampling" if self.sampling else "return_alternatives"
-            for key in self._changed(_OF_BEAMS):
-                yield f"{key} ({getattr(self, key)}) is an option of beam search, not of {way}"
-            if self.return_alternatives and self.prefix_bias_beta:
-                yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
-        else:
+        elif self.return_alternatives and self.prefix_bias_beta:
+            yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
+        if not one_by_one:
             yield from self._beam_disagreements()
-
-    def _changed(self, keys: Iterable[str]) -> Iterator[str]:
-        """Yield those of ``keys`` that do not have their defaults."""
-        for key in keys:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                yield key
 
     def _beam_disagreements(self) -> Iterator[str]:
         if self.n_best > self.beam_size:

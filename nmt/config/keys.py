@@ -1,4 +1,4 @@
-"""The keys of the configuration: what they allow, the nearest one to a slip, a page to read."""
+"""The keys of the configuration: what they allow, what is wrong with values, a page to read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nmt.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
 T = TypeVar("T")
+KeyPath = tuple[str | int, ...]
+"""Where a value stands: keys and list positions, from the root."""
 
 ANY: Final = "*"
 """Stands for a list position or a name of the user's choice in a `Key` path."""
@@ -32,6 +38,16 @@ _OTHER_WORDS: Mapping[str, str] = MappingProxyType({
     "vocabulary": "vocab_size",
 })  # fmt: skip
 """What other toolkits and papers call our keys, where the spelling does not give it away."""
+_KINDS: Mapping[str, str] = MappingProxyType({
+    "integer": "a whole number", "number": "a number", "boolean": "true or false",
+    "string": "text", "array": "a list", "object": "names with a section each",
+})  # fmt: skip
+"""Types of JSON schema in words."""
+_BOUNDS: Mapping[str, str] = MappingProxyType({
+    "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
+    "exclusiveMaximum": "below", "pattern": "matching", "minItems": "entries at least",
+})  # fmt: skip
+"""Limits of JSON schema in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +75,115 @@ def all_keys() -> tuple[Key, ...]:
     return tuple(_walk(schema, schema.get("$defs", {}), ()))
 
 
+def _walk(
+    section: Mapping[str, Any], sections: Mapping[str, Any], path: tuple[str, ...]
+) -> Iterator[Key]:
+    """Yield the keys of a section of the JSON schema, and of the sections in it."""
+    for name, field in section.get("properties", {}).items():
+        outer = inner = (*path, name)
+        value = _without_null(field)
+        if "$ref" in field.get("items", {}):
+            value, inner = field["items"], (*outer, ANY)
+        elif isinstance(field.get("additionalProperties"), dict):
+            value, inner = field["additionalProperties"], (*outer, ANY)
+        below = sections.get(value.get("$ref", "").rpartition("/")[2])
+        default, is_required = field.get("default"), name in section.get("required", ())
+        about = field.get("description", (below or {}).get("description", ""))
+        yield Key(
+            outer,
+            allowed="a section" if below and inner == outer else describe_schema(field),
+            default="" if is_required or below else _yaml(default),
+            description=" ".join(about.split()),
+            is_section=below is not None,
+        )
+        if below:
+            if inner != outer:
+                yield Key(inner, "a section", "", below.get("description", ""), True)
+            yield from _walk(below, sections, inner)
+
+
+def _yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _without_null(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a field that may be null, or that is wrapped to carry a description."""
+    for group in ("anyOf", "allOf"):
+        options = [option for option in field.get(group, ()) if option.get("type") != "null"]
+        if len(options) == 1:
+            return dict(options[0])
+    return field
+
+
+def describe_schema(field: Mapping[str, Any]) -> str:
+    """The values that a field of a JSON schema allows, in words.
+
+    >>> describe_schema({"type": "integer", "minimum": 1})
+    'a whole number, at least 1'
+    """
+    if "allowed" in field:
+        return str(field["allowed"])
+    inner = _without_null(field)
+    options = [option for option in inner.get("anyOf", ()) if option.get("type") != "null"]
+    if options:
+        words = ", or ".join(map(describe_schema, options))
+    elif "enum" in inner or "const" in inner:
+        words = ", ".join(map(str, inner.get("enum", [inner.get("const")])))
+    else:
+        left_out = "minItems" if "prefixItems" in inner else None
+        bounds = [name for name in _BOUNDS if name in inner and name != left_out]
+        words = ", ".join([_kind(inner), *(f"{_BOUNDS[name]} {inner[name]}" for name in bounds)])
+    nullable = any(option.get("type") == "null" for option in field.get("anyOf", ()))
+    return f"{words}, or null" if nullable else words
+
+
+def _kind(inner: Mapping[str, Any]) -> str:
+    if "prefixItems" in inner:
+        return "a list of " + " and ".join(map(_kind, inner["prefixItems"]))
+    if inner.get("format") == "path":
+        return "a path"
+    return _KINDS.get(inner.get("type", ""), "a section" if "$ref" in inner else "a value")
+
+
+def describe_keys() -> str:
+    """Every key as Markdown: one table for each section, top level first."""
+
+    def markdown(text: str) -> str:
+        return text.replace("``", "`").replace("|", "\\|")
+
+    lines = ["# Configuration", "", "Made by `nmt config keys`; do not edit."]
+    seen: dict[tuple[Key, ...], str] = {}
+    sections = [(key.path, key.description) for key in all_keys() if key.is_section]
+    for path, about in [((), ""), *sections]:
+        keys = [key for key in all_keys() if key.path[:-1] == path and not key.is_section]
+        if not keys:
+            continue
+        name = ".".join(path) or "Top level"
+        lines += ["", f"## {name}", "", *([markdown(about), ""] if about else [])]
+        # Corpora are described once, although three keys hold them.
+        table = tuple(replace(key, path=key.path[-1:]) for key in keys)
+        if table in seen:
+            lines.append(f"The keys are those of `{seen[table]}`.")
+            continue
+        seen[table] = name
+        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+        for key in keys:
+            default = f"`{key.default}`" if key.default else "must be given"
+            about = markdown(key.description)
+            lines.append(f"| `{key.path[-1]}` | {default} | {key.allowed} | {about} |")
+    return "\n".join(lines) + "\n"
+
+
 def find_key(path: Sequence[str | int]) -> Key | None:
     """The key at a path, or None."""
-    return next((key for key in all_keys() if _matches(key.path, path)), None)
+    keys = (key for key in all_keys() if len(key.path) == len(path))
+    return next((key for key in keys if _num_shared(key.path, path) == len(path)), None)
+
+
+def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
+    """Count the parts at the start of a path that are those of a key's path."""
+    pairs = zip(pattern, path, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] in (ANY, str(pair[1])), pairs)))
 
 
 def nearest_key(path: Sequence[str | int]) -> str | None:
@@ -74,11 +196,28 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
     """
     wanted = str(path[-1]).lower().replace("-", "_")
     wanted = _OTHER_WORDS.get(wanted, wanted)
-    best = max(all_keys(), key=lambda key: _likeness(key, path, wanted))
-    if _likeness(best, path, wanted) < 0.66:
+    likeness, best = max(
+        ((_likeness(key, path, wanted), key) for key in all_keys()), key=lambda found: found[0]
+    )
+    if likeness < 0.66:
         return None
-    shared = _num_shared(best, path)
+    shared = _num_shared(best.path[:-1], path[:-1])
     return ".".join([*map(str, path[:shared]), *best.path[shared:]])
+
+
+def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
+    name = key.path[-1]
+    if name == ANY:
+        return 0.0
+    alike = difflib.SequenceMatcher(None, wanted, name).ratio()
+    if wanted in name.split("_") or name in wanted.split("_"):
+        alike = max(alike, 0.75)
+    shared = _num_shared(key.path[:-1], path[:-1])
+    same_section = shared == len(path) - 1 == len(key.path) - 1
+    is_start = wanted.startswith(name) or name.startswith(wanted)
+    if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
+        alike = max(alike, 0.9)  # above a key of the very name elsewhere
+    return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
 
 
 def nearest_word(word: str, words: Sequence[str]) -> str | None:
@@ -107,156 +246,68 @@ def chosen(registry: Mapping[str, T], name: str, key: str) -> T:
     )
 
 
-def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
-    name = key.path[-1]
-    if name == ANY:
-        return 0.0
-    alike = difflib.SequenceMatcher(None, wanted, name).ratio()
-    if wanted in name.split("_") or name in wanted.split("_"):
-        alike = max(alike, 0.75)
-    shared = _num_shared(key, path)
-    same_section = shared == len(path) - 1 == len(key.path) - 1
-    is_start = wanted.startswith(name) or name.startswith(wanted)
-    if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
-        alike = max(alike, 0.9)  # above a key of the very name elsewhere
-    return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
+def unknown_key(path: Sequence[str | int]) -> str:
+    """A sentence about a key that does not exist.
 
-
-def _num_shared(key: Key, path: Sequence[str | int]) -> int:
-    """Count the sections that a key and a path have in common."""
-    pairs = zip(key.path[:-1], path[:-1], strict=False)
-    return len(list(takewhile(lambda pair: pair[0] in (ANY, str(pair[1])), pairs)))
-
-
-def _matches(pattern: Sequence[str], path: Sequence[str | int]) -> bool:
-    return len(pattern) == len(path) and all(
-        want in (ANY, str(found)) for want, found in zip(pattern, path, strict=True)
-    )
-
-
-def _walk(
-    schema: Mapping[str, Any], definitions: Mapping[str, Any], path: tuple[str, ...]
-) -> Iterator[Key]:
-    for name, field in schema.get("properties", {}).items():
-        yield from _field(field, definitions, (*path, name), name in schema.get("required", ()))
-
-
-def _field(
-    field: Mapping[str, Any], definitions: Mapping[str, Any], path: tuple[str, ...], required: bool
-) -> Iterator[Key]:
-    inner, inner_path = _inner(field), path
-    if "items" in field and "$ref" in field["items"]:
-        inner, inner_path = field["items"], (*path, ANY)
-    elif isinstance(field.get("additionalProperties"), dict):
-        inner, inner_path = field["additionalProperties"], (*path, ANY)
-    section = definitions.get(inner.get("$ref", "").rpartition("/")[2])
-    yield Key(
-        path,
-        "a section" if section and inner_path == path else describe_schema(field),
-        "" if required or section else _yaml(field.get("default")),
-        " ".join((field.get("description") or (section or {}).get("description", "")).split()),
-        section is not None,
-    )
-    if section:
-        if inner_path != path:
-            yield Key(inner_path, "a section", "", section.get("description", ""), True)
-        yield from _walk(section, definitions, inner_path)
-
-
-def _inner(field: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a field that may be null, or that is wrapped to carry a description."""
-    for group in ("anyOf", "allOf"):
-        options = [option for option in field.get(group, ()) if option.get("type") != "null"]
-        if len(options) == 1:
-            return dict(options[0])
-    return field
-
-
-def describe_schema(field: Mapping[str, Any]) -> str:
-    """The values that a field of a JSON schema allows, in words.
-
-    >>> describe_schema({"type": "integer", "minimum": 1})
-    'a whole number, at least 1'
+    >>> unknown_key(("training", "schedule", "warm_up_steps"))
+    'unknown key training.schedule.warm_up_steps; did you mean training.schedule.warmup_steps?'
     """
-    nullable = any(option.get("type") == "null" for option in field.get("anyOf", ()))
-    inner = _inner(field)
-    if "allowed" in field:
-        return str(field["allowed"])
-    options = [option for option in inner.get("anyOf", ()) if option.get("type") != "null"]
-    if options:
-        words = ", or ".join(map(describe_schema, options))
-    elif "enum" in inner or "const" in inner:
-        words = ", ".join(map(str, inner.get("enum", [inner.get("const")])))
-    else:
-        words = ", ".join([_kind(inner), *_bounds(inner)])
-    return f"{words}, or null" if nullable else words
+    near = nearest_key(path)
+    advice = f"did you mean {near}?" if near else "`nmt config schema` lists the keys"
+    return f"unknown key {'.'.join(map(str, path))}; {advice}"
 
 
-def _kind(inner: Mapping[str, Any]) -> str:
-    if inner.get("type") == "array":
-        if "prefixItems" in inner:
-            return "a list of " + " and ".join(_kind(item) for item in inner["prefixItems"])
-        return "a list"
-    if inner.get("format") == "path":
-        return "a path"
-    kinds = {
-        "integer": "a whole number",
-        "number": "a number",
-        "boolean": "true or false",
-        "string": "text",
-        "object": "names with a section each",
-    }
-    return kinds.get(inner.get("type", ""), "a section" if "$ref" in inner else "a value")
+def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
+    """Every problem in a failed check of the sections, in the order of the file.
 
+    A key that is missing because it was misspelt is reported once, as misspelt; a list that is
+    too short because its entries are wrong is not reported besides them.
 
-def _bounds(inner: Mapping[str, Any]) -> Iterator[str]:
-    words = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-        "pattern": "matching",
-        "minItems": "entries at least",
-    }
-    for name, word in words.items():
-        if name in inner and not (name == "minItems" and "prefixItems" in inner):
-            yield f"{word} {inner[name]}"
-
-
-def _yaml(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return "{}" if value == {} else str(value)
-
-
-def describe_keys() -> str:
-    """Every key as Markdown: one table for each section, top level first."""
-    lines = ["# Configuration", "", "Made by `nmt config keys`; do not edit."]
-    seen: dict[tuple[Key, ...], str] = {}
-    sections = [key for key in all_keys() if key.is_section]
-    for path, about in [((), ""), *((section.path, section.description) for section in sections)]:
-        keys = [key for key in all_keys() if key.path[:-1] == path and not key.is_section]
-        if not keys:
+    Returns:
+        The key at fault and what is wrong, without the place, of each.
+    """
+    found: dict[object, ErrorDetails] = {}
+    for number, detail in enumerate(error.errors(include_url=False, include_context=True)):
+        if detail["type"] == "too_short" and detail["input"]:
             continue
-        name = ".".join(path) or "Top level"
-        lines += ["", f"## {name}", "", *([_markdown(about), ""] if about else [])]
-        # Corpora are described once, although three keys hold them.
-        table = tuple(replace(key, path=key.path[-1:]) for key in keys)
-        if table in seen:
-            lines.append(f"The keys are those of `{seen[table]}`.")
-        else:
-            seen[table] = name
-            lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-            lines += map(_row, keys)
-    return "\n".join(lines) + "\n"
+        path, key = detail["loc"], find_key(detail["loc"])
+        if key is None and detail["type"] != "extra_forbidden" and path:
+            parent = find_key(path[:-1])
+            if parent is not None and not parent.is_section and isinstance(path[-1], str):
+                path, key = path[:-1], parent  # the rest says which type was tried: max_tokens.int
+        # Of the findings about one value of several allowed types the first is kept.
+        place = number if key is None or key.is_section else path
+        found.setdefault(place, {**detail, "loc": path})
+    details = list(found.values())
+    meant = {
+        nearest_key(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"
+    }
+    return [
+        (detail["loc"], _sentence(detail))
+        for detail in details
+        if not (detail["type"] == "missing" and ".".join(map(str, detail["loc"])) in meant)
+    ]
 
 
-def _row(key: Key) -> str:
-    default = f"`{key.default}`" if key.default else "must be given"
-    return f"| `{key.path[-1]}` | {default} | {key.allowed} | {_markdown(key.description)} |"
-
-
-def _markdown(text: str) -> str:
-    return text.replace("``", "`").replace("|", "\\|")
+def _sentence(detail: ErrorDetails) -> str:
+    path, kind, found = detail["loc"], detail["type"], detail["input"]
+    dotted, key = ".".join(map(str, path)), find_key(path)
+    context: Mapping[str, Any] = detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_key(path)
+    if kind == "value_error":
+        return f"{dotted}: {context.get('error', detail['msg'])}".removeprefix(": ")
+    allowed = key.allowed if key else detail["msg"].lower().removeprefix("input should be ")
+    if kind == "missing":
+        return f"{dotted} is missing; it must be {allowed}"
+    if isinstance(found, dict | list):
+        shown = "a section" if isinstance(found, dict) else "a list"
+    else:
+        shown = json.dumps(found) if found is None or isinstance(found, bool) else repr(found)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    sentence = f"{dotted} is {shown}; it must be {allowed}"
+    if kind in ("literal_error", "unknown_name") and isinstance(found, str):
+        names = context.get("names") or (key.allowed.split(", ") if key else [])
+        near = nearest_word(found, names)
+        sentence += f" (did you mean {near}?)" if near else ""
+    return sentence

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -92,22 +92,19 @@ class ModelConfig(Section):
         known = MODEL_PRESETS.get(name, {}) if isinstance(name, str) else {}
         return {**known, **values} if known else values
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _disagreements(self) -> Iterator[str]:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
         for dim in (self.model_dim, self.decoder_dim):
-            if dim % self.num_heads:
-                raise ValueError(f"num_heads ({self.num_heads}) must divide the width {dim}")
-            if self.positions == "rotary" and (dim // self.num_heads) % 2:
-                raise ValueError("rotary positions need an even width per head")
+            if dim % heads:
+                yield f"num_heads ({heads}) must divide the width {dim}"
+            elif self.positions == "rotary" and (dim // heads) % 2:
+                yield "rotary positions need an even width per head"
             if self.positions.startswith("sinusoidal") and dim % 2:
-                raise ValueError("sinusoidal positions need an even width")
-        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"
-            )
+                yield "sinusoidal positions need an even width"
+        if kv_heads is not None and heads % kv_heads:
+            yield f"num_kv_heads ({kv_heads}) must divide num_heads ({heads})"
         if self.embeddings == "tied" and self.decoder_dim != self.model_dim:
-            raise ValueError("tied embeddings need decoder_model_dim equal to model_dim")
-        return self
+            yield "tied embeddings need decoder_model_dim equal to model_dim"
 
     @property
     def decoder_dim(self) -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,13 +26,10 @@ LanguageCode = Annotated[
 ]
 _COUNTRIES: Mapping[str, tuple[str, str]] = MappingProxyType({
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
-    "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"),
-    "vn": ("Vietnamese", "vi"),
+    "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"), "vn": ("Vietnamese", "vi"),
 })  # fmt: skip
 """Codes of countries that are often taken for those of their languages, and are no language's."""
 _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
-
-
 RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
     # Without BPE-dropout: on Multi30k en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
     "low-resource": {"model": {"dropout": 0.3}},
@@ -78,31 +75,17 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _start_from_preset(cls, values: Any) -> Any:
-        preset = values.get("preset") if isinstance(values, dict) else None
-        known = RUN_PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-        if not known:
+    def _fill_in(cls, values: Any) -> Any:
+        """Put the preset, and folders named after the experiment, below what is given."""
+        if not isinstance(values, dict):
             return values
-        sections = {}
-        for name, given in known.items():
-            own = values.get(name, {})
-            sections[name] = {**given, **own} if isinstance(own, dict) else own
-        return {**values, **sections}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _folders_from_name(cls, values: object) -> object:
-        if isinstance(values, dict) and isinstance(values.get("name"), str):
-            name = values["name"]
-            return {"prepared_dir": f"prepared/{name}", "run_dir": f"runs/{name}", **values}
-        return values
-
-    @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
-        problems = list(self._disagreements())
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        filled, name, preset = dict(values), values.get("name"), values.get("preset")
+        if isinstance(name, str):
+            filled = {"prepared_dir": f"prepared/{name}", "run_dir": f"runs/{name}", **values}
+        for section, given in RUN_PRESETS.get(str(preset), {}).items():
+            own = values.get(section, {})
+            filled[section] = {**given, **own} if isinstance(own, dict) else own
+        return filled
 
     def _disagreements(self) -> Iterator[str]:
         longest = self.filters.max_length
@@ -136,29 +119,11 @@ class RunConfig(Section):
             )
 
 
-def language_problem(code: str) -> str | None:
-    """Say what is wrong with a code, or return None.
+def check_languages(codes: Mapping[str, str]) -> None:
+    """Check what a new experiment calls its languages. Models that are trained keep their names.
 
     Codes that no standard has are taken: there are more languages than codes. An underscore is
     taken in codes such as ``eng_Latn`` only, which are FLORES's names.
-
-    >>> language_problem("jp")
-    'jp is a country; the code of Japanese is ja'
-    >>> language_problem("ar_MA")
-    'ar_MA has an underscore; write ar'
-    >>> language_problem("ary")
-    """
-    primary = re.split("[-_]", code)[0]
-    if primary.lower() in _COUNTRIES:
-        language, meant = _COUNTRIES[primary.lower()]
-        return f"{primary} is a country; the code of {language} is {meant}"
-    if "_" in code and not _FLORES.fullmatch(code):
-        return f"{code} has an underscore; write {primary}"
-    return None
-
-
-def check_languages(codes: Mapping[str, str]) -> None:
-    """Check what a new experiment calls its languages. Models that are trained keep their names.
 
     Args:
         codes: Each by where it was given, for example ``source_language``.
@@ -166,7 +131,13 @@ def check_languages(codes: Mapping[str, str]) -> None:
     Raises:
         ConfigError: Names every code that is a country or malformed.
     """
-    problems = {where: language_problem(code) for where, code in codes.items()}
-    found = [f"{where}: {problem}" for where, problem in problems.items() if problem]
-    if found:
-        raise ConfigError("\n  ".join(found) + ".", fix="Correct it.")
+    problems = []
+    for where, code in codes.items():
+        primary = re.split("[-_]", code)[0]
+        if country := _COUNTRIES.get(primary.lower()):
+            language, meant = country
+            problems.append(f"{where}: {primary} is a country; the code of {language} is {meant}")
+        elif "_" in code and not _FLORES.fullmatch(code):
+            problems.append(f"{where}: {code} has an underscore; write {primary}")
+    if problems:
+        raise ConfigError("\n  ".join(problems) + ".", fix="Correct it.")

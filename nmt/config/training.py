@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from nmt.config import FilePath, Many, Pair, Registered, Section
 
@@ -12,8 +13,6 @@ _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon")
 _OBJECTIVES = ("auto", "cross_entropy", "r_drop")
 _METRICS = ("bleu", "chrf", "loss")
-
-
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -149,42 +148,33 @@ class TrainingConfig(Section):
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
 
-    @model_validator(mode="after")
-    def _warms_up(self) -> Self:
-        if self.schedule.shape == "inverse_sqrt" and not self.schedule.warmup_steps:
-            raise ValueError(
+    def _disagreements(self) -> Iterator[str]:
+        shape, steps = self.schedule.shape, self.average_last
+        if shape == "inverse_sqrt" and not self.schedule.warmup_steps:
+            yield (
                 "schedule.shape inverse_sqrt falls from its peak at the end of warm-up, so without "
                 "warm-up the rate would be peak_lr / sqrt(step): give warmup_steps of 1 or more, "
                 "or another shape"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_end(self) -> Self:
-        budget = self.max_steps or self.max_minutes or self.max_epochs
-        if budget is None and self.patience is None:
-            raise ValueError("give one of max_steps, max_minutes, max_epochs or patience")
-        if budget is None and self.schedule.shape in ("linear", "cosine", "wsd"):
-            raise ValueError(
-                f"schedule.shape {self.schedule.shape} falls to its end over a budget: "
-                "give max_steps, max_minutes or max_epochs"
-            )
+        if not (self.max_steps or self.max_minutes or self.max_epochs):
+            if self.patience is None:
+                yield "give one of max_steps, max_minutes, max_epochs or patience"
+            elif shape in ("linear", "cosine", "wsd"):
+                yield (
+                    f"schedule.shape {shape} falls to its end over a budget: "
+                    "give max_steps, max_minutes or max_epochs"
+                )
         if self.optimizer.kind == "schedule-free":
-            if self.schedule.shape != "constant":
-                raise ValueError(
-                    f"optimizer.kind schedule-free needs no falling learning rate: set "
-                    f"schedule.shape constant (found {self.schedule.shape})"
+            name = "optimizer.kind schedule-free"
+            if shape != "constant":
+                yield (
+                    f"{name} needs no falling learning rate: set schedule.shape constant "
+                    f"(found {shape})"
                 )
             if self.ema_decay is not None:
-                raise ValueError(
-                    "optimizer.kind schedule-free uses a mean of the weights already: "
-                    "leave ema_decay out"
-                )
+                yield f"{name} uses a mean of the weights already: leave ema_decay out"
             if self.optimizer.betas[0] == 0:
-                raise ValueError("optimizer.kind schedule-free needs optimizer.betas above 0")
-        if self.average_last is not None and self.keep_last < self.average_last:
-            raise ValueError(
-                f"average_last {self.average_last} needs as many checkpoints: set keep_last to "
-                f"{self.average_last} or more"
-            )
-        return self
+                yield f"{name} needs optimizer.betas above 0"
+        if steps is not None and self.keep_last < steps:
+            need = f"set keep_last to {steps} or more"
+            yield f"average_last {steps} needs as many checkpoints: {need}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.loader import find_problems
+from nmt.config.keys import find_problems
 from nmt.errors import ConfigError
 from nmt.runtime.engine import Engine, Ensemble, Request, parse_dtype
 from nmt.runtime.loading import EngineChoice, EngineOptions, load_engine
@@ -413,7 +413,7 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
     try:
         return DecodingConfig.model_validate({**options.model_dump(), **changes})
     except ValidationError as error:
-        problems = "\n  ".join(problem.text for problem in find_problems(error))
+        problems = "\n  ".join(text for _, text in find_problems(error))
         raise ConfigError(
             f"Decoding options: {problems}.",
             fix="Correct them; section decoding of `nmt config schema` describes each.",
