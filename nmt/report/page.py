@@ -1,4 +1,4 @@
-"""Jinja2 templates -> HTML pages: every page of every command is made here.
+"""HTML pages from templates, and line charts in them as inline SVG.
 
 The templates lie in ``templates/``. Whatever they show is escaped, so text of a corpus or model
 cannot become markup, and control characters that would hide or reorder text are shown as escapes.
@@ -7,7 +7,10 @@ Pages are well-formed XML, need no network, no script and no other file.
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,13 @@ _SHOWN = frozenset("\t\n\r\u200c\u200d")
 """White space, and the two joiners: Persian, Indic scripts and emoji are unreadable without."""
 _NONCHARACTERS = frozenset("\ufffe\uffff")
 """XML forbids them."""
+Point = tuple[float, float]
+"""A step and a value. A value that is not a number is a gap."""
+NUM_AVERAGES = 100
+"""Points of the line that runs through a noisy curve of more than twice as many."""
+LIMIT = 1e300
+"""Beyond it sums and quotients overflow: as good as infinite."""
+_MAX_POINTS = 400
 
 
 def visible(text: str) -> str:
@@ -34,32 +44,25 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escape(character) if _is_hidden(character) else character for character in text)
-
-
-def _is_hidden(character: str) -> bool:
-    if character in _SHOWN:
-        return False
-    return unicodedata.category(character) in _ESCAPED_CATEGORIES or character in _NONCHARACTERS
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def _finalize(value: Any) -> Any:
-    """Make the value of an expression safe to show; what a template made is safe already."""
-    return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
+    hidden = {
+        each: each.encode("unicode_escape").decode("ascii")
+        for each in {*text} - _SHOWN
+        if unicodedata.category(each) in _ESCAPED_CATEGORIES or each in _NONCHARACTERS
+    }
+    return text.translate(str.maketrans(hidden))
 
 
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - pages are rare
 
+    def finalize(value: Any) -> Any:  # what a template made is safe already
+        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
     return Environment(
         loader=PackageLoader("nmt.report"),
         autoescape=True,
-        finalize=_finalize,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -75,3 +78,232 @@ def render(template: str, **values: Any) -> Markup:
         values: What it shows.
     """
     return Markup(_environment().get_template(template).render(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """An axis. Its ends are ``low`` and ``high``."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return how far from ``low`` (0) to ``high`` (1) a value lies."""
+        bend: Callable[[float], float] = math.log10 if self.log else float
+        return (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a chart."""
+
+    label: str
+    """Empty: the only one."""
+    points: Sequence[Point]
+    marked: bool = False
+    """Whether its points are drawn. Others appear under the pointer only."""
+    noisy: bool = False
+    """Whether many points get a line of averages, and themselves turn pale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves on common axes over steps."""
+
+    title: str
+    unit: str
+    curves: Sequence[Curve]
+    end: float = 1
+    """Last step of the axis."""
+    size: tuple[int, int] = (340, 200)
+    """Width and height."""
+    from_zero: bool = False
+    log_if_wide: bool = False
+    """Whether values far apart get a logarithmic axis."""
+
+
+def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about ``count`` steps of 1, 2 or 5 times a power of ten that enclose a range.
+
+    >>> round_ticks(1.9, 7.8)
+    [0, 2, 4, 6, 8]
+    """
+    if high - low <= 1e-9 * max(abs(low), abs(high)) + 1e-300:
+        pad = abs(high) / 10 or 1.0
+        low, high = (low - pad if low else 0.0), high + pad
+    size = (high - low) / count
+    exponent = math.floor(math.log10(size))
+    factor = next(each for each in (1, 2, 5, 10) if each * 10.0**exponent >= size * (1 - 1e-9))
+    spacing = factor * 10.0**exponent
+    numbers = range(math.floor(low / spacing + 1e-9), math.ceil(high / spacing - 1e-9) + 1)
+    if exponent >= 0:
+        return [each * factor * 10**exponent for each in numbers]
+    return [each * factor / 10**-exponent for each in numbers]  # 3 / 10, not 3 * 0.1
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten, and 2 and 5 times these if they are few, that enclose a range.
+
+    >>> log_ticks(0.3, 20)
+    [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
+    """
+    start, end = math.floor(math.log10(low) - 1e-9), math.ceil(math.log10(high) + 1e-9)
+    factors = (1, 2, 5) if high < 100 * low else (1,)
+    ticks = [
+        float(f"{factor}e{exponent}") for exponent in range(start, end + 1) for factor in factors
+    ]
+    first = max(index for index, tick in enumerate(ticks) if tick <= low)
+    last = min(index for index, tick in enumerate(ticks) if tick >= high)
+    return ticks[first : last + 1]
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Return what to write at evenly spaced ticks: the same decimals for all.
+
+    >>> tick_labels([0, 5_000, 10_000]), tick_labels([0, 0.5, 1.0])
+    (['0', '5k', '10k'], ['0', '0.5', '1.0'])
+    """
+    top, spacing = max(map(abs, ticks)), ticks[1] - ticks[0]
+    if top >= 1e9 or spacing < 1e-6:
+        return [f"{tick:.4g}" for tick in ticks]
+    unit, suffix = (1e6, "M") if top >= 1e6 else (1e3, "k") if top >= 1e4 else (1, "")
+    decimals = max(0, -math.floor(math.log10(spacing / unit) + 1e-9))
+    return [f"{tick / unit:,.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
+
+
+def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> Sequence[Point]:
+    """Return few points that look the same: of each stretch its lowest and highest, and a gap.
+
+    The first and the last point stay. Finite points are at most ``limit``.
+    """
+    if len(points) <= limit:
+        return points
+    inner, num_stretches = range(1, len(points) - 1), limit // 2 - 1
+    values = [value for _, value in points]
+    kept = {0, len(points) - 1}
+    for number in range(num_stretches):
+        start, end = (len(inner) * each // num_stretches for each in (number, number + 1))
+        stretch = inner[start:end]
+        finite = [index for index in stretch if not math.isnan(values[index])]
+        if finite:
+            kept.add(min(finite, key=values.__getitem__))
+            kept.add(max(finite, key=values.__getitem__))
+        if len(finite) < len(stretch):
+            kept.add(next(index for index in stretch if math.isnan(values[index])))
+    return [points[index] for index in sorted(kept)]
+
+
+def averages(points: Sequence[Point], count: int = NUM_AVERAGES) -> list[Point]:
+    """Return the middle step and the mean value of each of ``count`` stretches.
+
+    >>> averages([(1, 2.0), (2, 4.0), (3, 7.0), (4, math.nan)], 2)
+    [(1.5, 3.0), (3.5, 7.0)]
+    """
+    found = []
+    for number in range(count):
+        start, end = (len(points) * each // count for each in (number, number + 1))
+        values = [value for _, value in points[start:end] if not math.isnan(value)]
+        middle = (points[start][0] + points[end - 1][0]) / 2
+        found.append((middle, sum(values) / len(values) if values else math.nan))
+    return found
+
+
+def path_data(places: Iterable[Point]) -> str:
+    """Return the ``d`` of an SVG path through places. One that is not a number breaks the line.
+
+    >>> path_data([(0, 1), (2, 3), (4, float("nan")), (5, 6)])
+    'M0,1L2,3M5,6h0'
+    """
+    pieces: list[list[str]] = [[]]
+    for x, y in places:
+        if math.isnan(y):
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{x:.5g},{y:.5g}")
+    return "".join("M" + "L".join(piece) + "h0" * (len(piece) == 1) for piece in pieces if piece)
+
+
+def render_chart(chart: Chart) -> Markup:
+    """Return a figure: heading, legend with the latest values, and the chart as inline SVG."""
+    values = [value for curve in chart.curves for _, value in finite(curve.points)]
+    y, width, height = _value_scale(chart, values), *chart.size
+    steps = round_ticks(0, chart.end, width // 75)
+    x = Scale(0, chart.end, [step for step in steps if step <= chart.end and not step % 1])
+    left, right, top, bottom = 52, width - 14, 10, height - 40
+
+    def place(step: float, value: float) -> Point:
+        value = math.nan if y.log and value < y.low else value
+        return left + x.share(step) * (right - left), bottom - y.share(value) * (bottom - top)
+
+    if y.log:
+        every = math.ceil(len(y.ticks) / 7)
+        labels = [short_number(n) if not i % every else "" for i, n in enumerate(y.ticks)]
+    else:
+        labels = tick_labels(y.ticks)
+    heights = [place(0, tick)[1] for tick in y.ticks]
+    columns = zip(x.ticks, tick_labels(x.ticks), strict=True)
+    axes = {
+        "grid": "".join(f"M{left},{each:.5g}H{right}" for each in heights),
+        "rows": [_mark(left - 8, h + 4, text) for h, text in zip(heights, labels, strict=True)],
+        "columns": [_mark(place(n, y.low)[0], bottom + 18, text) for n, text in columns],
+        "name": _mark((left + right) / 2, height - 4, "step"),
+    }
+    return render(
+        "chart.html.j2",
+        chart=chart,
+        unit=f"{chart.unit}, log scale" if y.log else chart.unit,
+        curves=[_draw(curve, place) for curve in chart.curves],
+        axes=axes if values else None,
+    )
+
+
+def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
+    if not values:
+        return Scale(0, 1, (0, 1))
+    low, high = min(values), max(values)
+    positive = [value for value in values if value > 1 / LIMIT]
+    is_log = bool(chart.log_if_wide and positive and high > 50 * min(positive))
+    if is_log:
+        ticks = log_ticks(min(positive), high)
+    else:
+        ticks = round_ticks(min(low, 0) if chart.from_zero else low, high)
+    return Scale(ticks[0], ticks[-1], ticks, log=is_log)
+
+
+def _mark(x: float, y: float, label: str) -> dict[str, str]:
+    """Return a place of the drawing and what is said there."""
+    return {"x": f"{x:.5g}", "y": f"{y:.5g}", "label": label}
+
+
+def _draw(curve: Curve, place: Callable[[float, float], Point]) -> dict[str, Any]:
+    """Return a curve as SVG paths: its points, or these (pale) and then their averages."""
+    known = finite(curve.points)
+    points = thin(curve.points) if known else []
+    name = f", {curve.label}" if curve.label else ""
+    lines = [path_data(place(*point) for point in points)] if points else []
+    if curve.noisy and len(curve.points) > 2 * NUM_AVERAGES and lines:
+        lines.append(path_data(place(*point) for point in averages(curve.points)))
+    return {
+        "label": curve.label,
+        "latest": short_number(known[-1][1]) if known else "",
+        "lines": lines,
+        "dots": [
+            _mark(x, y, f"step {step:,.0f}{name}: {short_number(value)}")
+            for step, value in points
+            for x, y in [place(step, value)]
+            if not math.isnan(y)
+        ],
+        "marked": len(points) <= (60 if curve.marked else 1),
+    }
+
+
+def finite(points: Iterable[Point]) -> list[Point]:
+    """Return the points whose value is a number."""
+    return [point for point in points if not math.isnan(point[1])]
+
+
+def short_number(value: float) -> str:
+    """Return a value with about four digits."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -13,17 +13,17 @@ from typing import Any
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.atomic import write_errors
 from nmt.files.json_file import parse_json
-from nmt.report.charts import (
+from nmt.report.page import (
     LIMIT,
     NUM_AVERAGES,
     Chart,
     Curve,
     Point,
     finite,
+    render,
     render_chart,
     short_number,
 )
-from nmt.report.page import render
 from nmt.training.progress import Progress
 from nmt.training.report import (
     Console,

@@ -1,17 +1,20 @@
-"""Pages: text is escaped, and nothing invisible reorders or hides it."""
+"""Pages hide and reorder nothing; charts have round numbers and few points that look the same."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.report.page import render, visible
+from nmt.report.page import log_ticks, path_data, render, round_ticks, thin, tick_labels, visible
 
 
 @pytest.mark.parametrize(
@@ -32,20 +35,12 @@ def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, sh
 
 
 @given(text=st.text())
+@settings(max_examples=30)
 def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) -> None:
     page = render(
-        "run.html.j2",
-        title=text,
-        facts=[],
-        is_noisy=False,
-        charts=[],
-        sampled_at="",
-        samples=[[("Source", text)]],
-        columns=[],
-        validations=[],
-        table_note="",
-        config_text=text,
-    )
+        "run.html.j2", title=text, facts=[], is_noisy=False, charts=[], sampled_at="",
+        samples=[[("Source", text)]], columns=[], validations=[], table_note="", config_text=text,
+    )  # fmt: skip
     root = ElementTree.fromstring(page)
 
     hidden = [c for c in "".join(root.itertext()) if unicodedata.category(c) in ("Cf", "Cs")]
@@ -53,7 +48,106 @@ def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) 
 
 
 def test_pages_load_without_torch() -> None:
-    code = "import sys, nmt.report.charts; print('torch' in sys.modules, 'jinja2' in sys.modules)"
+    code = "import sys, nmt.report.page; print('torch' in sys.modules, 'jinja2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout == "False False\n"
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 10, ["0", "2", "4", "6", "8", "10"]),
+        (1.9, 7.8, ["0", "2", "4", "6", "8"]),  # 5.9 / 5 = 1.18 -> 2
+        (0, 0.0015, ["0", "0.0005", "0.0010", "0.0015"]),  # 0.0003 -> 0.0005
+        (2.07, 2.16, ["2.06", "2.08", "2.10", "2.12", "2.14", "2.16"]),  # 0.018 -> 0.02
+        (-3, 4, ["-4", "-2", "0", "2", "4"]),
+        (0, 2600, ["0", "1,000", "2,000", "3,000"]),  # 520 -> 1000
+        (0, 100_000, ["0", "20k", "40k", "60k", "80k", "100k"]),
+        (9_000, 12_500, ["9k", "10k", "11k", "12k", "13k"]),
+        (10_000, 12_000, ["10.0k", "10.5k", "11.0k", "11.5k", "12.0k"]),  # 400 -> 500
+        (0, 7e6, ["0", "2M", "4M", "6M", "8M"]),
+        (5, 5, ["4.4", "4.6", "4.8", "5.0", "5.2", "5.4", "5.6"]),  # a single value
+        (0, 0, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (0, 3e-8, ["0", "1e-08", "2e-08", "3e-08"]),
+    ],
+)
+def test_ticks_are_round_and_enclose_the_values(
+    low: float, high: float, expected: list[str]
+) -> None:
+    assert tick_labels(round_ticks(low, high)) == expected
+
+
+def test_round_ticks_are_as_exact_as_their_decimals() -> None:
+    assert round_ticks(0, 0.9) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # 3 * 0.2 would be 0.6000000001
+
+
+FLOATS = st.floats(-1e12, 1e12, allow_subnormal=False)
+
+
+@given(values=st.lists(FLOATS, min_size=1), count=st.integers(2, 10))
+def test_ticks_of_any_range_are_few_and_enclose_it(values: list[float], count: int) -> None:
+    low, high = min(values), max(values)
+    ticks = round_ticks(low, high, count)
+    slack = 1e-6 * (ticks[-1] - ticks[0])
+
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= count + 3
+    assert all(a < b for a, b in itertools.pairwise(ticks))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.3, 20, [0.2, 0.5, 1, 2, 5, 10, 20]),
+        (0.5, 50, [0.1, 1, 10, 100]),
+        (0.01, 1000, [0.01, 0.1, 1, 10, 100, 1000]),
+    ],
+)
+def test_ticks_of_a_log_axis(low: float, high: float, expected: list[float]) -> None:
+    assert log_ticks(low, high) == expected
+
+
+@given(low=st.floats(1e-200, 1e200), factor=st.floats(50, 1e50))
+def test_log_ticks_enclose_any_range(low: float, factor: float) -> None:
+    ticks = log_ticks(low, low * factor)
+
+    assert ticks[0] <= low
+    assert ticks[-1] >= low * factor
+
+
+@given(values=st.lists(FLOATS | st.just(NAN), max_size=600), limit=st.integers(10, 100))
+def test_thinning_keeps_ends_extremes_gaps_and_order(values: list[float], limit: int) -> None:
+    points = list(enumerate(values))
+    kept = list(thin(points, limit))
+    finite = [value for _, value in kept if not math.isnan(value)]
+
+    assert set(kept) <= set(points)
+    assert [step for step, _ in kept] == sorted({step for step, _ in kept})
+    assert kept[:1] == points[:1]
+    assert kept[-1:] == points[-1:]
+    assert len(finite) <= limit
+    known = [value for value in values if not math.isnan(value)]
+    if known:
+        assert (min(finite), max(finite)) == (min(known), max(known))
+    assert any(map(math.isnan, values)) == (len(finite) < len(kept))
+    assert kept == points or len(points) > limit
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([], ""),
+        ([(1, 2)], "M1,2h0"),  # a dot, for the line ends are round
+        ([(1, 2), (3, NAN), (4, 5), (6, 7.125)], "M1,2h0M4,5L6,7.125"),
+        ([(0, NAN), (1, NAN)], ""),
+    ],
+)
+def test_a_path_breaks_where_there_is_no_number(
+    places: Sequence[tuple[float, float]], expected: str
+) -> None:
+    assert path_data(places) == expected
