@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nmt.config.data import CorpusConfig
-from nmt.data.demo import demo_pairs
 from nmt.data.hub import huggingface_pairs, local_files, published_pairs, text_in
 from nmt.errors import DataError
 from nmt.files.lines import decode_line, open_binary, split_lines
@@ -122,6 +121,8 @@ def _all_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentenceP
         return _jsonl_pairs(config.jsonl, options)
     languages = (options.source_language, options.target_language)
     if config.demo is not None:
+        from nmt.data.demo import demo_pairs  # noqa: PLC0415 - reads its words
+
         texts = demo_pairs(config.demo, *languages)
     elif config.huggingface is not None:
         texts = huggingface_pairs(config, *languages)

@@ -5,36 +5,47 @@ morphology (gender, case, adjective endings, conjugation) and real reordering (v
 participles and infinitives last, separable verbs, questions, subordinate clauses). Each rule
 builds both languages side by side, so a pair is right by construction, and the same on every
 machine. What its words can be combined to, the corpus combines: a newcomer types just that.
+The words are in ``demo.yaml``.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Literal
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from nmt.data.demo_phrases import (
-    ADJECTIVES,
-    Noun,
-    Pair,
-    both,
-    clock_time,
-    noun_phrase,
-    number,
-    ordinal,
-    words,
-)
+import yaml
+
 from nmt.errors import ConfigError
 
 _SIZES = {"test": 300, "valid": 300, "train": 40_000}
 _SEED = 20_241
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Pair(NamedTuple):
+    """A phrase in both languages."""
+
+    english: str
+    german: str
+
+
+class Noun(NamedTuple):
+    """A noun with its German gender (m, f, n) and both plurals."""
+
+    english: str
+    plural: str
+    german: str
+    german_plural: str
+    gender: str
+    accusative: str | None = None
+    """Of a weak noun, where it differs from the nominative."""
+
+
+class Verb(NamedTuple):
     """A verb with an object: English and German forms."""
 
     english: str
@@ -47,356 +58,334 @@ class Verb:
     """Whether its object may be a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """Who does it."""
 
-    english: str
-    german: str
+    text: Pair
     person: str
     """``1s 2s 3s 1p 3p``: the form of the verb."""
 
 
-_ENDINGS = {"1s": "e", "2s": "st", "3s": "t", "1p": "en", "3p": "en"}
-_BE = {"1s": ("am", "bin"), "2s": ("are", "bist"), "3s": ("is", "ist")}
-_BE |= dict.fromkeys(("1p", "3p"), ("are", "sind"))
-_HAVE = {"1s": "habe", "2s": "hast", "3s": "hat", "1p": "haben", "3p": "haben"}
-_MODALS = {
-    "can": {"1s": "kann", "2s": "kannst", "3s": "kann", "1p": "können", "3p": "können"},
-    "must": {"1s": "muss", "2s": "musst", "3s": "muss", "1p": "müssen", "3p": "müssen"},
-    "want": {"1s": "will", "2s": "willst", "3s": "will", "1p": "wollen", "3p": "wollen"},
-}
+def _pairs(words: Mapping[str, str]) -> tuple[Pair, ...]:
+    return tuple(Pair(*word) for word in words.items())
 
-_PRONOUNS = (
-    Subject("I", "ich", "1s"),
-    Subject("you", "du", "2s"),
-    Subject("he", "er", "3s"),
-    Subject("she", "sie", "3s"),
-    Subject("we", "wir", "1p"),
-    Subject("they", "sie", "3p"),
+
+_WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_NUMBERS, _TENS, _DAYS, _TRIPS = (
+    _pairs(_WORDS[name]) for name in ("numbers", "tens", "days", "trips")
 )
-_OBJECT_PRONOUNS = {
-    "ich": Pair("me", "mich"), "du": Pair("you", "dich"), "er": Pair("him", "ihn"),
-    "wir": Pair("us", "uns"),
-}  # fmt: skip
-"""By the subject; without "sie", which would be both "her" and "them"."""
-_NAMES = ("Anna", "Peter", "Maria", "Thomas", "Julia", "Martin")
-_PEOPLE = (
-    Noun("teacher", "teachers", "Lehrer", "Lehrer", "m"),
-    Noun("neighbor", "neighbors", "Nachbar", "Nachbarn", "m", accusative="Nachbarn"),
-    Noun("woman", "women", "Frau", "Frauen", "f"),
-    Noun("doctor", "doctors", "Ärztin", "Ärztinnen", "f"),
-    Noun("child", "children", "Kind", "Kinder", "n"),
-    Noun("girl", "girls", "Mädchen", "Mädchen", "n"),
-)
-_THINGS = (
-    Noun("apple", "apples", "Apfel", "Äpfel", "m"),
-    Noun("coat", "coats", "Mantel", "Mäntel", "m"),
-    Noun("chair", "chairs", "Stuhl", "Stühle", "m"),
-    Noun("table", "tables", "Tisch", "Tische", "m"),
-    Noun("key", "keys", "Schlüssel", "Schlüssel", "m"),
-    Noun("flower", "flowers", "Blume", "Blumen", "f"),
-    Noun("lamp", "lamps", "Lampe", "Lampen", "f"),
-    Noun("bag", "bags", "Tasche", "Taschen", "f"),
-    Noun("clock", "clocks", "Uhr", "Uhren", "f"),
-    Noun("book", "books", "Buch", "Bücher", "n"),
-    Noun("bicycle", "bicycles", "Fahrrad", "Fahrräder", "n"),
-    Noun("picture", "pictures", "Bild", "Bilder", "n"),
-    Noun("glass", "glasses", "Glas", "Gläser", "n"),
-)
-_ACTIONS = (
-    Verb("buy", "buys", "bought", "kauf", "gekauft"),
-    Verb("look for", "looks for", "looked for", "such", "gesucht", takes_people=True),
-    Verb("pay for", "pays for", "paid for", "bezahl", "bezahlt"),
-    Verb("sell", "sells", "sold", "verkauf", "verkauft"),
-    Verb("fetch", "fetches", "fetched", "hol", "geholt", takes_people=True),
-    Verb("paint", "paints", "painted", "mal", "gemalt", takes_people=True),
-    Verb("show", "shows", "showed", "zeig", "gezeigt"),
-)
-"""What one can do, must do, or wants to do."""
-_VERBS = (*_ACTIONS, Verb("need", "needs", "needed", "brauch", "gebraucht", takes_people=True))
-_DAYS = (
-    Pair("Monday", "Montag"), Pair("Tuesday", "Dienstag"), Pair("Wednesday", "Mittwoch"),
-    Pair("Thursday", "Donnerstag"), Pair("Friday", "Freitag"), Pair("Saturday", "Samstag"),
-    Pair("Sunday", "Sonntag"),
-)  # fmt: skip
-_MONTHS = (
-    (Pair("January", "Januar"), 31), (Pair("February", "Februar"), 28), (Pair("March", "März"), 31),
-    (Pair("April", "April"), 30), (Pair("May", "Mai"), 31), (Pair("June", "Juni"), 30),
-    (Pair("July", "Juli"), 31), (Pair("August", "August"), 31),
-    (Pair("September", "September"), 30), (Pair("October", "Oktober"), 31),
-    (Pair("November", "November"), 30), (Pair("December", "Dezember"), 31),
-)  # fmt: skip
-"""With the number of their days, in a year that is not a leap year."""
-_TRIPS = (Pair("train", "Der Zug"), Pair("bus", "Der Bus"), Pair("ferry", "Die Fähre"))
+_MONTHS = tuple((Pair(*names), num_days) for *names, num_days in _WORDS["months"])
+_ADJECTIVES = tuple(map(_pairs, _WORDS["adjectives"]))
+_NAMES = [Pair(name, name) for name in _WORDS["names"]]
+_PEOPLE, _THINGS = ([Noun(*forms) for forms in _WORDS[name]] for name in ("people", "things"))
+_VERBS = [Verb(*forms) for forms in _WORDS["verbs"]]
+_PRONOUNS = [Subject(Pair(*names), person) for *names, person in _WORDS["pronouns"]]
+_OBJECT_PRONOUNS = {who: Pair(*names) for who, names in _WORDS["object_pronouns"].items()}
+_NONE = Pair("", "")
+_EMPTY = re.compile(" (?=[ .,?])")
+"""A space before a field of a template that was empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clause:
-    """A subject, a verb and an object, before they are put in order."""
+def phrase(name: str, *parts: Pair, **named: Pair) -> Pair:
+    """Fill the fields of a phrase of ``demo.yaml``.
 
-    who: Subject
-    verb: Verb
-    what: Pair
-    tense: str
-    """``present``, ``past``, or a modal verb."""
-
-    def middle(self, time: Pair) -> str:
-        """Return the German object and time; a pronoun stands before the time."""
-        what = self.what
-        first, second = (what, time) if what in _OBJECT_PRONOUNS.values() else (time, what)
-        return words(first.german, second.german)
-
-    @property
-    def auxiliary(self) -> str:
-        """The English verb that begins a question."""
-        if self.tense in ("can", "must"):
-            return self.tense
-        if self.tense == "past":
-            return "did"
-        return "does" if self.who.person == "3s" else "do"
-
-    def english(self, *, after_auxiliary: bool = False) -> str:
-        """Return the verb and the object, or what is left of the verb after the auxiliary."""
-        third = self.who.person == "3s" and not after_auxiliary
-        if self.tense == "past" and not after_auxiliary:
-            verb = self.verb.past
-        elif self.tense == "want":
-            verb = f"{'wants' if third else 'want'} to {self.verb.english}"
-        elif self.tense in ("can", "must"):
-            verb = self.verb.english if after_auxiliary else f"{self.tense} {self.verb.english}"
-        else:
-            verb = self.verb.third if third and self.tense == "present" else self.verb.english
-        return f"{verb} {self.what.english}"
-
-    @property
-    def finite(self) -> str:
-        """The German verb form that comes second, or last in a subordinate clause."""
-        if self.tense == "present":
-            return self.verb.german + _ENDINGS[self.who.person]
-        return (_HAVE if self.tense == "past" else _MODALS[self.tense])[self.who.person]
-
-    @property
-    def rest(self) -> str:
-        """The German participle or infinitive at the end; nothing in the present tense."""
-        if self.tense == "present":
-            return ""
-        return self.verb.participle if self.tense == "past" else f"{self.verb.german}en"
+    >>> phrase("both", Pair("old", "alt"), Pair("red", "rot"))
+    Pair(english='old and red', german='alt und rot')
+    """
+    english, german = (
+        text.format(*[part[i] for part in parts], **{key: named[key][i] for key in named})
+        for i, text in enumerate(_WORDS["phrases"][name])
+    )
+    return Pair(english, german)
 
 
-class _Speaker:
+def number(value: int) -> Pair:
+    """Spell a number from 0 to 999.
+
+    >>> number(21)
+    Pair(english='twenty-one', german='einundzwanzig')
+    >>> number(305).german
+    'dreihundertfünf'
+    """
+    if value < len(_NUMBERS):
+        return _NUMBERS[value]
+    if value >= 100:
+        hundreds, rest = _NUMBERS[value // 100], number(value % 100)
+        english, german = f"{hundreds.english} hundred", f"{_ein(hundreds)}hundert"
+        if value % 100:
+            english, german = f"{english} and {rest.english}", german + rest.german
+        return Pair(english, german)
+    tens, ones = _TENS[value // 10 - 2], _NUMBERS[value % 10]
+    if value % 10 == 0:
+        return tens
+    return Pair(f"{tens.english}-{ones.english}", f"{_ein(ones)}und{tens.german}")
+
+
+def _ein(value: Pair) -> str:
+    """A German number before another word."""
+    return value.german.replace("eins", "ein")
+
+
+def ordinal(day: int) -> Pair:
+    """Spell the day of a date, from 1 to 31; German in the nominative after ``der``.
+
+    >>> ordinal(23)
+    Pair(english='twenty-third', german='dreiundzwanzigste')
+    """
+    english, german = (_WORDS[f"{language}_ordinals"].get(day) for language in Pair._fields)
+    if english is None:
+        tens = f"{_TENS[day // 10 - 2].english}-" if day > 20 else ""
+        english = f"{tens}{ordinal(day % 10).english}" if tens else f"{number(day).english}th"
+    return Pair(english, german or number(day).german + ("te" if day < 20 else "ste"))
+
+
+def clock_time(hour: int, minute: int) -> Pair:
+    """Spell a time of day, in steps of five minutes.
+
+    >>> clock_time(4, 30)
+    Pair(english='half past four', german='halb fünf')
+    """
+    now, following = number(hour), number(hour % 12 + 1)
+    if minute == 0:
+        return Pair(f"{now.english} o'clock", f"{_ein(now)} Uhr")
+    if minute == 30:
+        return phrase("half past", now, following)
+    few = number(min(minute, 60 - minute)) if minute % 30 != 15 else Pair("a quarter", "Viertel")
+    return phrase("past", few, now) if minute < 30 else phrase("to", few, following)
+
+
+def noun_phrase(
+    determiner: str,
+    adjectives: Sequence[Pair],
+    noun: Noun,
+    case: Literal["nominative", "accusative"],
+    count: Pair | None = None,
+) -> Pair:
+    """Return a determiner, adjectives and a noun in agreement.
+
+    Args:
+        determiner: ``the``, ``a``, ``no``, ``the plural``, ``plural``, ``no plural`` or ``number``.
+        adjectives: In the order of both languages; all take the same German ending.
+        noun: Of things or people.
+        case: The plural has one form for both.
+        count: With ``number``: how many, above 1.
+    """
+    names = Pair(noun.plural, noun.german_plural)
+    if count is not None:
+        (english, german), ending = count, "e"
+    elif determiner in _WORDS["plural_articles"]:
+        english, german, ending = _WORDS["plural_articles"][determiner]
+    else:
+        accusative = noun.accusative if case == "accusative" else None
+        names = Pair(noun.english, accusative or noun.german)
+        german, ending = _WORDS["articles"][case][determiner][noun.gender]
+        is_an = determiner == "a" and (adjectives or [names])[0].english[0] in "aeio"
+        english = "an" if is_an else determiner
+    return Pair(
+        " ".join([english, *(word.english for word in adjectives), names.english]).strip(),
+        " ".join([german, *(word.german + ending for word in adjectives), names.german]).strip(),
+    )
+
+
+def conjugated(verb: Verb, tense: str, person: str) -> dict[str, Pair]:
+    """Return the parts of a verb.
+
+    Returns:
+        ``verb``: the English verb, and the German one that comes second, or last in a subordinate
+        clause. ``auxiliary``: what begins a question. ``end``: what remains of the verb after the
+        English auxiliary, and at the end of a German clause.
+    """
+    base, want, do = verb.english, "want", "do"
+    if is_third := person == "3s":
+        want, do = "wants", "does"
+    english, auxiliary, end = {
+        "present": (verb.third if is_third else base, do, base),
+        "past": (verb.past, "did", base),
+        "want": (f"{want} to {base}", do, f"want to {base}"),
+    }.get(tense, (f"{tense} {base}", tense, base))
+    if tense == "present":
+        finite, german_end = verb.german + _WORDS["endings"][person], ""
+    else:
+        finite = _WORDS["auxiliaries"][tense][person]
+        german_end = verb.participle if tense == "past" else f"{verb.german}en"
+    auxiliaries = {"verb": Pair(english, finite), "auxiliary": Pair(auxiliary, finite)}
+    return {**auxiliaries, "end": Pair(end, german_end)}
+
+
+class SentenceGenerator:
     """Draws sentences; each rule is a method that returns a pair."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._choice = self._random.choice
         self._rules: tuple[Callable[[], Pair], ...] = (
-            *[self.statement] * 11, *[self.because] * 4, self.question, self.question,
-            self.price, self.price, self.date, self.date, self.description, self.departure,
-            self.sum,
+            *[self._statement] * 11, *[self._because] * 4, self._question, self._question,
+            self._price, self._price, self._date, self._date, self._description, self._departure,
+            self._sum,
         )  # fmt: skip
 
     def sentence(self) -> Pair:
-        return Pair(*(text[0].upper() + text[1:] for text in self._random.choice(self._rules)()))
+        """Draw a sentence."""
+        english, german = (_EMPTY.sub("", text.strip()) for text in self._choice(self._rules)())
+        return Pair(english[0].upper() + english[1:], german[0].upper() + german[1:])
 
     def _chance(self, share: float) -> bool:
         return self._random.random() < share
 
-    def adjectives(
+    def _adjectives(
         self, *, of_people: bool = False, shares: Sequence[int] = (35, 40, 22, 3)
     ) -> list[Pair]:
         """Draw none, one, two or three adjectives, in any order."""
-        groups = ADJECTIVES[:3] if of_people else ADJECTIVES
+        groups = _ADJECTIVES[:3] if of_people else _ADJECTIVES
         (count,) = self._random.choices(range(len(shares)), shares)
-        return [self._random.choice(group) for group in self._random.sample(groups, count)]
+        return [self._choice(group) for group in self._random.sample(groups, count)]
 
-    def subject(self) -> Subject:
+    def _subject(self) -> Subject:
         if self._chance(0.45):
-            return self._random.choice(_PRONOUNS)
+            return self._choice(_PRONOUNS)
         first = self._someone()
         if self._chance(0.06) and (second := self._someone()) != first:
-            return Subject(*both(first, second), "3p")
+            return Subject(phrase("both", first.text, second.text), "3p")
         return first
 
     def _someone(self) -> Subject:
         if self._chance(0.4):
-            name = self._random.choice(_NAMES)
-            return Subject(name, name, "3s")
-        determiner = self._random.choice(("the", "the", "a", "the plural"))
-        noun, adjectives = self._random.choice(_PEOPLE), self.adjectives(of_people=True)
-        phrase = noun_phrase(determiner, adjectives, noun, "nominative")
-        return Subject(*phrase, "3p" if determiner == "the plural" else "3s")
+            return Subject(self._choice(_NAMES), "3s")
+        return self._named(_PEOPLE, ("the", "the", "a", "the plural"), of_people=True)
 
-    def object(self, verb: Verb, *, may_be_none: bool = True) -> Pair:
-        phrase = self._something(verb, may_be_none=may_be_none)
-        if self._chance(0.05) and (other := self._something(verb, may_be_none=False)) != phrase:
-            return both(phrase, other)
-        return phrase
+    def _named(
+        self, nouns: Sequence[Noun], determiners: Sequence[str], *, of_people: bool = False
+    ) -> Subject:
+        """Draw people or a thing in the nominative."""
+        determiner, noun = self._choice(determiners), self._choice(nouns)
+        text = noun_phrase(determiner, self._adjectives(of_people=of_people), noun, "nominative")
+        return Subject(text, "3p" if determiner == "the plural" else "3s")
 
     def _something(self, verb: Verb, *, may_be_none: bool) -> Pair:
-        if verb.takes_people and self._chance(0.1):
-            if self._chance(0.3):
-                return Pair(*[self._random.choice(_NAMES)] * 2)
-            noun, adjectives = self._random.choice(_PEOPLE), self.adjectives(of_people=True)
-        else:
-            noun, adjectives = self._random.choice(_THINGS), self.adjectives()
+        of_people = verb.takes_people and self._chance(0.1)
+        if of_people and self._chance(0.3):
+            return self._choice(_NAMES)
+        noun = self._choice(_PEOPLE if of_people else _THINGS)
+        adjectives = self._adjectives(of_people=of_people)
         determiners = ["the", "the", "a", "a", "the plural", "plural", "number", "number"]
-        determiner = self._random.choice([*determiners, *["no", "no plural"] * may_be_none])
+        determiner = self._choice([*determiners, *["no", "no plural"] * may_be_none])
         count = number(self._random.randrange(2, 100)) if determiner == "number" else None
         return noun_phrase(determiner, adjectives, noun, "accusative", count)
 
-    def clause(self, *, person: Subject | None = None, may_be_none: bool = True) -> Clause:
-        tense = self._random.choice(("present", "past", "past", "can", "must", "want"))
-        verb = self._random.choice(_VERBS if tense in ("present", "past") else _ACTIONS)
-        who = person or self.subject()
+    def _clause(
+        self, *, who: Subject | None = None, may_be_none: bool = True
+    ) -> tuple[str, dict[str, Pair]]:
+        """Draw a tense or modal verb, and a subject, a verb and an object by their names."""
+        tense = self._choice(("present", "past", "past", "can", "must", "want"))
+        verb = self._choice(_VERBS if tense in ("present", "past") else _VERBS[:-1])
+        text, person = who or self._subject()
         if verb.takes_people and self._chance(0.06):
-            same = {"ich", "wir"} if who.person[0] == "1" else {who.german}
+            same = {"ich", "wir"} if person[0] == "1" else {text.german}
             others = [what for name, what in _OBJECT_PRONOUNS.items() if name not in same]
-            return Clause(who, verb, self._random.choice(others), tense)
-        # "must buy no coat" forbids it, "muss keinen Mantel kaufen" does not.
-        return Clause(
-            who, verb, self.object(verb, may_be_none=may_be_none and tense != "must"), tense
-        )
+            english, german = self._choice(others)
+            what, pronoun = Pair(english, ""), Pair("", german)
+        else:
+            pronoun = _NONE
+            # "must buy no coat" forbids it, "muss keinen Mantel kaufen" does not.
+            what = self._something(verb, may_be_none=may_be_none and tense != "must")
+            if self._chance(0.05) and (other := self._something(verb, may_be_none=False)) != what:
+                what = phrase("both", what, other)
+        parts = {"who": text, "what": what, "pronoun": pronoun}
+        return tense, parts | conjugated(verb, tense, person)
 
-    def day(self, tense: str) -> Pair:
+    def _day(self, tense: str) -> Pair:
         if self._chance(0.5):
-            day = self._random.choice(_DAYS)
-            return Pair(f"on {day.english}", f"am {day.german}")
+            return phrase("on", self._choice(_DAYS))
         if tense == "past":
             return Pair("yesterday", "gestern")
-        return self._random.choice((Pair("today", "heute"), Pair("tomorrow", "morgen")))
+        return self._choice((Pair("today", "heute"), Pair("tomorrow", "morgen")))
 
-    def time(self) -> Pair:
+    def _time(self) -> Pair:
         hour, minute = self._random.randrange(1, 13), self._random.randrange(0, 60, 5)
-        time = clock_time(hour, minute)
-        return Pair(f"at {time.english}", f"um {time.german}")
+        return phrase("at", clock_time(hour, minute))
 
-    def when(self, tense: str) -> tuple[Pair, Pair]:
+    def _when(self, tense: str) -> tuple[Pair, Pair]:
         """Return what of the time stands first, and what stands later; both may be empty."""
-        none = Pair("", "")
         kind = self._random.random()
         if kind < 0.42:
-            return none, none
+            return _NONE, _NONE
         if kind < 0.62:
-            return self.day(tense), none
+            return self._day(tense), _NONE
         if kind < 0.76:
-            return none, self.day(tense)
+            return _NONE, self._day(tense)
         if kind < 0.9:
-            return none, self.time()
+            return _NONE, self._time()
         if kind < 0.94:
-            return self.time(), none
-        return self.day(tense), self.time()
+            return self._time(), _NONE
+        return self._day(tense), self._time()
 
-    def statement(self) -> Pair:
-        clause = self.clause()
-        first, later = self.when(clause.tense)
-        who = clause.who
-        english = words(first.english, who.english, clause.english(), later.english)
-        if first.german:
-            start = (first.german, clause.finite, who.german)
-        else:
-            start = (who.german, clause.finite, "")
-        return Pair(f"{english}.", f"{words(*start, clause.middle(later), clause.rest)}.")
+    def _statement(self) -> Pair:
+        tense, clause = self._clause()
+        first, later = self._when(tense)
+        name = "statement after time" if first.german else "statement"
+        return phrase(name, **clause, first=first, later=later)
 
-    def question(self) -> Pair:
+    def _question(self) -> Pair:
         if self._chance(0.2):
-            who, (is_english, is_german), how = self._described()
-            return Pair(
-                f"{is_english} {who.english} {how.english}?",
-                f"{is_german} {who.german} {how.german}?",
-            )
-        clause = self.clause(may_be_none=False)
-        _, later = self.when(clause.tense)
-        who = clause.who
-        english = clause.english(after_auxiliary=True)
-        return Pair(
-            f"{words(clause.auxiliary, who.english, english, later.english)}?",
-            f"{words(clause.finite, who.german, clause.middle(later), clause.rest)}?",
+            return phrase("question of description", *self._described())
+        tense, clause = self._clause(may_be_none=False)
+        return phrase("question", **clause, later=self._when(tense)[1])
+
+    def _because(self) -> Pair:
+        (_, main), (_, reason) = self._clause(), self._clause(who=self._choice(_PRONOUNS))
+        return phrase(
+            "because", phrase("main clause", **main), phrase("subordinate clause", **reason)
         )
 
-    def because(self) -> Pair:
-        main, reason = self.clause(), self.clause(person=self._random.choice(_PRONOUNS))
-        who, what = reason.who, reason.what.german
-        return Pair(
-            f"{main.who.english} {main.english()} because {who.english} {reason.english()}.",
-            f"{words(main.who.german, main.finite, main.what.german, main.rest)}, weil "
-            f"{words(who.german, what, reason.rest, reason.finite)}.",
-        )
+    def _price(self) -> Pair:
+        determiners = ("the", "the", "a", "the plural")
+        what, person = self._named(_THINGS, determiners)
+        euros = number(self._random.randrange(2, 1000))
+        if self._chance(0.1) and (other := self._named(_THINGS, determiners)) != (what, person):
+            what, person = phrase("both", what, other.text), "3p"
+        costs = Pair("cost", "kosten") if person == "3p" else Pair("costs", "kostet")
+        return phrase("price", what, costs, euros)
 
-    def price(self) -> Pair:
-        what, euros = self._thing(), number(self._random.randrange(2, 1000))
-        if self._chance(0.1) and (other := self._thing()) != what:
-            what = Subject(*both(what, other), "3p")
-        costs, kostet = ("cost", "kosten") if what.person == "3p" else ("costs", "kostet")
-        return Pair(
-            f"{what.english} {costs} {euros.english} euros.",
-            f"{what.german} {kostet} {euros.german} Euro.",
-        )
-
-    def _thing(self, determiners: Sequence[str] = ("the", "the", "a", "the plural")) -> Subject:
-        """Draw a thing in the nominative."""
-        determiner, noun = self._random.choice(determiners), self._random.choice(_THINGS)
-        phrase = noun_phrase(determiner, self.adjectives(), noun, "nominative")
-        return Subject(*phrase, "3p" if determiner == "the plural" else "3s")
-
-    def _described(self) -> tuple[Subject, tuple[str, str], Pair]:
+    def _described(self) -> tuple[Pair, Pair, Pair]:
+        """Draw people or a thing, the form of "be" that goes with it, and what it is."""
         of_people = self._chance(0.5)
-        who = self.subject() if of_people else self._thing(("the", "the plural"))
-        how = self.adjectives(of_people=of_people, shares=(0, 2, 1))
-        return who, _BE[who.person], both(*how) if len(how) > 1 else how[0]
+        who, person = self._subject() if of_people else self._named(_THINGS, ("the", "the plural"))
+        how = self._adjectives(of_people=of_people, shares=(0, 2, 1))
+        return who, Pair(*_WORDS["be"][person]), phrase("both", *how) if len(how) > 1 else how[0]
 
-    def description(self) -> Pair:
-        who, (is_english, is_german), how = self._described()
-        return Pair(
-            f"{who.english} {is_english} {how.english}.", f"{who.german} {is_german} {how.german}."
-        )
+    def _description(self) -> Pair:
+        return phrase("description", *self._described())
 
-    def departure(self) -> Pair:
-        what, when = self._random.choice(_TRIPS), self.time()
-        day = self._random.choice((Pair("", ""), self.day("present"), self.day("present")))
-        english, german = self._random.choice((("leaves", "ab"), ("arrives", "an")))
-        verb = "fährt" if german == "ab" else "kommt"
-        return Pair(
-            f"{words('the', what.english, english, day.english, when.english)}.",
-            f"{words(what.german, verb, day.german, when.german, german)}.",
-        )
+    def _departure(self) -> Pair:
+        what, time = self._choice(_TRIPS), self._time()
+        day = self._choice((_NONE, self._day("present"), self._day("present")))
+        return phrase(self._choice(("leaves", "arrives")), what, day, time)
 
-    def date(self) -> Pair:
-        day, (month, num_days) = self._random.choice(_DAYS), self._random.choice(_MONTHS)
+    def _date(self) -> Pair:
+        day, (month, num_days) = self._choice(_DAYS), self._choice(_MONTHS)
         if self._chance(0.02):
-            return Pair(f"today is {day.english}.", f"heute ist {day.german}.")
-        which = ordinal(self._random.randint(1, num_days))
-        return Pair(
-            f"today is {day.english}, the {which.english} of {month.english}.",
-            f"heute ist {day.german}, der {which.german} {month.german}.",
-        )
+            return phrase("day", day)
+        return phrase("date", day, ordinal(self._random.randint(1, num_days)), month)
 
-    def sum(self) -> Pair:
+    def _sum(self) -> Pair:
         first, second = self._random.randrange(2, 500), self._random.randrange(2, 500)
-        numbers = number(first), number(second), number(first + second)
-        return Pair(
-            "{} plus {} is {}.".format(*(n.english for n in numbers)),
-            "{} plus {} ist {}.".format(*(n.german for n in numbers)),
-        )
+        return phrase("sum", number(first), number(second), number(first + second))
+
+
+def _distinct_pairs() -> Iterator[Pair]:
+    """Draw pairs without end; no sentence stands on the same side twice."""
+    generator, seen = SentenceGenerator(_SEED), set[str]()
+    while True:
+        pair = generator.sentence()
+        if seen.isdisjoint(pair):
+            seen.update(pair)
+            yield pair
 
 
 @cache
-def _corpus() -> dict[str, tuple[Pair, ...]]:
-    """Draw distinct pairs until there are enough; no sentence stands on the same side twice."""
-    speaker, pairs = _Speaker(_SEED), list[Pair]()
-    english: set[str] = set()
-    german: set[str] = set()
-    while len(pairs) < sum(_SIZES.values()):
-        pair = speaker.sentence()
-        if pair.english in english or pair.german in german:
-            continue
-        english.add(pair.english)
-        german.add(pair.german)
-        pairs.append(pair)
-    splits, start = {}, 0
-    for name, size in _SIZES.items():
-        splits[name] = tuple(pairs[start : start + size])
-        start += size
-    return splits
+def _corpus() -> dict[str, list[Pair]]:
+    pairs = _distinct_pairs()
+    return {name: list(islice(pairs, size)) for name, size in _SIZES.items()}
 
 
 def demo_pairs(
@@ -416,6 +405,6 @@ def demo_pairs(
             f"The demo corpus is English and German, not {source_language} and {target_language}.",
             fix="Set source_language and target_language to en and de, in either order.",
         )
-    for pair in _corpus()[split]:
-        texts = {"en": pair.english, "de": pair.german}
-        yield texts[languages[0]], texts[languages[1]]
+    from_english = languages[0] == "en"
+    for english, german in _corpus()[split]:
+        yield (english, german) if from_english else (german, english)

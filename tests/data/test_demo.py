@@ -8,8 +8,16 @@ import re
 
 import pytest
 
-from nmt.data.demo import _Speaker, demo_pairs
-from nmt.data.demo_phrases import Noun, Pair, clock_time, noun_phrase, number, ordinal
+from nmt.data.demo import (
+    Noun,
+    Pair,
+    SentenceGenerator,
+    clock_time,
+    demo_pairs,
+    noun_phrase,
+    number,
+    ordinal,
+)
 from nmt.errors import ConfigError
 
 
@@ -47,12 +55,12 @@ def test_either_direction_works_and_no_other_language() -> None:
 
 def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
     """Else what the corpus lacks because it was drawn second would be hidden, not right."""
-    speaker = _Speaker(seed=7)
+    generator = SentenceGenerator(seed=7)
     to_german: dict[str, str] = {}
     to_english: dict[str, str] = {}
 
     for _ in range(30_000):
-        english, german = speaker.sentence()
+        english, german = generator.sentence()
         assert to_german.setdefault(english, german) == german
         assert to_english.setdefault(german, english) == english
 
@@ -107,8 +115,8 @@ def test_dates_are_in_the_calendar_and_every_day_of_it_comes_up() -> None:
 
 
 def test_modal_verbs_go_with_actions_and_mean_the_same_when_negated() -> None:
-    speaker = _Speaker(seed=8)
-    sentences = [speaker.sentence() for _ in range(20_000)]
+    generator = SentenceGenerator(seed=8)
+    sentences = [generator.sentence() for _ in range(20_000)]
 
     assert any("needs" in english for english, _ in sentences)
     for english, _ in sentences:
@@ -129,11 +137,11 @@ def test_modal_verbs_go_with_actions_and_mean_the_same_when_negated() -> None:
         (600, "six hundred", "sechshundert"),
     ],
 )
-def test_numbers_are_spelt_in_both_languages(value: int, english: str, german: str) -> None:
+def test_numbers_are_spelled_in_both_languages(value: int, english: str, german: str) -> None:
     assert number(value) == (english, german)
 
 
-def test_times_and_dates_are_spelt_in_both_languages() -> None:
+def test_times_and_dates_are_spelled_in_both_languages() -> None:
     assert clock_time(1, 0) == ("one o'clock", "ein Uhr")
     assert clock_time(12, 30) == ("half past twelve", "halb eins")
     assert clock_time(3, 45) == ("a quarter to four", "Viertel vor vier")
