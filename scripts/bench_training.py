@@ -33,7 +33,7 @@ from nmt.engine.precision import choose_precision, has_fast_bf16
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 from nmt.training.losses import CrossEntropy, choose_form
-from nmt.training.optimizer import build_optimizer
+from nmt.training.optimizers import build_optimizer
 from nmt.training.update import Updater
 
 SIZES = {

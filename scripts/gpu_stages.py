@@ -45,7 +45,7 @@ from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.training.losses import CrossEntropy, choose_form
-from nmt.training.optimizer import build_optimizer
+from nmt.training.optimizers import build_optimizer
 from nmt.training.update import Updater, read_together
 
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}

@@ -154,8 +154,8 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
     in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)
     budget = _budget(setup, in_epoch, seconds)
     updates, vocab_size = budget["updates"], setup.data.manifest.target_vocab_size
-    passes = 2 if objective_name(setup.training) == "r_drop" else 1
-    flops = count_flops(setup.model, vocab_size, sums, passes=passes)
+    passes = 2 if objective_name(setup.config.training) == "r_drop" else 1
+    flops = count_flops(setup.config.model, vocab_size, sums, passes=passes)
     flops["update"] = flops["epoch"]["total"] / in_epoch
     flops["training"] = updates and updates * flops["update"]
     flops["per_second"] = flops["update"] / seconds
@@ -166,7 +166,7 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
         compiled=setup.compilation.is_on,
         threads=torch.get_num_threads(),
         parameters={**sizes, "total": sum(sizes.values())},
-        matmul_parameters=asdict(matmul_parameters(setup.model, vocab_size)),
+        matmul_parameters=asdict(matmul_parameters(setup.config.model, vocab_size)),
         flops=flops,
         memory_bytes=memory,
         epoch=epoch,
@@ -265,7 +265,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], 
 
 def _budget(setup: TrainingSetup, in_epoch: int, seconds: float) -> dict[str, Any]:
     """Find the limit that ends training first, as `nmt train` does at its start."""
-    training, limits = setup.training, {}
+    training, limits = setup.config.training, {}
     if training.max_steps is not None:
         limits["training.max_steps"] = training.max_steps
     if training.max_epochs is not None:

@@ -13,7 +13,6 @@ from nmt.checkpoint.model_folder import check_new_folder
 from nmt.checkpoint.retention import by_score, write_average
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import Manifest
-from nmt.training.progress import History
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +135,7 @@ def _scores(folder: Path) -> dict[int, float]:
     """Validation scores of the whole run so far, as its checkpoint records them."""
     Manifest.read(folder).verify(folder, (STATE,))
     state = read_state(folder)
-    history = History.from_dict(state.get("progress", {}).get("history", []))
-    return {entry.step: entry.score for entry in history.entries}
+    return dict(state.get("progress", {}).get("history", []))
 
 
 def _check_names(present: Mapping[int, Path], chosen: Sequence[int]) -> None:

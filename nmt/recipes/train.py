@@ -34,8 +34,7 @@ from nmt.training.checkpoints import (
 from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
 from nmt.training.progress import Progress, TrainingSummary
-from nmt.training.report import NoteReport, ReporterList, RunLog
-from nmt.training.schedule import build_schedule
+from nmt.training.report import Event, ReporterList, RunLog
 from nmt.training.setup import TrainingSetup, check_start, start_notes
 from nmt.training.signals import (
     Interrupted,
@@ -45,7 +44,7 @@ from nmt.training.signals import (
     report_one_failure,
 )
 from nmt.training.trainer import Trainer
-from nmt.training.validation import Validator, decoding_scores
+from nmt.training.validation import Validator
 from nmt.translation.guard import calibrate_guard
 
 logger = logging.getLogger(__name__)
@@ -176,7 +175,7 @@ def _run(
     record |= setup.record()
     notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
     progress = Progress.from_dict(checkpoint.state["progress"]) if checkpoint else Progress()
-    plan_budget(training, setup, progress, measured_once, SharedStop(stop, processes))
+    plan_budget(setup, progress, measured_once, SharedStop(stop, processes))
     reporter = ReporterList()
     if is_first:
         notes += _tidy(config, data, checkpoint)
@@ -184,24 +183,16 @@ def _run(
             run_dir, config.name, log, progress, tensorboard=training.tensorboard
         )
     try:
-        validator = _validator(config, setup, SharedStop(stop, processes))
-        model_dim, total_steps = config.model.model_dim, progress.total_steps
+        validator = Validator(setup, SharedStop(stop, processes))
+        saver = CheckpointSaver(run_dir, training, record)
         trainer = Trainer(
-            setup,
-            schedule=build_schedule(
-                training.schedule, model_dim=model_dim, total_steps=total_steps
-            ),
-            validator=validator,
-            saver=CheckpointSaver(run_dir, training, record),
-            reporter=reporter,
-            stop=stop,
+            setup, progress, validator=validator, saver=saver, reporter=reporter, stop=stop
         )
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        was_auto = config.batch.max_tokens == "auto"
-        for text in (*notes, f"{progress.describe()}: {setup.describe(batches=was_auto)}"):
-            reporter.report(NoteReport(progress.step, text))
-        trained = trainer.run(progress)
+        for text in (*notes, f"{progress.describe()}: {setup.describe()}"):
+            reporter.report(Event(progress.step, text))
+        trained = trainer.run()
         if is_first and trained.reason != "signal":
             make_shortlist(run_dir, data)
             calibrate_guard(run_dir, data)
@@ -268,17 +259,6 @@ def _begin(
         setup.updater.optimizer.load_weights(start.model.state_dict())
         return notes
     return []
-
-
-def _validator(config: RunConfig, setup: TrainingSetup, stop: SharedStop) -> Validator:
-    decoding = decoding_scores(
-        setup,
-        config.decoding,
-        max_length=config.filters.max_length,
-        target_language=config.target_language,
-        stop=stop,
-    )
-    return Validator(setup, decoding, stop)
 
 
 def _tidy(config: RunConfig, data: PreparedData, checkpoint: Checkpoint | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,8 @@ from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.manifest import Manifest
-from nmt.metrics.metric import METRICS
-from nmt.training.progress import History, TrainingSummary
-from nmt.training.report import NoteReport, Reporter, shown_perplexity
+from nmt.training.progress import History, Progress, TrainingSummary
+from nmt.training.report import Event, Reporter
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 
@@ -88,25 +87,21 @@ class CheckpointSaver:
 
     def __call__(
         self,
-        step: int,
+        progress: Progress,
         *,
         model: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        history: History,
+        counters: Mapping[str, Any],
     ) -> str | None:
         """Save; return where, or None if the disk was full and training is to go on.
 
         Raises:
             CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
         """
+        state = {"progress": progress.as_dict(), "counters": counters, **self.record}
         try:
             folder = save_checkpoint(
-                self.run_dir,
-                step,
-                model=model,
-                optimizer=optimizer,
-                state={**state, **self.record},
+                self.run_dir, progress.step, model=model, optimizer=optimizer, state=state
             )
         except CheckpointError as error:
             if self.training.on_full_disk == "stop":
@@ -114,7 +109,7 @@ class CheckpointSaver:
             logger.warning("not saved: %s", error.problem)
             return None
         try:
-            self._tidy(history)
+            self._tidy(progress.history)
         except OSError as error:  # the checkpoint is whole; the next one makes up for this
             logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
         return folder.name
@@ -123,10 +118,9 @@ class CheckpointSaver:
         """Name the best of the checkpoints there are, and remove the expired."""
         training = self.training
         present = dict(list_checkpoints(self.run_dir))
-        scored = History(tuple(entry for entry in history.entries if entry.step in present))
-        if scored.best is not None:
-            write_best(self.run_dir, checkpoint_name(scored.best.step))
-        scores = {entry.step: entry.score for entry in scored.entries}
+        scores = History({step: score for step, score in history.items() if step in present})
+        if scores.best is not None:
+            write_best(self.run_dir, checkpoint_name(scores.best))
         gone = expired(
             present,
             scores,
@@ -154,21 +148,26 @@ def average_at_end(
     Raises:
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
     """
-    count = training.average_last
-    if count is None or summary.reason == "signal":
+    if training.average_last is None or summary.reason == "signal":
         return summary
     present = dict(list_checkpoints(run_dir))
     due_every = (training.save_every, training.validate_every)
-    steps = newest(present, count, due_every=due_every)
+    steps = newest(present, training.average_last, due_every=due_every)
     made = _made(run_dir, summary.step)
-    if made is not None and made.score is not None:
-        is_choosable = present.keys() >= {*made.steps}
-        if made.steps == tuple(steps) or not is_choosable:
-            return _best_of(summary, made.score)
+    is_done = made and (made.steps == tuple(steps) or not present.keys() >= {*made.steps})
+    if made and made.score is not None and is_done:
+        return _best_of(summary, made.score)
     if len(steps) < 2:
         return summary
     paths = [present[step] for step in steps]
-    updater.optimizer.load_weights(_mean_of(paths))
+    try:
+        updater.optimizer.load_weights(average_weights(paths))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"There is no mean of the last {len(paths)} checkpoints: {error.problem}",
+            fix="All updates are made. Remove this checkpoint and start the same command again for "
+            "a mean of the others, or unset training.average_last.",
+        ) from error
     scores = validator()
     score = scores.value(training.validation.metric)
     result = _best_of(summary, score)
@@ -178,23 +177,10 @@ def average_at_end(
             write_best(run_dir, result.best)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
         write_average(run_dir / AVERAGE, run_dir, paths, score=score)
-    found = [f"perplexity {shown_perplexity(scores.perplexity)}"]
-    found += [f"{METRICS[metric].label} {value:.2f}" for metric, value in scores.text.items()]
     outcome = "now the best" if result.best == AVERAGE else "the best checkpoint is better"
-    text = f"mean of the last {len(steps)} checkpoints: {', '.join(found)}; {outcome}"
-    reporter.report(NoteReport(summary.step, text))
+    text = f"mean of the last {len(steps)} checkpoints: {scores}; {outcome}"
+    reporter.report(Event(summary.step, text))
     return result
-
-
-def _mean_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    try:
-        return average_weights(paths)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"There is no mean of the last {len(paths)} checkpoints: {error.problem}",
-            fix="All updates are made. Remove this checkpoint and start the same command again for "
-            "a mean of the others, or unset training.average_last.",
-        ) from error
 
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:

@@ -33,8 +33,6 @@ from nmt.training.report import (
     Reporter,
     ReporterList,
     RunLog,
-    UpdateReport,
-    ValidationReport,
 )
 
 _Line = Mapping[str, Any]
@@ -44,16 +42,7 @@ _COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Seconds")
 _DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "seconds": 1}
 _SAMPLE_PARTS = ("Source", "Translation", "Reference")
 
-_SCALARS = {
-    UpdateReport.kind: (
-        "loss",
-        "learning_rate",
-        "gradient_norm",
-        "target_tokens_per_second",
-        "padding_waste",
-    ),
-    ValidationReport.kind: ("loss", "perplexity"),
-}
+_NO_SCALARS = {"epoch", "seconds", "source_tokens_per_second", "bleu_tokenizer", "samples"}
 
 
 def render_report(title: str, events: Iterable[_Line], config_text: str = "") -> str:
@@ -142,11 +131,10 @@ def _charts(updates: Sequence[_Line], validations: Sequence[_Line]) -> list[Char
 
 
 def _sorted_by_step(events: Iterable[_Line]) -> list[list[_Line]]:
-    found: dict[str, dict[float, _Line]] = {UpdateReport.kind: {}, ValidationReport.kind: {}}
+    found: dict[str, dict[float, _Line]] = {"update": {}, "validation": {}}
     for line in events:
-        by_step = found.get(str(line.get("kind")))
-        if by_step is not None and _number(line, "step") >= 0:
-            by_step[line["step"]] = line
+        if line.get("kind") in found and _number(line, "step") >= 0:
+            found[line["kind"]][line["step"]] = line
     return [[by_step[step] for step in sorted(by_step)] for by_step in found.values()]
 
 
@@ -187,15 +175,12 @@ class HtmlReport:
         self._run_dir, self._title = run_dir, title
 
     def report(self, event: Event) -> None:
-        """Write the page anew after a validation."""
-        if isinstance(event, ValidationReport):
-            self._write()
+        """Write the page after a validation."""
+        if event.kind == "validation":
+            self.close()
 
     def close(self) -> None:
-        """Write the page a last time."""
-        self._write()
-
-    def _write(self) -> None:
+        """Write the page."""
         temporary = self._run_dir / ".tmp-report.html"
         try:
             lines = _read(self._run_dir / "metrics.jsonl").split("\n")
@@ -258,20 +243,15 @@ class TensorBoard:
 
     def report(self, event: Event) -> None:
         """Write the values of an update or a validation."""
-        if not isinstance(event, UpdateReport | ValidationReport):
-            return
-        group = "train" if isinstance(event, UpdateReport) else "validation"
-        values = {name: getattr(event, name) for name in _SCALARS[event.kind]}
-        if isinstance(event, ValidationReport):
-            values |= event.scores
-        for name, value in values.items():
-            if value is not None:
+        group = "train" if event.kind == "update" else "validation"
+        for name, value in event.values.items():
+            if value is not None and name not in _NO_SCALARS:
                 summary = self._summary.scalar(f"{group}/{name}", value)
                 self._write(step=event.step, summary=summary)
-        if isinstance(event, ValidationReport):
-            for number, sample in enumerate(event.samples, 1):
-                summary = self._summary.text(f"sample {number}", _as_code(sample))
-                self._write(step=event.step, summary=summary)
+        for number, sample in enumerate(event.values.get("samples", ()), 1):
+            # Texts are read as Markdown. Four spaces make them code: shown as they are.
+            code = "".join(f"    {' '.join(line.splitlines())}\n" for line in sample)
+            self._write(step=event.step, summary=self._summary.text(f"sample {number}", code))
 
     def _write(self, **fields: Any) -> None:
         event = self._proto.Event(wall_time=time.time(), **fields)
@@ -280,11 +260,6 @@ class TensorBoard:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _as_code(lines: Sequence[str]) -> str:
-    # TensorBoard reads texts as Markdown. Four spaces make them code: shown as they are.
-    return "".join(f"    {' '.join(line.splitlines())}\n" for line in lines)
 
 
 def make_reporters(
@@ -303,11 +278,11 @@ def make_reporters(
         CheckpointError: The files cannot be written.
         ConfigError: TensorBoard is not installed.
     """
-    start, last = progress.step, progress.history.entries[-1:]
+    start, last = progress.step, max(progress.history, default=0)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         reporters: list[Reporter] = [
-            JsonLines(run_dir / "metrics.jsonl", start, last[0].step if last else 0),
+            JsonLines(run_dir / "metrics.jsonl", start, last),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps),
             HtmlReport(run_dir, name),

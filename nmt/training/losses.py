@@ -246,11 +246,6 @@ def objective_name(config: TrainingConfig) -> str:
     return "r_drop" if config.r_drop else "cross_entropy"
 
 
-def hidden_states(model: Transformer, batch: Batch) -> Tensor:
-    """Run the model: the last states of the real target tokens. (N, D)."""
-    return model(batch.source, batch.target)
-
-
 @dataclass(frozen=True, slots=True)
 class CrossEntropy:
     """Label-smoothed cross-entropy of the references."""
@@ -262,7 +257,8 @@ class CrossEntropy:
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed loss of ``batch``."""
-        hidden, weight, bias = hidden_states(model, batch), model.output_weight, model.output_bias
+        hidden = model(batch.source, batch.target)
+        weight, bias = model.output_weight, model.output_bias
         loss = self.form(hidden, weight, bias, batch.gold, self.smoothing)
         return LossSum(loss, batch.num_target_tokens)
 
@@ -279,7 +275,7 @@ class RDrop:
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed objective of two passes over ``batch``."""
         loss = r_drop_loss(
-            (hidden_states(model, batch), hidden_states(model, batch)),
+            (model(batch.source, batch.target), model(batch.source, batch.target)),
             model.output_weight,
             model.output_bias,
             batch.gold,

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nmt.checkpoint.run import read_measured, write_measured
 from nmt.config.data import BatchConfig
-from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.engine import local_size
 from nmt.engine.device import random_state, restore_random_state
@@ -39,7 +38,7 @@ class MeasuredOnce:
 
     run_dir: Path
     conditions: Mapping[str, Any]
-    """What else the result depends on, as plain data; under others it is measured anew."""
+    """What else the result depends on, as plain data; under others it is measured again."""
     processes: Processes
 
     def __call__(self, name: str, measure: Callable[[], Any]) -> Any:
@@ -81,7 +80,6 @@ def updates_in(minutes: float, update_seconds: float) -> int:
 
 
 def plan_budget(
-    training: TrainingConfig,
     setup: TrainingSetup,
     progress: Progress,
     measured_once: MeasuredOnce,
@@ -95,7 +93,7 @@ def plan_budget(
     Raises:
         Interrupted: A signal came meanwhile.
     """
-    loader, processes = setup.loader, setup.updater.processes
+    training, loader, processes = setup.config.training, setup.loader, setup.updater.processes
     minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
 
     def update_seconds() -> float:
@@ -201,25 +199,16 @@ def _probed(
     second = min(own, 2 * first)
     if second <= first:
         return own
-    probes = [
-        _probe(build(batch.model_copy(update={"max_tokens": size, "tokens_per_update": None})))
-        for size in (first, second)
-    ]
-    low, high = ((probe.tokens, probe.peak) for probe in probes)
-    return tokens_that_fit(low, high, free=int(_SHARE * min(probe.free for probe in probes)))
+    sizes = ({"max_tokens": size, "tokens_per_update": None} for size in (first, second))
+    (low, free), (high, less) = (_probe(build(batch.model_copy(update=size))) for size in sizes)
+    return tokens_that_fit(low, high, free=int(_SHARE * min(free, less)))
 
 
-class _Probe(NamedTuple):
-    """What one size of batches takes."""
+def _probe(setup: TrainingSetup) -> tuple[tuple[int, int], int]:
+    """Return tokens of the largest batches and bytes of their updates at the peak; free bytes.
 
-    tokens: int
-    peak: int
-    """Bytes of an update at its peak, besides what training holds all the time."""
-    free: int
-    """Bytes that there are for it."""
-
-
-def _probe(setup: TrainingSetup) -> _Probe:
+    Bytes are those besides what training holds all the time.
+    """
     plan = setup.loader.plan(0)
     setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
     free = free_bytes(setup.device)
@@ -228,7 +217,7 @@ def _probe(setup: TrainingSetup) -> _Probe:
     largest = setup.largest_batches(plan)
     peaks = [measure_peak(partial(setup.update, rows), setup.device)[1] for rows in largest]
     most = max(sum(int(side.sum()) for side in setup.lengths(rows)) for rows in largest)
-    return _Probe(most, max(peaks), free)
+    return (most, max(peaks)), free
 
 
 def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:

@@ -1,33 +1,236 @@
-"""The optimizer of one model: which weights are trained, which are used, and what is saved.
+"""All parameters of a model in one flat buffer, their gradients in another, and what changes them.
+
+Clearing, summing over processes, clipping and the optimizer are then a handful of calls, however
+many layers there are. Where training is in bf16, a float32 master copy is updated.
 
 Most optimizers train the weights that are then used. Two ways do not: schedule-free AdamW trains at
 one point and uses another, and an exponential moving average (EMA) may be kept beside any
 optimizer. `ModelOptimizer` hides the difference: `weights` are the ones to use and save, `state`
-is the rest.
+is the rest. The optimizers themselves, and their registry, are in `nmt.training.optimizers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt.config.keys import chosen
 from nmt.config.training import OptimizerConfig
-from nmt.errors import CheckpointError
-from nmt.model.transformer import Transformer
-from nmt.training.optimizers import OPTIMIZERS, Optimizer
-from nmt.training.parameters import FlatParameters, copy_tensors
+from nmt.errors import CheckpointError, ConfigError
+from nmt.model.transformer import fused_rows
 
-_TRAINED = "trained/"
+_NUM_SUMS = 2
+_TRAINED = "trained"
 """Prefix of the trained weights in `ModelOptimizer.state`, where others are to be used."""
 _AVERAGE_WARMUP = 10
 
 
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a matrix of the layers, not a table of vectors nor a vector."""
+    return parameter.ndim == 2 and name.startswith(("encoder.", "decoder."))
+
+
+def freeze(model: nn.Module, parts: Sequence[str]) -> None:
+    """Keep the parameters whose names begin with one of ``parts`` as they are.
+
+    Raises:
+        ConfigError: A part names no parameter, or nothing is left to be trained.
+    """
+    named = dict(model.named_parameters())
+    frozen = {part: [name for name in named if f"{name}.".startswith(f"{part}.")] for part in parts}
+    if unknown := [part for part, names in frozen.items() if not names]:
+        there = ", ".join(sorted({name.split(".")[0] for name in named}))
+        raise ConfigError(
+            f"training.freeze names {', '.join(map(repr, unknown))}, but the model has no such "
+            "part.",
+            fix=f"Use parts such as {there}, or longer ones such as encoder.0.",
+        )
+    for name, parameter in named.items():
+        parameter.requires_grad_(not any(name in names for names in frozen.values()))
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise ConfigError(
+            "training.freeze leaves no parameter to be trained.", fix="Name fewer parts."
+        )
+
+
+class FlatParameters:
+    """Owns the parameters of ``model``, which become views of one buffer.
+
+    In the buffer stand the trained matrices of the layers, then the other trained parameters, then
+    the frozen ones.
+
+    Args:
+        model: The model, already on its device.
+        dtype: Working dtype of the parameters; if not float32, a float32 master copy is kept and
+            gradients are summed in float32.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._fused_rows = fused_rows(model)
+        named = list(model.named_parameters())
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        self._trained = sorted(trained, key=lambda item: not is_matrix(*item))
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        self.matrix_size = sum(p.numel() for name, p in trained if is_matrix(name, p))
+        """Numbers in the trained matrices, which come first."""
+        self.trained_size = sum(p.numel() for _, p in trained)
+        """Numbers in all trained parameters."""
+        every = self._trained + self._frozen
+        self._master = torch.cat([p.detach().float().flatten() for _, p in every])
+        self.weights = self._master[: self.trained_size]
+        """The trained parameters. (trained_size,), float32."""
+        self.shared = torch.zeros(self.trained_size + _NUM_SUMS, device=self._master.device)
+        """`gradient`, then `sums`: one buffer, which processes add up in one call."""
+        self.gradient = self.shared[: self.trained_size]
+        """Their gradient, summed since `clear`. (trained_size,), float32."""
+        self.sums = self.shared[self.trained_size :]
+        """The objective, and how often batches were halved: see `nmt.training.update`. (2,)."""
+        if dtype == torch.float32:
+            self._working, self._working_gradient = self._master, self.gradient
+        else:
+            self._working = self._master.to(dtype)
+            self._working_gradient = torch.zeros_like(self._working[: self.trained_size])
+        for (_, parameter), (_, view) in zip(every, _cut(self._working, every), strict=True):
+            parameter.data = view
+        for name, view in self.views(self._working_gradient):
+            model.get_parameter(name).grad = view
+
+    def accumulate(self) -> None:
+        """Call after each backward: takes the gradients of the working dtype over."""
+        if self._working_gradient is not self.gradient:
+            self.gradient += self._working_gradient
+            self._working_gradient.zero_()
+
+    def clear(self) -> None:
+        """Forget the gradient and the sums."""
+        self.shared.zero_()
+        if self._working_gradient is not self.gradient:
+            self._working_gradient.zero_()
+
+    def sync_from_master(self) -> None:
+        """Call after `weights` were changed: copies them to the model's parameters."""
+        if self._working is not self._master:
+            self._working.copy_(self._master)
+
+    def load_into_model(self, values: Tensor) -> None:
+        """Give the model ``values`` as weights. In float32 they replace `weights`: keep a copy."""
+        self._working[: self.trained_size].copy_(values)
+
+    def views(self, flat: Tensor, begin: int = 0) -> Iterator[tuple[str, Tensor]]:
+        """Cut a flat buffer of trained parameters up by their names: views, not copies.
+
+        Args:
+            flat: As long as all trained parameters, or as some that follow each other.
+            begin: Where in the whole buffer the first of them stands.
+        """
+        return _cut(flat, self._trained, -begin)
+
+    def matrices(self, flat: Tensor) -> list[Tensor]:
+        """Cut a flat buffer of the trained matrices into one view for each matrix.
+
+        Weights that hold several matrices one above the other are cut apart.
+        """
+        return [
+            block
+            for name, matrix in self.views(flat)
+            for block in matrix.split(self._fused_rows.get(name, len(matrix)))
+        ]
+
+    def frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that are not trained, in float32: views."""
+        return _cut(self._master[self.trained_size :], self._frozen)
+
+
+def _cut(
+    flat: Tensor, named: Iterable[tuple[str, Tensor]], start: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the views of ``flat`` with the shapes of those of ``named`` that lie within it."""
+    for name, parameter in named:
+        stop = start + parameter.numel()
+        if start >= 0 and stop <= len(flat):
+            yield name, flat[start:stop].view(parameter.shape)
+        start = stop
+
+
+class Optimizer:
+    """How a gradient changes the weights of one model. A subclass defines `step`.
+
+    Args:
+        parameters: The model's parameters.
+        config: The optimizer section.
+        part: Of the flat buffers, what it trains: all of them, or those from a place on.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
+    ) -> None:
+        self._parameters, self._config, self._begin = parameters, config, part.start or 0
+        self._weights, self._gradient = parameters.weights[part], parameters.gradient[part]
+        self._kept: dict[str, Tensor] = {}
+        self.step_count = self._keep("step", self._weights.new_zeros(()))
+        """Updates made and not skipped, a scalar."""
+
+    def _keep(self, name: str, values: Tensor) -> Tensor:
+        """Make a scalar, or a buffer as long as the trained parameters, part of the state."""
+        self._kept[name] = values
+        return values
+
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        """Change ``parameters.weights`` in place by ``parameters.gradient``.
+
+        Args:
+            learning_rate: Size of the step.
+            skipped: 1 if nothing may change and the gradient is zeros and NaN; else 0. A float32
+                scalar on the device.
+        """
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that an update depends on besides the weights, by name: views, not copies.
+
+        Copying into them restores a saved state. Names of per-parameter tensors end in
+        ``/parameter``.
+        """
+        state = {}
+        for key, values in self._kept.items():
+            if values.ndim == 0:
+                state[key] = values.view(1)
+            else:
+                views = self._parameters.views(values, self._begin)
+                state |= {f"{key}/{name}": view for name, view in views}
+        return state
+
+    def reset(self) -> None:
+        """Forget all updates: training begins at the weights as they are now."""
+        for values in self._kept.values():
+            values.zero_()
+
+    def eval_weights(self) -> Tensor | None:
+        """Return the weights to validate and save, flat; None if they are the trained ones."""
+        return None
+
+
+def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy ``tensors[name]`` into each of the named ``places``.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape.
+    """
+    for name, place in places:
+        found = tensors.get(name)
+        if found is None or found.shape != place.shape:
+            shape = "nothing" if found is None else str(tuple(found.shape))
+            raise CheckpointError(
+                f"The checkpoint has {shape} for {name}, but the model needs {tuple(place.shape)}.",
+                fix="Resume with the model section of the run's own config.yaml.",
+            )
+        place.copy_(found)
+
+
 class ModelOptimizer:
-    """Changes the weights of one model. See the module.
+    """Changes the weights of one model; see the module.
 
     Args:
         parameters: The model's parameters.
@@ -40,11 +243,8 @@ class ModelOptimizer:
     def __init__(
         self, parameters: FlatParameters, optimizer: Optimizer, *, ema_decay: float | None = None
     ) -> None:
-        self.parameters = parameters
-        self._optimizer = optimizer
-        self._ema_decay = ema_decay
+        self.parameters, self._optimizer, self._ema_decay = parameters, optimizer, ema_decay
         self._ema = parameters.weights.clone() if ema_decay is not None else None
-        self._never = torch.zeros((), device=parameters.weights.device)
 
     def gradient_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient, a scalar."""
@@ -59,7 +259,8 @@ class ModelOptimizer:
         Where ``skipped`` (a float32 scalar on the device) is 1, nothing changes, whatever the
         gradient and its scale are; None is 0. The host does not wait to learn which it is.
         """
-        skipped = self._never if skipped is None else skipped
+        if skipped is None:
+            skipped = self.parameters.weights.new_zeros(())
         not_skipped = 1 - skipped
         # Of a skipped update that leaves zeros and NaN.
         self.parameters.gradient.mul_(gradient_scale * not_skipped)
@@ -98,14 +299,11 @@ class ModelOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Return what an update depends on besides `weights`, by name: views, not copies."""
-        return self._optimizer.state() | self._trained()
-
-    def _trained(self) -> dict[str, Tensor]:
-        """Return the trained weights by name, where they are not the ones to use."""
-        if self._eval_weights() is None:
-            return {}
-        views = self.parameters.views(self.parameters.weights)
-        return {f"{_TRAINED}{name}": view for name, view in views}
+        state = self._optimizer.state()
+        if self._eval_weights() is not None:
+            views = self.parameters.views(self.parameters.weights)
+            state |= {f"{_TRAINED}/{name}": view for name, view in views}
+        return state
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -116,22 +314,17 @@ class ModelOptimizer:
                 made the state.
         """
         self.load_weights(weights)
-        self._refuse_another_kind(state)
-        copy_tensors(state, iter(self.state().items()))
+        own = self.state()
+        found, needed = ({name.split("/")[0] for name in names} for names in (state, own))
+        if not own.keys() <= state.keys() or _TRAINED in found - needed:
+            raise CheckpointError(
+                f"The checkpoint is of another optimizer: it has "
+                f"{', '.join(sorted(found)) or 'nothing'}, but this one needs "
+                f"{', '.join(sorted(needed))}, each for its trained parameters.",
+                fix="Resume with optimizer, ema_decay and freeze of the run's own config.yaml.",
+            )
+        copy_tensors(state, own.items())
         self.parameters.sync_from_master()
-
-    def _refuse_another_kind(self, state: Mapping[str, Tensor]) -> None:
-        own, has_trained = self.state(), any(name.startswith(_TRAINED) for name in state)
-        if own.keys() <= state.keys() and (self._trained() or not has_trained):
-            return
-        found, needed = (
-            ", ".join(sorted({name.split("/")[0] for name in names})) for names in (state, own)
-        )
-        raise CheckpointError(
-            f"The checkpoint is of another optimizer: it has {found or 'nothing'}, but this one "
-            f"needs {needed}, each for its trained parameters.",
-            fix="Resume with optimizer, ema_decay and freeze of the run's own config.yaml.",
-        )
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -146,20 +339,3 @@ class ModelOptimizer:
         self._optimizer.reset()
         if self._ema is not None:
             self._ema.copy_(self.parameters.weights)
-
-
-def build_optimizer(
-    model: Transformer,
-    config: OptimizerConfig,
-    dtype: torch.dtype,
-    *,
-    ema_decay: float | None = None,
-) -> ModelOptimizer:
-    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``.
-
-    Raises:
-        ConfigError: There is no optimizer of that name.
-    """
-    constructor = chosen(OPTIMIZERS, config.kind, "training.optimizer.kind")
-    parameters = FlatParameters(model, dtype)
-    return ModelOptimizer(parameters, constructor(parameters, config), ema_decay=ema_decay)

@@ -1,4 +1,4 @@
-"""Gradients -> changed weights: the seam of all optimizers, those that are built in, a registry.
+"""The optimizers that are built in, and their registry: gradients -> changed weights.
 
 Optimizers change the flat float32 buffers of `FlatParameters`. None of them reads a tensor's value
 on the host: that would wait for the device. To add one, `register_optimizer` a class of your own,
@@ -15,67 +15,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from typing_extensions import override
 
+from nmt.config.keys import chosen
 from nmt.config.training import OptimizerConfig
-from nmt.training.parameters import FlatParameters, is_matrix
-
-
-class Optimizer:
-    """How a gradient changes the weights of one model. A subclass defines `step`.
-
-    Args:
-        parameters: The model's parameters.
-        config: The optimizer section.
-        part: Of the flat buffers, what it trains: all of them, or those from a place on.
-    """
-
-    def __init__(
-        self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
-    ) -> None:
-        self._parameters, self._config, self._begin = parameters, config, part.start or 0
-        self._weights, self._gradient = parameters.weights[part], parameters.gradient[part]
-        self._kept: dict[str, Tensor] = {}
-        self.step_count = self._keep("step", self._weights.new_zeros(()))
-        """Updates made and not skipped, a scalar."""
-
-    def _keep(self, name: str, values: Tensor) -> Tensor:
-        """Make a scalar, or a buffer as long as the trained parameters, part of the state."""
-        self._kept[name] = values
-        return values
-
-    def step(self, learning_rate: float, skipped: Tensor) -> None:
-        """Change ``parameters.weights`` in place by ``parameters.gradient``.
-
-        Args:
-            learning_rate: Size of the step.
-            skipped: 1 if nothing may change and the gradient is zeros and NaN; else 0. A float32
-                scalar on the device.
-        """
-        raise NotImplementedError
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all that an update depends on besides the weights, by name: views, not copies.
-
-        Copying into them restores a saved state. Names of per-parameter tensors end in
-        ``/parameter``.
-        """
-        state = {}
-        for key, values in self._kept.items():
-            if values.ndim == 0:
-                state[key] = values.view(1)
-            else:
-                views = self._parameters.views(values, self._begin)
-                state |= {f"{key}/{name}": view for name, view in views}
-        return state
-
-    def reset(self) -> None:
-        """Forget all updates: training begins at the weights as they are now."""
-        for values in self._kept.values():
-            values.zero_()
-
-    def eval_weights(self) -> Tensor | None:
-        """Return the weights to validate and save, flat; None if they are the trained ones."""
-        return None
-
+from nmt.model.transformer import Transformer
+from nmt.training.optimizer import FlatParameters, ModelOptimizer, Optimizer, is_matrix
 
 OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
 OPTIMIZERS: dict[str, OptimizerConstructor] = {}
@@ -105,29 +48,18 @@ class AdamW(Optimizer):
             for part, decay in parts
             if len(self._weights[part])
         ]
+        beta1, beta2 = config.betas
+        flags = {"fused": True, "amsgrad": False, "maximize": False}
+        self._options = flags | {"beta1": beta1, "beta2": beta2, "eps": config.epsilon}
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        before = self.step_count.clone()
-        for (weights, gradient, mean, square), decay in self._groups:
+        before, counts = self.step_count.clone(), [self.step_count]
+        options: dict[str, Any] = self._options | {"lr": learning_rate, "found_inf": skipped}
+        for (weights, *others), decay in self._groups:
             self.step_count.copy_(before)  # each call counts
-            adamw(
-                [weights],
-                [gradient],
-                [mean],
-                [square],
-                max_exp_avg_sqs=[],
-                state_steps=[self.step_count],
-                fused=True,
-                amsgrad=False,
-                beta1=self._config.betas[0],
-                beta2=self._config.betas[1],
-                lr=learning_rate,
-                weight_decay=decay,
-                eps=self._config.epsilon,
-                maximize=False,
-                found_inf=skipped,
-            )
+            gradient, mean, square = ([tensor] for tensor in others)
+            adamw([weights], gradient, mean, square, [], counts, weight_decay=decay, **options)
 
 
 class ScheduleFreeAdamW(Optimizer):
@@ -275,31 +207,29 @@ class TorchOptimizer(Optimizer):
         super().__init__(parameters, config)
         gradients = dict(parameters.views(parameters.gradient))
         self._named: dict[str, Tensor] = {}
-        matrices: list[Tensor] = []
-        others: list[Tensor] = []
         for name, view in parameters.views(parameters.weights):
-            self._named[name] = parameter = torch.nn.Parameter(view)
-            parameter.grad = gradients[name]
-            (matrices if is_matrix(name, view) else others).append(parameter)
-        groups = [(matrices, config.weight_decay), (others, 0.0)]
+            self._named[name] = torch.nn.Parameter(view)
+            self._named[name].grad = gradients[name]
+        groups = [
+            ([p for name, p in self._named.items() if is_matrix(name, p) == decays], decay)
+            for decays, decay in ((True, config.weight_decay), (False, 0.0))
+        ]
         self._decays = [decay for members, decay in groups if members]
         self._optimizer = kind([{"params": members} for members, _ in groups if members], **options)
         self.reset()
 
     @override
     def reset(self) -> None:
-        """Make the state anew, as a step with a gradient and a learning rate of zero leaves it."""
+        """Make the state again, as a step with a gradient and a learning rate of zero leaves it."""
         super().reset()
         self._optimizer.state.clear()
-        kept = [(p, p.detach().clone(), p.grad) for p in self._named.values()]
-        for parameter, _, _ in kept:
-            parameter.grad = torch.zeros_like(parameter)
+        weights, gradient = self._weights.clone(), self._gradient.clone()
+        self._gradient.zero_()
         for group in self._optimizer.param_groups:
             group.update(lr=0.0, weight_decay=0.0)
         self._optimizer.step()
-        for parameter, weights, gradient in kept:
-            parameter.data.copy_(weights)
-            parameter.grad = gradient
+        self._weights.copy_(weights)
+        self._gradient.copy_(gradient)
         for name, tensor in self.state().items():
             if name.startswith("step/"):
                 tensor.zero_()
@@ -344,3 +274,20 @@ def from_torch(
 register_optimizer("adamw", AdamW)
 register_optimizer("schedule-free", ScheduleFreeAdamW)
 register_optimizer("muon", Muon)
+
+
+def build_optimizer(
+    model: Transformer,
+    config: OptimizerConfig,
+    dtype: torch.dtype,
+    *,
+    ema_decay: float | None = None,
+) -> ModelOptimizer:
+    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``.
+
+    Raises:
+        ConfigError: There is no optimizer of that name.
+    """
+    constructor = chosen(OPTIMIZERS, config.kind, "training.optimizer.kind")
+    parameters = FlatParameters(model, dtype)
+    return ModelOptimizer(parameters, constructor(parameters, config), ema_decay=ema_decay)

@@ -3,64 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nmt.checkpoint.files import checkpoint_name
-from nmt.checkpoint.retention import rank
+from nmt.checkpoint.retention import by_score
 from nmt.data.loader import Position
-from nmt.training.report import UpdateReport
+from nmt.training.report import Event
 from nmt.training.update import UpdateStats
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One validation."""
+class History(dict[int, float]):
+    """Scores of all validations of a run by step, oldest first: BLEU, chrF, or minus the loss.
 
-    step: int
-    """Update it was made after."""
-    score: float
-    """Higher is better: BLEU, chrF, or minus the loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """All validations of a run, oldest first.
-
-    >>> history = History().add(10, 21.5).add(20, 24.0).add(30, 23.9)
-    >>> history.best.step
+    >>> history = History({10: 21.5, 20: 24.0, 30: 23.9})
+    >>> history.best
     20
     >>> history.should_stop(patience=1), history.should_stop(patience=2)
     (True, False)
     """
 
-    entries: tuple[Entry, ...] = ()
-
-    def add(self, step: int, score: float) -> History:
-        """Return the history with one more validation."""
-        return History((*self.entries, Entry(step, score)))
-
     @property
-    def best(self) -> Entry | None:
-        """The validation with the highest score, the earlier of two equal ones; NaN is lowest."""
-        return max(self.entries, key=lambda entry: rank(entry.score), default=None)
+    def best(self) -> int | None:
+        """The step with the highest score, the earlier of two equal ones; NaN is lowest."""
+        return next(iter(by_score(self, self)), None)
 
     def should_stop(self, patience: int | None) -> bool:
         """Whether the last ``patience`` validations were no better than one before them."""
-        best = self.best
-        if patience is None or best is None:
+        if patience is None or self.best is None:
             return False
-        return len(self.entries) - 1 - self.entries.index(best) >= patience
-
-    def as_dict(self) -> list[list[float]]:
-        """Return plain data for JSON."""
-        return [[entry.step, entry.score] for entry in self.entries]
-
-    @classmethod
-    def from_dict(cls, values: Sequence[Sequence[float]]) -> History:
-        """Take `as_dict` back."""
-        return cls(tuple(Entry(int(step), float(score)) for step, score in values))
+        return len(self) - 1 - list(self).index(self.best) >= patience
 
 
 @dataclass(slots=True)
@@ -107,42 +80,41 @@ class Progress:
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
 
-    def report(self, learning_rate: float, gradient_norm: float, seconds: float) -> UpdateReport:
-        """Tell of the updates since the last report.
+    def report(self, learning_rate: float, gradient_norm: float, seconds: float) -> Event:
+        """Tell of the updates since the last report, and begin a new interval.
 
         Args:
             learning_rate: Of the last of them.
-            gradient_norm: Of the last of them.
-            seconds: That all of them took.
+            gradient_norm: Of the last of them, before clipping.
+            seconds: That all of them took, without validation and saving.
         """
         real = self.source_tokens + self.target_tokens
-        return UpdateReport(
-            step=self.step,
-            epoch=self.position.epoch,
-            loss=self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan,
-            learning_rate=learning_rate,
-            gradient_norm=gradient_norm,
-            target_tokens_per_second=self.target_tokens / seconds,
-            source_tokens_per_second=self.source_tokens / seconds,
-            padding_waste=1 - real / max(self.padded_tokens, 1),
-            seconds=seconds,
+        # Smoothed objective per target token, in nats.
+        loss = self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan
+        speed = self.target_tokens / seconds
+        values = {
+            "epoch": self.position.epoch,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": gradient_norm,
+            "target_tokens_per_second": speed,
+            "source_tokens_per_second": self.source_tokens / seconds,
+            "padding_waste": 1 - real / max(self.padded_tokens, 1),
+            "seconds": seconds,
+        }
+        text = (
+            f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  "
+            f"lr {learning_rate:.2e}  norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
         )
-
-    def clear_sums(self) -> None:
-        """Begin a new interval between reports."""
         self.loss_sum, self.scored_tokens = 0.0, 0
         self.source_tokens = self.target_tokens = self.padded_tokens = 0
+        return Event(self.step, text, "update", values)
 
     def summary(self, reason: str, seconds: float) -> TrainingSummary:
         """Tell how training ended, after ``seconds`` of updates."""
         best = self.history.best
-        return TrainingSummary(
-            step=self.step,
-            reason=reason,
-            best=checkpoint_name(best.step) if best else None,
-            best_score=best.score if best else None,
-            training_seconds=seconds,
-        )
+        name, score = (None, None) if best is None else (checkpoint_name(best), self.history[best])
+        return TrainingSummary(self.step, reason, name, score, training_seconds=seconds)
 
     def describe(self) -> str:
         """Return where training stands, in a phrase."""
@@ -154,23 +126,13 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
-        return asdict(self) | {"history": self.history.as_dict()}
+        return asdict(self) | {"history": list(self.history.items())}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
         """Take `as_dict` back."""
-        plain = dict(values)
-        timed, epoch_updates = (plain.pop(name, None) for name in ("timed", "epoch_updates"))
-        if "nats" in plain:  # of an earlier release
-            plain["loss_sum"] = plain.pop("nats")
-        plain.setdefault("scored_tokens", plain["target_tokens"])  # of an earlier release
-        return cls(
-            position=Position(**plain.pop("position")),
-            history=History.from_dict(plain.pop("history")),
-            timed=(float(timed[0]), int(timed[1])) if timed else None,
-            epoch_updates=(int(epoch_updates[0]), int(epoch_updates[1])) if epoch_updates else None,
-            **plain,
-        )
+        position, history = Position(**values["position"]), History(values["history"])
+        return cls(**{**values, "position": position, "history": history})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What happens in training -> metrics.jsonl, log.txt, messages and a progress bar.
 
 Updates, validations, saves and notes are events: each reporter of a run is given all of them. To
-add one, write a `Reporter` and put it into the list that `nmt.recipes.train` makes. Warnings are
+add one, write a `Reporter` and put it into the list that `make_reporters` makes. Warnings are
 logged; `RunLog` writes those of all rooms into log.txt, too.
 """
 
@@ -13,132 +13,33 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 from typing_extensions import override
 
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import progress_bar
-from nmt.metrics.metric import METRICS
 
 logger = logging.getLogger(__name__)
 
-_READABLE = 1e6  # perplexities above are shown by their magnitude
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReport:
-    """The updates since the last such report."""
-
-    kind: ClassVar[str] = "update"
-    step: int
-    """Updates so far."""
-    epoch: int
-    """Epochs read to the end."""
-    loss: float
-    """Training objective (smoothed) per target token, in nats; NaN if all were skipped."""
-    learning_rate: float
-    """Of the last update."""
-    gradient_norm: float
-    """Of the last update, before clipping."""
-    target_tokens_per_second: float
-    """Real target tokens; time of updates only."""
-    source_tokens_per_second: float
-    """Real source tokens; time of updates only."""
-    padding_waste: float
-    """Share of padding in the rectangles of both sides."""
-    seconds: float
-    """Time of these updates."""
-
-    def line(self) -> str:
-        """Return one line to read."""
-        return (
-            f"step {self.step:,}  epoch {self.epoch}  loss {self.loss:.3f}  "
-            f"lr {self.learning_rate:.2e}  norm {self.gradient_norm:.2f}  "
-            f"{self.target_tokens_per_second:,.0f} target tokens/s"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationReport:
-    """One validation."""
-
-    kind: ClassVar[str] = "validation"
-    step: int
-    """Updates so far."""
-    epoch: int
-    """Epochs read to the end."""
-    loss: float
-    """Cross-entropy of the references per token, without smoothing, in nats."""
-    perplexity: float
-    """exp(loss)."""
-    scores: Mapping[str, float | None]
-    """Scores of the decoded translations by metric; None where there is no text."""
-    bleu_tokenizer: str | None = None
-    """What BLEU's words were found with; scores by different ones cannot be compared."""
-    seconds: float
-    """Time of the validation."""
-    samples: Sequence[tuple[str, str, str]] = ()
-    """A few of (source, translation, reference)."""
-
-    def line(self) -> str:
-        """Return one line to read."""
-        text = f"validation at step {self.step:,}: perplexity {shown_perplexity(self.perplexity)}"
-        for metric, value in self.scores.items():
-            if value is not None:
-                is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
-                label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
-                text += f", {METRICS[metric].label} {value:.2f}{label}"
-        return f"{text} ({self.seconds:.1f} s)"
-
-
-def shown_perplexity(value: float) -> str:
-    """Write it for people: of a model that has gone astray it may have hundreds of digits.
-
-    >>> shown_perplexity(7.391), shown_perplexity(float("1e200"))
-    ('7.39', '1e+200')
-    """
-    return f"{value:.2f}" if value < _READABLE else f"{value:.3g}"
-
 
 @dataclass(frozen=True, slots=True)
-class SavedReport:
-    """A checkpoint was written."""
+class Event:
+    """What happened in training, in one line."""
 
-    kind: ClassVar[str] = "saved"
-    step: int
-    """Updates so far."""
-    name: str
-    """Folder of the checkpoint."""
-    seconds: float
-    """Time it took."""
-
-    def line(self) -> str:
-        """Return one line to read."""
-        return f"saved {self.name} ({self.seconds:.2f} s)"
-
-
-@dataclass(frozen=True, slots=True)
-class NoteReport:
-    """Something a person should know."""
-
-    kind: ClassVar[str] = "note"
     step: int
     """Updates so far."""
     text: str
-    """What happened."""
+    """For people."""
+    kind: str = "note"
+    """``update``, ``validation``, ``saved`` or ``note``."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What metrics.jsonl records of updates and validations."""
     level: int = logging.INFO
     """Of the log message; a warning is shown also with ``-q``."""
-
-    def line(self) -> str:
-        """Return one line to read."""
-        return self.text
-
-
-Event = UpdateReport | ValidationReport | SavedReport | NoteReport
 
 
 class Reporter(Protocol):
@@ -188,21 +89,18 @@ class JsonLines:
         last_validation: The same for validations, as one of ``resume_step`` may be made again.
     """
 
-    def __init__(self, path: Path, resume_step: int, last_validation: int | None = None) -> None:
+    def __init__(self, path: Path, resume_step: int, last_validation: int) -> None:
         if path.exists():
-            last = resume_step if last_validation is None else last_validation
-            _keep_lines(path, {UpdateReport.kind: resume_step, ValidationReport.kind: last})
+            _keep_lines(path, {"update": resume_step, "validation": last_validation})
         self._file = PatientFile(path)
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
-        if not isinstance(event, UpdateReport | ValidationReport):
-            return
-        values = asdict(event)
-        values |= values.pop("scores", {})
-        line = {"kind": event.kind, **{key: _json(value) for key, value in values.items()}}
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-        self._file.write(f"{text}\n".encode())
+        if event.values:
+            line = {"kind": event.kind, "step": event.step}
+            line |= {key: _json(value) for key, value in event.values.items()}
+            text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+            self._file.write(f"{text}\n".encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -262,7 +160,7 @@ class RunLog(logging.Handler):
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
-        self._write(event.line())
+        self._write(event.text)
 
     def _write(self, text: str) -> None:
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode()
@@ -293,17 +191,16 @@ class Console:
 
     def report(self, event: Event) -> None:
         """Move the bar, or log a line."""
-        if isinstance(event, ValidationReport) and event.scores.get("bleu") is not None:
-            self._bleu = f", BLEU {event.scores['bleu']:.2f}"
-        if isinstance(event, NoteReport):
-            logger.log(event.level, event.line())
-        elif self._bar.disable or isinstance(event, ValidationReport):
-            logger.info(event.line())
-        elif isinstance(event, UpdateReport):
+        values = event.values
+        if event.kind == "validation" and values.get("bleu") is not None:
+            self._bleu = f", BLEU {values['bleu']:.2f}"
+        if self._bar.disable or event.kind in ("validation", "note"):
+            logger.log(event.level, event.text)
+        elif event.kind == "update":
             self._bar.update(event.step - self._bar.n)
-            rate = f"{event.target_tokens_per_second:,.0f} tok/s"
-            text = f"loss {event.loss:.3f}{self._bleu}, {rate}, padding {event.padding_waste:.0%}"
-            self._bar.set_postfix_str(text, refresh=True)
+            rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
+            padding = f"padding {values['padding_waste']:.0%}"
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}, {padding}")
 
     def close(self) -> None:
         """Leave the terminal clean."""

@@ -14,9 +14,7 @@ from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.checkpoint.run import machine
 from nmt.config.data import BatchConfig
-from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import TrainingConfig
 from nmt.data.batch import Resegmenter
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
@@ -29,8 +27,8 @@ from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.losses import build_objective, choose_form
-from nmt.training.optimizer import build_optimizer
-from nmt.training.parameters import freeze
+from nmt.training.optimizer import freeze
+from nmt.training.optimizers import build_optimizer
 from nmt.training.update import Updater, UpdateStats
 
 Rows = npt.NDArray[np.int64]
@@ -43,9 +41,9 @@ _ANY_SIZE = 8
 class TrainingSetup:
     """What one process trains with, before its first update."""
 
-    training: TrainingConfig
-    model: ModelConfig
+    config: RunConfig
     batch: BatchConfig
+    """Its batch section, with numbers in place of ``auto``."""
     data: PreparedData
     updater: Updater
     """Of a model with new weights."""
@@ -92,7 +90,7 @@ class TrainingSetup:
             switch=updater.model.compile_layers,
             warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         )
-        return cls(training, config.model, batch, data, updater, loader, compilation)
+        return cls(config, batch, data, updater, loader, compilation)
 
     @property
     def device(self) -> torch.device:
@@ -107,18 +105,20 @@ class TrainingSetup:
             "batch": self.batch.model_dump(mode="json"),
         }
 
-    def describe(self, *, batches: bool) -> str:
-        """Return in a line what trains, on what, and with ``batches`` how large these are."""
+    def describe(self) -> str:
+        """Return in a line what trains, on what, and how large batches are if that was measured."""
         sizes, size = count_parameters(self.updater.model), self.updater.processes.size
         parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
-        remark = self.compilation.remark
+        remark, batch = self.compilation.remark, ""
+        if self.config.batch.max_tokens == "auto":
+            batch = f"; batches of {self.batch.max_tokens:,} tokens fit, "
+            batch += f"{self.batch.accumulate} to an update"
         return (
             f"{sum(sizes.values()):,} parameters ({parts}), {len(self.data.train):,} pairs, "
             f"{self.updater.precision.name} on {self.device}, {torch.get_num_threads()} threads"
             + (f" in each of {size} processes" if size > 1 else "")
             + (f", {remark}" if remark else "")
-            + (f"; batches of {self.batch.max_tokens:,} tokens fit, " if batches else "")
-            + (f"{self.batch.accumulate} to an update" if batches else "")
+            + batch
         )
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:

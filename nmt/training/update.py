@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -32,42 +34,52 @@ class UpdateStats:
     `read_together` waits once for many updates.
 
     Args:
+        batches: Those of this process.
+        learning_rate: Of the update.
         tokens: Source and target tokens without padding, and cells of the padded rectangles.
         on_device: Summed training loss; how often batches were halved; norm of the gradient.
             (3,), float32.
         stop: Whether any process was asked to stop when the update began.
     """
 
-    def __init__(self, tokens: Sequence[int], on_device: Tensor, *, stop: bool = False) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        tokens: Sequence[int],
+        on_device: Tensor,
+        *,
+        stop: bool = False,
+    ) -> None:
+        self.rows = [batch.rows for batch in batches]
+        """Of the store, by batch; for messages."""
+        self.learning_rate, self.stop, self._on_device = learning_rate, stop, on_device
         self.source_tokens, self.target_tokens, self.padded_tokens = tokens
-        self.stop = stop
-        self._on_device = on_device
-        self._values: Sequence[float] = ()
 
-    def _read(self) -> Sequence[float]:
-        if not self._values:
-            read_together([self])
-        return self._values
+    @cached_property
+    def _values(self) -> Sequence[float]:
+        values: list[float] = self._on_device.tolist()
+        return values
 
     @property
     def loss_sum(self) -> float:
         """Summed training loss, in nats."""
-        return self._read()[0]
+        return self._values[0]
 
     @property
     def splits(self) -> int:
         """How often batches were halved because memory did not hold them, in all processes."""
-        return int(self._read()[1])
+        return int(self._values[1])
 
     @property
     def gradient_norm(self) -> float:
         """Norm of the mean gradient, before clipping."""
-        return self._read()[2]
+        return self._values[2]
 
     @property
     def skipped(self) -> bool:
         """Whether the update was left out because loss or gradient was not finite."""
-        return not all(map(math.isfinite, self._read()))
+        return not all(map(math.isfinite, self._values))
 
 
 def read_together(updates: Sequence[UpdateStats]) -> None:
@@ -146,8 +158,8 @@ class Updater:
             DeviceError: Memory does not hold an eighth of a batch.
         """
         self.model.train()
-        own_counts = (sum(column) for column in zip(*map(_counts, batches), strict=True))
-        counts = torch.tensor([*own_counts, stop_requested()])
+        own = [(b.num_source_tokens, b.num_target_tokens, b.num_padded_tokens) for b in batches]
+        counts = torch.tensor([*map(sum, zip(*own, strict=True)), stop_requested()])
         self.processes.sum(counts)
         *tokens, num_stopping = counts.tolist()
         factor, parameters = self.loss_scale.factor, self.optimizer.parameters
@@ -158,7 +170,7 @@ class Updater:
         skipped = 1 - numbers.isfinite().all().float()
         self.optimizer.step(learning_rate, self._clipped(norm) / factor, skipped)
         self.loss_scale.adapt(skipped)
-        return UpdateStats(tokens, numbers, stop=num_stopping > 0)
+        return UpdateStats(batches, learning_rate, tokens, numbers, stop=num_stopping > 0)
 
     def warm_up(self, batch: Batch) -> None:
         """Use the model once in training and once in validation, and leave no trace.
@@ -194,7 +206,8 @@ class Updater:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                halves = _halved(parts)
+                whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in parts]
+                halves = list(chain.from_iterable(whole))
                 if splits == _MOST_SPLITS or len(halves) == len(parts):
                     raise _too_large(parts, splits) from error
             # Outside the except clause, which holds the failed pass' tensors.
@@ -233,15 +246,6 @@ class Updater:
 
     def _clipped(self, norm: Tensor) -> Tensor | float:
         return (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
-
-
-def _counts(batch: Batch) -> tuple[int, int, int]:
-    return batch.num_source_tokens, batch.num_target_tokens, batch.num_padded_tokens
-
-
-def _halved(batches: Sequence[Batch]) -> list[Batch]:
-    parts = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in batches]
-    return [half for part in parts for half in part]
 
 
 def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmt.config.decoding import DecodingConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.batching import plan_batches
 from nmt.data.store import ParallelStore
 from nmt.engine.distributed import Processes, interleave
-from nmt.metrics.metric import MetricOptions, Scorer, as_quality
+from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import load_tokenizers
-from nmt.training.report import ValidationReport
+from nmt.training.report import Event
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
 from nmt.translation.translator import Translator
@@ -28,6 +27,7 @@ from nmt.translation.translator import Translator
 REPORTED_METRICS = ("bleu", "chrf")
 """What is computed of decoded text, beside the metric that names the best checkpoint."""
 _NUM_SAMPLES = 3
+_READABLE = 1e6  # perplexities above are shown by their magnitude
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Scores:
     text: Mapping[str, float] = field(default_factory=dict)
     """Scores of the decoded translations by metric; none without a text."""
     bleu_tokenizer: str | None = None
-    """What BLEU's words were found with; None where there is no BLEU."""
+    """What BLEU's words were found with; scores by different ones cannot be compared."""
     samples: tuple[tuple[str, str, str], ...] = ()
     """A few of (source, translation, reference)."""
 
@@ -54,90 +54,61 @@ class Scores:
             return -self.loss
         return as_quality(self.text, metric)
 
-    def report(self, step: int, epoch: int, seconds: float) -> ValidationReport:
+    def __str__(self) -> str:
+        # The perplexity of a model that has gone astray may have hundreds of digits.
+        shown = f"{self.perplexity:{'.2f' if self.perplexity < _READABLE else '.3g'}}"
+        text = f"perplexity {shown}"
+        for metric, value in self.text.items():
+            is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
+            label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
+            text += f", {METRICS[metric].label} {value:.2f}{label}"
+        return text
+
+    def event(self, step: int, epoch: int, seconds: float) -> Event:
         """Tell of the validation at ``step``, which took ``seconds``."""
-        return ValidationReport(
-            step=step,
-            epoch=epoch,
-            loss=self.loss,
-            perplexity=self.perplexity,
-            scores=self.text or dict.fromkeys(REPORTED_METRICS),
-            bleu_tokenizer=self.bleu_tokenizer,
-            seconds=seconds,
-            samples=self.samples,
-        )
-
-
-def decoding_scores(
-    setup: TrainingSetup,
-    decoding: DecodingConfig,
-    *,
-    max_length: int,
-    target_language: str,
-    stop: SharedStop,
-) -> Callable[[], Mapping[str, Any]] | None:
-    """Return what translates the validation set, and scores that; None if the set has no text.
-
-    Its results are fields of `Scores`.
-
-    Args:
-        setup: What is trained; processes share the work.
-        decoding: How to search, but for the beam.
-        max_length: Most tokens of a segment.
-        target_language: Chooses BLEU's tokenizer, as in `nmt evaluate`.
-        stop: Heeded between batches.
-    """
-    config, processes = setup.training.validation, setup.updater.processes
-    source = setup.data.valid_source[: config.max_sentences]
-    reference = setup.data.valid_target[: config.max_sentences]
-    if not source:
-        return None
-    translator = Translator(
-        TorchEngine(setup.updater.model),
-        load_tokenizers(setup.data.tokenizer_dir),
-        decoding.plain(config.beam_size),
-        max_length=max_length,
-        check=stop.check,
-    )
-    tokenizer = bleu_tokenizer(MetricOptions(target_language=target_language))
-    options = MetricOptions(tokenize=tokenizer, target_language=target_language)
-    names = dict.fromkeys((*REPORTED_METRICS, config.metric))
-    scorers = [Scorer(name, [reference], options) for name in names if name != "loss"]
-
-    def translate() -> list[str]:
-        own = source[processes.rank :: processes.size]
-        return [result.text for result in translator.translate(own)]
-
-    def score() -> Mapping[str, Any]:
-        hypotheses = interleave(stop.gather(translate))
-        samples = zip(source, hypotheses, reference, strict=True)
-        return {
-            "text": {scorer.name: scorer.score(hypotheses).value for scorer in scorers},
-            "bleu_tokenizer": tokenizer,
-            "samples": tuple(islice(samples, _NUM_SAMPLES)),
+        values = {
+            "epoch": epoch,
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "bleu_tokenizer": self.bleu_tokenizer,
+            "seconds": seconds,
+            "samples": self.samples,
+            **(self.text or dict.fromkeys(REPORTED_METRICS)),
         }
-
-    return score
+        text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
+        return Event(step, text, "validation", values)
 
 
 class Validator:
     """Measures a model on its validation set.
 
+    Losses are computed as training does. The text of the set, if it has one, is translated and
+    scored by `REPORTED_METRICS`, with BLEU's tokenizer chosen as in `nmt evaluate`.
+
     Args:
-        setup: What is trained; losses are computed as training does.
-        decoding: Translates and scores: see `decoding_scores`. None leaves BLEU and chrF out.
+        setup: What is trained; processes share the work.
         stop: Heeded between batches.
     """
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        decoding: Callable[[], Mapping[str, Any]] | None,
-        stop: SharedStop,
-    ) -> None:
-        self._updater, self._decoding, self._stop = setup.updater, decoding, stop
-        max_tokens = int(setup.batch.max_tokens)
-        self._batches = _fixed_batches(setup.data.valid, max_tokens, setup.updater.processes)
+    def __init__(self, setup: TrainingSetup, stop: SharedStop) -> None:
+        self._updater, self._stop, self._processes = setup.updater, stop, setup.updater.processes
+        max_tokens, config = int(setup.batch.max_tokens), setup.config
+        self._batches = _fixed_batches(setup.data.valid, max_tokens, self._processes)
+        validation, language = config.training.validation, config.target_language
+        self._source = setup.data.valid_source[: validation.max_sentences]
+        self._reference = setup.data.valid_target[: validation.max_sentences]
+        if self._source:
+            self._tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
+            self._translator = Translator(
+                TorchEngine(setup.updater.model),
+                load_tokenizers(setup.data.tokenizer_dir),
+                config.decoding.plain(validation.beam_size),
+                max_length=config.filters.max_length,
+                check=stop.check,
+            )
+            options = MetricOptions(tokenize=self._tokenizer, target_language=language)
+            names = dict.fromkeys((*REPORTED_METRICS, validation.metric))
+            self._scorers = [Scorer(n, [self._reference], options) for n in names if n != "loss"]
 
     def __call__(self) -> Scores:
         """Return loss and scores of the weights to be used. Draws no random numbers.
@@ -145,18 +116,27 @@ class Validator:
         Raises:
             Interrupted: It was given up, in all processes.
         """
-        with self._updater.optimizer.eval_weights():
-            return self._measure()
-
-    def _measure(self) -> Scores:
         model = self._updater.model
         was_training = model.training
-        model.eval()
-        with torch.inference_mode():
-            loss_sum, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
-            text = self._decoding() if self._decoding else {}
-        model.train(was_training)
+        with self._updater.optimizer.eval_weights():
+            model.eval()
+            with torch.inference_mode():
+                loss_sum, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
+                text = self._text_scores() if self._source else {}
+            model.train(was_training)
         return Scores(loss_sum / max(tokens, 1), **text)
+
+    def _text_scores(self) -> Mapping[str, Any]:
+        """Translate the set and score that; return fields of `Scores`."""
+        own = self._source[self._processes.rank :: self._processes.size]
+        parts = self._stop.gather(lambda: [r.text for r in self._translator.translate(own)])
+        hypotheses = interleave(parts)
+        samples = zip(self._source, hypotheses, self._reference, strict=True)
+        return {
+            "text": {scorer.name: scorer.score(hypotheses).value for scorer in self._scorers},
+            "bleu_tokenizer": self._tokenizer,
+            "samples": tuple(islice(samples, _NUM_SAMPLES)),
+        }
 
     def _sum_loss(self) -> tuple[float, int]:
         """Return loss and tokens of the batches of this process."""

@@ -25,8 +25,8 @@ from nmt.model.cost import LengthSums
 from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.recipes.prepare import prepare
 from nmt.recipes.train import dry_run
-from nmt.training.optimizer import build_optimizer
-from nmt.training.parameters import freeze
+from nmt.training.optimizer import freeze
+from nmt.training.optimizers import build_optimizer
 from nmt.training.update import Updater
 
 VALUES: dict[str, Any] = {

@@ -75,4 +75,4 @@ def test_a_registered_metric_chooses_the_best_checkpoint() -> None:
     assert scores.value("exact") == 75
     assert scores.value("ter") == as_quality(scores.text, "ter") == -60  # it counts errors
     assert scores.value("loss") == -1.5
-    assert "BLEU 20.00, TER 60.00, Exact match 75.00" in scores.report(3, 0, 0.5).line()
+    assert "BLEU 20.00, TER 60.00, Exact match 75.00" in scores.event(3, 0, 0.5).text

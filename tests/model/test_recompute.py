@@ -12,8 +12,8 @@ from torch import Tensor
 from nmt.config.training import OptimizerConfig
 from nmt.engine.precision import Precision
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import build_optimizer
-from nmt.training.parameters import freeze
+from nmt.training.optimizer import freeze
+from nmt.training.optimizers import build_optimizer
 from tests.model.test_transformer import VARIANTS, packed, small_model
 from tests.training.small import batch_of, updater_of
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +14,17 @@ from torch import Tensor
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch
+from nmt.data.loader import Position
 from nmt.engine.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.training.losses import build_objective, choose_form
-from nmt.training.optimizer import ModelOptimizer, build_optimizer
-from nmt.training.parameters import FlatParameters
+from nmt.training.optimizer import FlatParameters, ModelOptimizer
+from nmt.training.optimizers import build_optimizer
+from nmt.training.progress import Progress
+from nmt.training.report import Event
 from nmt.training.update import Updater
+from nmt.training.validation import Scores
 
 FLOAT32 = Precision("float32", "cpu")
 BF16 = Precision("bfloat16", "cpu")
@@ -75,3 +83,28 @@ def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 
     monkeypatch.setattr(Updater, "_training_loss", counted)
     monkeypatch.setattr(FlatParameters, "accumulate", short)
+
+
+def update_event(step: int, loss: float = 3.25) -> Event:
+    """Of a loss of 3.25, 4000 target tokens a second and an eighth of padding."""
+    progress = Progress(step=step, position=Position(1), loss_sum=6000 * loss, scored_tokens=6000)
+    progress.source_tokens, progress.target_tokens, progress.padded_tokens = 4500, 6000, 12000
+    return progress.report(learning_rate=5e-4, gradient_norm=0.75, seconds=1.5)
+
+
+def validation_event(step: int, scores: Scores | None = None) -> Event:
+    """Of a BLEU of 21.5 and a chrF of 48."""
+    samples = (("ein *Hund*", "a <b>dög</b>\u2028", "a dog"),)
+    scores = scores or Scores(2.0, {"bleu": 21.5, "chrf": 48.0}, samples=samples)
+    return scores.event(step, epoch=1, seconds=3.0)
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file grow beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

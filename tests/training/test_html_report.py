@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.training.dashboards import HtmlReport, render_report
-from nmt.training.report import JsonLines, NoteReport, UpdateReport, ValidationReport
+from nmt.training.report import Event, JsonLines
+from tests.training.small import full_disk, update_event, validation_event
 
 NAN = math.nan
 SAMPLE = ("<script>alert('x')</script> & \"mehr\"", "שלום עולם", "</dd></html>\x1b\u202e")
@@ -199,30 +199,6 @@ def test_a_long_run_makes_a_page_of_bounded_size() -> None:
     assert (steps[0], steps[-1]) == ("step 1", "step 20,000")
 
 
-def report_of(step: int) -> tuple[UpdateReport, ValidationReport]:
-    new = UpdateReport(
-        step=step,
-        epoch=0,
-        loss=3.0,
-        learning_rate=1e-3,
-        gradient_norm=1.0,
-        target_tokens_per_second=10.0,
-        source_tokens_per_second=10.0,
-        padding_waste=0.0,
-        seconds=1.0,
-    )
-    scores = ValidationReport(
-        step=step,
-        epoch=0,
-        loss=2.0,
-        perplexity=7.4,
-        scores={"bleu": 20.0, "chrf": 40.0},
-        seconds=1.0,
-        samples=[SAMPLE],
-    )
-    return new, scores
-
-
 def table_steps(path: Path) -> list[str]:
     return texts(parsed(path.read_text(encoding="utf-8")), ".//tbody/tr/th")
 
@@ -230,14 +206,14 @@ def table_steps(path: Path) -> list[str]:
 def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> None:
     place = tmp_path / "report.html"
     (tmp_path / "config.yaml").write_text("name: größer\n", encoding="utf-8")
-    lines, page = JsonLines(tmp_path / "metrics.jsonl", 0), HtmlReport(tmp_path, "run")
+    lines, page = JsonLines(tmp_path / "metrics.jsonl", 0, 0), HtmlReport(tmp_path, "run")
     for step in (10, 20):
-        for event in report_of(step):
+        for event in (update_event(step), validation_event(step)):
             lines.report(event)
             page.report(event)
-            assert place.exists() is (step == 20 or isinstance(event, ValidationReport))
+            assert place.exists() is (step == 20 or event.kind == "validation")
     lines.close()
-    page.report(NoteReport(20, "done"))
+    page.report(Event(20, "done"))
     assert table_steps(place) == ["20", "10"]
     assert "größer" in place.read_text(encoding="utf-8")
 
@@ -254,8 +230,8 @@ def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> No
 def test_a_resumed_run_draws_the_lines_that_count(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(f"{json.dumps(validation(step))}\n" for step in (10, 20, 30)))
-    lines, page = JsonLines(metrics, resume_step=10), HtmlReport(tmp_path, "run")
-    for event in report_of(15):
+    lines, page = JsonLines(metrics, 10, 10), HtmlReport(tmp_path, "run")
+    for event in (update_event(15), validation_event(15)):
         lines.report(event)
         page.report(event)
     lines.close()
@@ -276,15 +252,11 @@ def test_a_full_disk_leaves_the_page_before_and_stops_nothing(tmp_path: Path) ->
     """FAULT 8: reporting never stops a training that may go on."""
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")
     page = HtmlReport(tmp_path, "run")
-    page.report(report_of(10)[1])
+    page.report(validation_event(10))
     before = (tmp_path / "report.html").read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        page.report(report_of(20)[1])
+    with full_disk(100):
+        page.report(validation_event(20))
         page.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert (tmp_path / "report.html").read_bytes() == before
     assert not [*tmp_path.glob(".tmp-*")]

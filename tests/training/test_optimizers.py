@@ -12,9 +12,8 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import ModelOptimizer, build_optimizer
-from nmt.training.optimizers import AdamW, ScheduleFreeAdamW, orthogonalise
-from nmt.training.parameters import FlatParameters, is_matrix
+from nmt.training.optimizer import FlatParameters, ModelOptimizer, is_matrix
+from nmt.training.optimizers import AdamW, ScheduleFreeAdamW, build_optimizer, orthogonalise
 from tests.training.small import small_model
 
 KINDS = ("adamw", "schedule-free", "muon")

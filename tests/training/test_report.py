@@ -1,4 +1,4 @@
-"""Events reach files and console in the form that people and programs expect."""
+"""Events reach files, console and TensorBoard in the form that people and programs expect."""
 
 from __future__ import annotations
 
@@ -6,60 +6,33 @@ import io
 import json
 import logging
 import re
-import resource
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training.report import (
-    Console,
-    Event,
-    JsonLines,
-    NoteReport,
-    RunLog,
-    SavedReport,
-    UpdateReport,
-    ValidationReport,
-)
+from nmt.errors import ConfigError
+from nmt.training.dashboards import TensorBoard
+from nmt.training.report import Console, Event, JsonLines, Reporter, RunLog
+from nmt.training.validation import Scores
+from tests.training.small import full_disk, update_event, validation_event
 
-
-def update(step: int, seconds: float = 1.5) -> UpdateReport:
-    return UpdateReport(
-        step=step,
-        epoch=1,
-        loss=3.25,
-        learning_rate=5e-4,
-        gradient_norm=0.7,
-        target_tokens_per_second=4000.0,
-        source_tokens_per_second=3900.0,
-        padding_waste=0.02,
-        seconds=seconds,
-    )
-
-
-def validation(step: int) -> ValidationReport:
-    return ValidationReport(
-        step=step,
-        epoch=1,
-        loss=2.0,
-        perplexity=7.39,
-        scores={"bleu": 21.5, "chrf": 48.0},
-        seconds=3.0,
-        samples=(("ein Hund", "a dög", "a dog\u2028"),),
-    )
-
-
-EVENTS: list[Event] = [
-    NoteReport(0, "training"),
-    update(10),
-    SavedReport(10, "step-00000010", 0.1),
-    update(20),
-    validation(20),
+EVENTS = [
+    Event(0, "training"),
+    update_event(10),
+    Event(10, "saved step-00000010 (0.10 s)", "saved"),
+    update_event(20),
+    validation_event(20),
 ]
+
+
+def give(reporter: Reporter, *events: Event) -> None:
+    for event in events:
+        reporter.report(event)
+    reporter.close()
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -68,7 +41,7 @@ def read(path: Path) -> list[dict[str, object]]:
 
 def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reporter = JsonLines(path, resume_step=0)
+    reporter = JsonLines(path, 0, 0)
     for number, event in enumerate(EVENTS):
         reporter.report(event)
         assert len(read(path)) == [0, 1, 1, 2, 3][number]  # written at once, updates and scores
@@ -82,7 +55,7 @@ def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
     ]
     assert lines[0]["loss"] == 3.25
     assert lines[2]["bleu"] == 21.5
-    assert lines[2]["samples"] == [["ein Hund", "a dög", "a dog\u2028"]]
+    assert lines[2]["samples"] == [["ein *Hund*", "a <b>dög</b>\u2028", "a dog"]]
 
 
 @given(
@@ -102,11 +75,11 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     whole, resumed = folder / "whole.jsonl", folder / "resumed.jsonl"
 
     def run(path: Path, first: int, end: int) -> None:
-        reporter = JsonLines(path, first)
+        reporter = JsonLines(path, first, first)
         for step in range(first + 1, end + 1):
-            reporter.report(update(step))
+            reporter.report(update_event(step))
             if step % 3 == 0:
-                reporter.report(validation(step))
+                reporter.report(validation_event(step))
         reporter.close()
 
     run(whole, 0, 30)
@@ -135,19 +108,19 @@ def test_the_log_has_times_all_events_and_the_warnings_of_all_rooms(tmp_path: Pa
     lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
 
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S", line) for line in lines)
-    told = ["early 1", *(event.line() for event in EVENTS), "late"]
+    told = ["early 1", *(event.text for event in EVENTS), "late"]
     assert [line[21:] for line in lines] == 2 * told
 
 
 def test_without_a_terminal_the_console_logs_plain_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     console = Console(start=0, total=20)
-    warning = NoteReport(20, "update skipped", logging.WARNING)
+    warning = Event(20, "update skipped", level=logging.WARNING)
     for event in [*EVENTS, warning]:
         console.report(event)
     console.close()
 
-    assert caplog.messages == [event.line() for event in [*EVENTS, warning]]
+    assert caplog.messages == [event.text for event in [*EVENTS, warning]]
     assert [record.levelname for record in caplog.records] == ["INFO"] * 5 + ["WARNING"]
 
 
@@ -165,52 +138,139 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     console = Console(start=10, total=40)
-    for event in [*EVENTS[3:], update(30)]:
+    for event in [*EVENTS[3:], update_event(30)]:
         console.report(event)
     console.close()
     last = re.split(r"[\r\n]+", terminal.getvalue().rstrip())[-1]
 
     assert "30/40" in last
     assert "loss 3.250, BLEU 21.50, 4,000 tok/s" in last
-    assert caplog.messages == [EVENTS[4].line()]
-
-
-def test_scores_that_were_not_measured_are_left_out() -> None:
-    plain = ValidationReport(
-        step=5, epoch=0, loss=1.0, perplexity=2.72, scores={"bleu": None}, seconds=0.5
-    )
-
-    assert plain.line() == "validation at step 5: perplexity 2.72 (0.5 s)"
+    assert caplog.messages == [EVENTS[4].text]
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "shown"),
-    [("13a", "BLEU 21.50, chrF"), ("char", "BLEU 21.50 (tokenizer char), c")],
+    ("scores", "shown"),
+    [
+        (Scores(1.0), "validation at step 5: perplexity 2.72 (3.0 s)"),
+        (Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "13a"), "2.72, BLEU 21.50, chrF"),
+        (Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char"), "BLEU 21.50 (tokenizer char), c"),
+        (Scores(460.6), "perplexity 1.09e+200 ("),
+    ],
 )
-def test_bleu_says_with_what_it_is_counted(tmp_path: Path, tokenizer: str, shown: str) -> None:
-    event = replace(validation(20), bleu_tokenizer=tokenizer)
-    reporter = JsonLines(tmp_path / "metrics.jsonl", 0)
-    reporter.report(event)
-    reporter.close()
+def test_a_validation_says_what_was_measured_and_with_what(
+    tmp_path: Path, scores: Scores, shown: str
+) -> None:
+    event = validation_event(5, scores)
+    give(JsonLines(tmp_path / "metrics.jsonl", 0, 0), event)
+    (line,) = read(tmp_path / "metrics.jsonl")
 
-    assert shown in event.line()
-    assert [line["bleu_tokenizer"] for line in read(tmp_path / "metrics.jsonl")] == [tokenizer]
+    assert shown in event.text
+    assert (line["bleu"], line["bleu_tokenizer"]) == (
+        scores.text.get("bleu"),
+        scores.bleu_tokenizer,
+    )
 
 
 def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) -> None:
     """FAULT 8: reporting never stops a training that may go on."""
     path = tmp_path / "metrics.jsonl"
-    reporter = JsonLines(path, resume_step=0)
-    reporter.report(update(1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
-    try:
+    reporter = JsonLines(path, 0, 0)
+    reporter.report(update_event(1))
+    with full_disk(path.stat().st_size + 20):
         for step in (2, 3):
-            reporter.report(update(step))
+            reporter.report(update_event(step))
         assert path.read_bytes().count(b"\n") == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    reporter.report(update(4))
-    reporter.close()
+    give(reporter, update_event(4))
 
     assert [line["step"] for line in read(path)] == [1, 2, 3, 4]
+
+
+def accumulated(run_dir: Path) -> Any:
+    """What TensorBoard reads of a run."""
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    found = pytest.importorskip(name).EventAccumulator(str(run_dir / "tensorboard"))
+    found.Reload()
+    return found
+
+
+def scalars(run_dir: Path) -> dict[str, list[tuple[int, Any]]]:
+    found = accumulated(run_dir)
+    return {
+        tag: [(each.step, pytest.approx(each.value)) for each in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
+
+
+@pytest.fixture
+def _tensorboard() -> None:
+    pytest.importorskip("tensorboard", reason="not installed: pip install 'nmt[tensorboard]'")
+
+
+@pytest.mark.usefixtures("_tensorboard")
+def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> None:
+    give(TensorBoard(tmp_path), *EVENTS[:3], update_event(20, 2.5), validation_event(20))
+
+    assert scalars(tmp_path) == {
+        "train/loss": [(10, 3.25), (20, 2.5)],
+        "train/learning_rate": [(10, 0.0005), (20, 0.0005)],
+        "train/gradient_norm": [(10, 0.75), (20, 0.75)],
+        "train/target_tokens_per_second": [(10, 4000.0), (20, 4000.0)],
+        "train/padding_waste": [(10, 0.125), (20, 0.125)],
+        "validation/loss": [(20, 2.0)],
+        "validation/perplexity": [(20, 7.38905609893065)],
+        "validation/bleu": [(20, 21.5)],
+        "validation/chrf": [(20, 48.0)],
+    }
+    (text,) = accumulated(tmp_path).Tensors("sample 1/text_summary")
+    code = "    ein *Hund*\n    a <b>dög</b>\n    a dog\n"  # Markdown leaves it alone
+    assert (text.step, text.tensor_proto.string_val[0].decode()) == (20, code)
+
+
+@pytest.mark.usefixtures("_tensorboard")
+def test_tensorboard_has_no_scores_that_were_not_measured(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board.report(validation_event(20, Scores(2.0)))
+
+    assert set(scalars(tmp_path)) == {"validation/loss", "validation/perplexity"}  # at once
+    board.close()
+
+
+@pytest.mark.usefixtures("_tensorboard")
+def test_tensorboard_hides_what_came_after_the_checkpoint_of_a_resumed_run(tmp_path: Path) -> None:
+    """Also within a second, in which file names of seconds would be equal."""
+    give(TensorBoard(tmp_path), *(update_event(step, 9.0) for step in (10, 20, 30)))
+    for step in (25, 35):
+        give(TensorBoard(tmp_path, step - 5), update_event(step, 1.0), update_event(step + 5, 2.0))
+
+    losses = [(10, 9.0), (20, 9.0), (25, 1.0), (30, 2.0), (35, 1.0), (40, 2.0)]
+    assert scalars(tmp_path)["train/loss"] == losses
+
+
+@pytest.mark.usefixtures("_tensorboard")
+def test_tensorboard_events_that_find_the_disk_full_wait_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    """FAULT 8."""
+    board = TensorBoard(tmp_path)
+    board.report(update_event(1))
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    with full_disk(path.stat().st_size + 20):
+        for step in (2, 3):
+            board.report(update_event(step))
+    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [1]
+    give(board, update_event(4))
+
+    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [1, 2, 3, 4]
+
+
+def test_without_tensorboard_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
+
+    with pytest.raises(ConfigError, match=r"tensorboard is set, but tensorboard is not") as caught:
+        TensorBoard(tmp_path)
+    assert "pip install 'nmt[tensorboard]'" in caught.value.fix
+    assert not [*tmp_path.iterdir()]

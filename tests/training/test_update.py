@@ -19,8 +19,8 @@ from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from nmt.training.losses import CrossEntropy, LossSum, Objective, chunked_cross_entropy
-from nmt.training.optimizer import build_optimizer
-from nmt.training.parameters import FlatParameters, is_matrix
+from nmt.training.optimizer import FlatParameters, is_matrix
+from nmt.training.optimizers import build_optimizer
 from tests.training.small import FLOAT32, batch_of, hold_pairs, small_model, updater_of
 from tests.training.test_losses import assert_close, naive
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from nmt.checkpoint.files import list_checkpoints
+from nmt.config.model import ModelConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
 from nmt.engine.device import DeviceQueue
@@ -152,7 +153,9 @@ class _Enough(Exception):  # noqa: N818
     pass
 
 
-def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
+def test_the_loop_reads_nothing_until_a_report_is_due(
+    pinned: Pinned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does it wait in between, whatever it does after an update."""
 
     def schedule(step: int) -> float:
@@ -161,13 +164,15 @@ def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
         return 0.01
 
     updater = meta_updater()
+    monkeypatch.setattr("nmt.training.trainer.build_schedule", lambda *_, **__: schedule)
 
     def trainer_of(report_every: int) -> Trainer:
         training = TrainingConfig(max_steps=100, report_every=report_every)
-        setup = SimpleNamespace(training=training, updater=updater, loader=LOADER)
+        config = SimpleNamespace(training=training, model=ModelConfig())
+        setup = SimpleNamespace(config=config, updater=updater, loader=LOADER, device=META)
         return Trainer(
             cast(TrainingSetup, setup),
-            schedule=schedule,
+            Progress(total_steps=100),
             validator=cast(Validator, None),
             saver=cast(CheckpointSaver, None),
             reporter=ReporterList(),
@@ -176,11 +181,11 @@ def test_the_loop_reads_nothing_until_a_report_is_due(pinned: Pinned) -> None:
 
     trainer = trainer_of(5)
     with pytest.raises(NotImplementedError, match="meta tensor"):
-        trainer.run(Progress(total_steps=100))
+        trainer.run()
     assert trainer.progress.step == 5
     trainer = trainer_of(100)
     with pytest.raises(_Enough):
-        trainer.run(Progress(total_steps=100))
+        trainer.run()
     assert trainer.progress.step == 6
     assert pinned.count == (5 + 6) * 2 * TENSORS_OF_A_BATCH
 
