@@ -34,8 +34,8 @@ from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.recipes.export import export
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
-from nmt.runtime.engine import Dtype, Engine, Task
-from nmt.runtime.torch_loading import load_torch_engine
+from nmt.runtime.engine import Dtype, Engine, EngineOptions, Task
+from nmt.runtime.torch_engine import load_torch_engine
 from nmt.search.hypothesis import limits_of
 
 Ids = Sequence[Sequence[int]]
@@ -73,13 +73,14 @@ class Contender:
 def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
     """Yield ours, of all types of weights that this processor is made for."""
     for dtype in get_args(Dtype):
+        if dtype == "int8":  # is CTranslate2's
+            continue
         if dtype == "bfloat16" and not has_fast_bf16(torch.device("cpu")):
             print("note: nmt bfloat16 is left out: this processor only emulates it")
             continue
         try:
-            engine = load_torch_engine(
-                model, device="cpu", checkpoint="best", threads=threads, dtype=dtype
-            ).engine
+            options = EngineOptions(device="cpu", threads=threads, dtype=dtype)
+            engine = load_torch_engine(model, options).engine
         except NmtError as error:
             print(f"note: nmt {dtype} is left out: {error.problem}")
             continue

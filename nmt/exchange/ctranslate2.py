@@ -14,6 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
@@ -53,13 +56,19 @@ _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024
 
 
-class Shortlist(NamedTuple):
-    """The short lists of a model: which target tokens a source token may become."""
+class ShortlistParts(NamedTuple):
+    """The short lists of a model. F common tokens, V source tokens, C candidates of each."""
 
-    common: Sequence[int]
-    """Target ids that every sentence may need."""
-    candidates: Sequence[Sequence[int]]
-    """Target ids for each source id; -1 where there are fewer."""
+    common: npt.NDArray[np.integer[Any]]
+    """Target ids that every sentence may need, the most frequent first. (F,)."""
+    candidates: npt.NDArray[np.integer[Any]]
+    """Target ids that each source token may become, the likeliest first; -1 where there are fewer.
+    (V, C)."""
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    """Whether ``folder`` holds a model exported for CTranslate2."""
+    return (folder / MODEL).is_file()
 
 
 def is_installed() -> bool:
@@ -151,7 +160,7 @@ class CTranslate2Target:
         return followed(options)
 
     def write(
-        self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: Shortlist | None
+        self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
         """Write the model, its vocabularies, its vocabulary map and `RECORD`.
 
@@ -193,18 +202,19 @@ class CTranslate2Target:
         (folder / RECORD).write_text(text, encoding="utf-8", newline="\n")
 
 
-def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shortlist) -> str:
+def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: ShortlistParts) -> str:
     r"""Return CTranslate2's form of short lists: source token, tab, its target tokens.
 
     The line without a source token has those that every sentence may need. CTranslate2 adds
     unknown, BOS and EOS itself, and scores what any sentence of a batch may need for all of them.
 
-    >>> vocabulary_map("pubeA", "pubeXY", Shortlist([4], [[], [], [], [], [5, 4, -1]]))
+    >>> lists = ShortlistParts(np.array([4]), np.array([[-1, -1]] * 4 + [[5, 4]]))
+    >>> vocabulary_map("pubeA", "pubeXY", lists)
     '\tp u b e X\nA\tY X\n'
     """
-    always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *map(int, shortlist.common)})
+    always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *shortlist.common.tolist()})
     lines = ["\t" + " ".join(target[index] for index in always)]
-    for token, candidates in zip(source, shortlist.candidates, strict=True):
+    for token, candidates in zip(source, shortlist.candidates.tolist(), strict=True):
         likely = [target[index] for index in candidates if index >= 0]
         if likely and not {" ", "\t", "\n"} & set(token):  # they separate tokens there
             lines.append(f"{token}\t{' '.join(likely)}")

@@ -14,7 +14,7 @@ from nmt.checkpoint.files import MODEL
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-from nmt.exchange.ctranslate2 import CTranslate2Target, Shortlist
+from nmt.exchange.ctranslate2 import CTranslate2Target, ShortlistParts
 
 if TYPE_CHECKING:
     from nmt.checkpoint.bundle import ModelBundle
@@ -46,7 +46,7 @@ class ExportTarget(Protocol):
         ...
 
     def write(
-        self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: Shortlist | None
+        self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
         """Write the weights, and what else the program reads, into ``folder``.
 
@@ -79,7 +79,7 @@ class SafetensorsTarget:
         folder: Path,
         bundle: ModelBundle,
         dtype: str,  # noqa: ARG002 - there is one
-        shortlist: Shortlist | None,  # noqa: ARG002 - its file is copied
+        shortlist: ShortlistParts | None,  # noqa: ARG002 - its file is copied
     ) -> None:
         """Copy the file of the weights."""
         shutil.copyfile(bundle.folder / MODEL, folder / MODEL)

@@ -10,11 +10,10 @@ from nmt.checkpoint.bundle import find_model, read_weights
 from nmt.checkpoint.model_folder import CONFIG, check_new_folder, write_model_folder
 from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError
-from nmt.exchange.ctranslate2 import Shortlist
+from nmt.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
 from nmt.exchange.model_card import NAME as CARD
 from nmt.exchange.model_card import model_card
 from nmt.exchange.targets import ExportTarget, find_target
-from nmt.runtime.engine import is_ctranslate2
 from nmt.runtime.shortlist_file import ShortlistFile
 
 logger = logging.getLogger(__name__)
@@ -107,9 +106,9 @@ def _check_dtype(name: str, target: ExportTarget, wanted: str | None) -> str:
     return wanted
 
 
-def _shortlist(folder: Path, sizes: tuple[int, int]) -> Shortlist | None:
+def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:
     try:
-        return ShortlistFile(folder, sizes).lists
+        return ShortlistFile(folder, sizes).parts
     except CheckpointError as error:
         logger.warning("the export has no short lists: %s %s", error.problem, error.fix)
         return None

@@ -79,7 +79,7 @@ def _name(files: ModelFiles, dtype: str, shortlist: ShortlistFile | None) -> str
         "weights": files.sha256,
         "model": files.config.model.model_dump(mode="json"),
         "positions": num_positions(files.config),
-        "shortlist": None if shortlist is None else shortlist.sha256,
+        "shortlist": shortlist.sha256 if shortlist else None,
     }
     return f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
 
@@ -102,7 +102,7 @@ def _convert(
         if _is_whole(folder):  # another process was faster
             return folder
         logger.info("converting the model for CTranslate2, once: %s", folder)
-        bundle, lists = read_weights(files), None if shortlist is None else shortlist.lists
+        bundle, lists = read_weights(files), shortlist.parts if shortlist else None
         with atomic_folder(folder, replace=True) as place:
             CTranslate2Target().write(place, bundle, dtype, lists)
             names = sorted(path.name for path in place.iterdir())

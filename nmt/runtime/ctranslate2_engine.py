@@ -85,6 +85,8 @@ class CTranslate2Engine(Engine):
         DeviceError: There is no such device.
     """
 
+    name = "ctranslate2"
+
     def __init__(
         self,
         folder: Path,
@@ -101,8 +103,8 @@ class CTranslate2Engine(Engine):
         place = "cuda" if has_gpu and device != "cpu" else "cpu"
         try:
             record = read_json(folder / RECORD)
-            self._dtype: str = record["quantization"]
-            self._num_positions: int | None = record["num_positions"]
+            self.dtype = record["quantization"]
+            self.max_positions = record["num_positions"]
             self._threads = threads or own_cores()
             # A batch for each thread: its steps are too short to be shared by threads.
             self._model: Any = package.Translator(
@@ -122,16 +124,6 @@ class CTranslate2Engine(Engine):
         self._has_map = (folder / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
-
-    @property
-    @override
-    def name(self) -> str:
-        return "ctranslate2"
-
-    @property
-    @override
-    def dtype(self) -> str:
-        return self._dtype
 
     @override
     def serving(self, request: Request) -> Engine:
@@ -174,7 +166,7 @@ class CTranslate2Engine(Engine):
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
         self.serving(Request(options, constraints is not None))
-        limits = [limits_of(len(ids), options, self._num_positions) for ids in sources]
+        limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
 
         def run(rows: Sequence[int], *, to_the_limit: bool) -> None:

@@ -1,4 +1,4 @@
-"""What runs a trained model: the `Engine` protocol, and what is asked of one."""
+"""What runs a trained model: the `Engine` base class, and what is asked of one. Loads no torch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-from nmt.exchange.ctranslate2 import MODEL
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
+DeviceName = Literal["auto", "cpu", "cuda"]
+EngineChoice = Literal["auto", "torch", "ctranslate2"]
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 """What a model's weights are kept and multiplied in."""
 Mean = Literal["arithmetic", "geometric"]
@@ -64,26 +65,22 @@ class Task:
     """What the output of each sentence must look like."""
 
 
-class Engine(Protocol):
+class Engine:
     """Translates token ids with one model. Loads no text and knows no tokenizer."""
 
-    @property
-    def name(self) -> str:
-        """What computes, as in ``--engine``."""
-        return type(self).__name__
+    name = "engine"
+    """What computes, as in ``--engine``."""
+    dtype = "float32"
+    """What the model's weights are multiplied in."""
+    max_positions: int | None = None
+    """Longest output, with EOS, that the model has positions for; None if there is no limit."""
 
-    @property
-    def dtype(self) -> str:
-        """What the model's weights are multiplied in."""
-        return "float32"
-
-    def serving(self, request: Request) -> Engine:
+    def serving(self, request: Request) -> Engine:  # noqa: ARG002 - most engines are their own
         """Return the engine that does all that is asked: this one, unless it stands for several.
 
         Raises:
             ConfigError: None does.
         """
-        del request
         return self
 
     def search(
@@ -106,7 +103,7 @@ class Engine(Protocol):
         Raises:
             ConfigError: This engine cannot search so.
         """
-        ...
+        raise NotImplementedError
 
     @property
     def num_workers(self) -> int:
@@ -126,7 +123,7 @@ class Engine(Protocol):
         """Return how much of each source token is seen before each target token is said.
 
         Args:
-            sources: Source ids of each sentence, without EOS.
+            sources: Source ids of each sentence, without EOS; none is empty.
             targets: Target ids of each, without BOS and EOS.
 
         Returns:
@@ -146,11 +143,8 @@ class Engine(Protocol):
     ) -> list[list[float]]:
         """Return the log probability of each target token, and of EOS, by the model itself.
 
-        Limits and rules of a search do not count.
-
-        Args:
-            sources: Source ids of each sentence, without EOS; none is empty.
-            targets: Target ids of each, without BOS and EOS.
+        The numbers are those of a search that says the same, without its limits and rules.
+        Arguments as of `attention`.
 
         Raises:
             ConfigError: This engine does not tell.
@@ -208,14 +202,29 @@ def parse_weights(text: str | None) -> tuple[float, ...]:
     >>> parse_weights("1,1,2.5")
     (1.0, 1.0, 2.5)
     """
-    if text is None:
-        return ()
     try:
-        return tuple(float(word) for word in text.split(","))
+        return tuple(float(word) for word in text.split(",")) if text is not None else ()
     except ValueError as error:
         raise ConfigError(
             f"--weights is {text!r}.", fix="Write numbers with commas between, as in 1,1,2."
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Which engine runs a model, and where."""
+
+    engine: EngineChoice = "auto"
+    """``auto`` is CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
+    device: DeviceName = "auto"
+    dtype: Dtype | None = None
+    """None is float32, or what an exported model has."""
+    checkpoint: str = "best"
+    """Of a run folder: ``best``, ``last``, ``step-N`` or ``average``."""
+    threads: int | None = None
+    """CPU threads; the engine's choice when None."""
+    ensemble: Ensemble | None = None
+    """Models that translate together with the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +233,7 @@ class LoadedEngine:
 
     engine: Engine
     config: RunConfig
+    """Of the first model, with the least ``filters.max_length`` of all."""
     tokenizers: Tokenizers
     shortlist: ShortlistFile
     """Beside the model; it may be missing."""
-
-
-def is_ctranslate2(folder: Path) -> bool:
-    """Whether ``folder`` holds a model exported for CTranslate2."""
-    return (folder / MODEL).is_file()

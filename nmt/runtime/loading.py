@@ -6,57 +6,35 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from typing_extensions import override
 
 from nmt.checkpoint.bundle import ModelFiles, find_model
 from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers, readable
-from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.exchange.ctranslate2 import is_installed, not_expressed, num_positions
+from nmt.exchange.ctranslate2 import is_ctranslate2, is_installed, not_expressed, num_positions
 from nmt.files.manifest import Manifest
 from nmt.runtime.conversion_cache import NoCacheError, converted_model
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine, lacking
 from nmt.runtime.engine import (
-    Dtype,
+    DeviceName,
     Engine,
-    Ensemble,
+    EngineChoice,
+    EngineOptions,
     LoadedEngine,
     Request,
-    is_ctranslate2,
 )
 from nmt.runtime.shortlist_file import ShortlistFile
-from nmt.search.hypothesis import Constraints, Hypothesis, limits_of
+from nmt.search.hypothesis import limits_of
 
 logger = logging.getLogger(__name__)
 
-DeviceName = Literal["auto", "cpu", "cuda"]
-EngineChoice = Literal["auto", "torch", "ctranslate2"]
 _CONVERTED = ("float32", "int8")
 """Dtypes in which CTranslate2 is chosen for a CPU."""
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Which engine runs a model, and where."""
-
-    engine: EngineChoice = "auto"
-    """``auto`` is CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
-    device: DeviceName = "auto"
-    dtype: Dtype | None = None
-    """None is float32, or what an exported model has."""
-    checkpoint: str = "best"
-    """Of a run folder: ``best``, ``last``, ``step-N`` or ``average``."""
-    threads: int | None = None
-    """CPU threads; the engine's choice when None."""
-    ensemble: Ensemble | None = None
-    """Models that translate together with the first."""
-
-
 _DEFAULTS = EngineOptions()
 
 
@@ -71,22 +49,25 @@ def load_engine(folder: Path, options: EngineOptions = _DEFAULTS) -> LoadedEngin
         ConfigError: The engine does not go with the folder, the device or the dtype.
         CheckpointError: A part is missing or damaged, or the models do not go together.
     """
-    for name, value, allowed in (
-        ("engine", options.engine, get_args(EngineChoice)),
-        ("device", options.device, get_args(DeviceName)),
-    ):
-        if value not in allowed:
-            raise ConfigError(f"{name} is {value!r}.", fix=f"It is one of {', '.join(allowed)}.")
+    for name, choices in (("engine", EngineChoice), ("device", DeviceName)):
+        if (value := getattr(options, name)) not in get_args(choices):
+            fix = f"It is one of {', '.join(get_args(choices))}."
+            raise ConfigError(f"{name} is {value!r}.", fix=fix)
     if options.threads is not None and options.threads < 1:
         raise ConfigError(f"threads is {options.threads}.", fix="Leave it out, or give 1 or more.")
     with readable():
         if is_ctranslate2(folder):
             return _load_export(folder, options)
-        reasons = [] if options.engine == "torch" else list(_against_ctranslate2(options))
-        if options.engine == "torch" or (reasons and options.engine == "auto"):
+        if options.engine == "torch":
+            return _load_torch(folder, options, ())
+        if reasons := list(_against_ctranslate2(options)):
             return _load_torch(folder, options, reasons)
-        _refuse(reasons)
-        return _load_run(folder, options)
+        files = find_model(folder, options.checkpoint)
+        if faults := not_expressed(files.config.model):
+            reasons = [f"it cannot express {fault}" for fault in faults]
+            return _load_torch(folder, options, reasons)
+        engine = RunEngine(folder, files, options)
+        return LoadedEngine(engine, files.config, files.tokenizers, engine.shortlist)
 
 
 def _load_export(folder: Path, options: EngineOptions) -> LoadedEngine:
@@ -139,45 +120,26 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _refuse(reasons: Sequence[str]) -> None:
-    if reasons:
+def _load_torch(folder: Path, options: EngineOptions, reasons: Sequence[str]) -> LoadedEngine:
+    """Load the torch engine, as there are reasons against CTranslate2 or it was asked for."""
+    why = "; ".join(reasons)
+    if options.engine == "ctranslate2":
         raise ConfigError(
-            f"The CTranslate2 engine does not go here: {'; '.join(reasons)}.",
+            f"The CTranslate2 engine does not go here: {why}.",
             fix="Use --engine torch, or leave it out.",
         )
-
-
-def _load_torch(folder: Path, options: EngineOptions, reasons: Sequence[str]) -> LoadedEngine:
     if options.dtype == "int8":
-        why = f", but {'; '.join(reasons)}" if reasons else ""
-        raise ConfigError(f"int8 needs the CTranslate2 engine{why}.", fix="Leave --dtype int8 out.")
+        but = f", but {why}" if reasons else ""
+        raise ConfigError(f"int8 needs the CTranslate2 engine{but}.", fix="Leave --dtype int8 out.")
     if reasons:
-        logger.debug("engine: torch; of CTranslate2: %s", "; ".join(reasons))
-    from nmt.runtime.torch_loading import load_torch_engine  # noqa: PLC0415
+        logger.debug("engine: torch; of CTranslate2: %s", why)
+    from nmt.runtime.torch_engine import load_torch_engine  # noqa: PLC0415
 
-    return load_torch_engine(
-        folder,
-        device=options.device,
-        checkpoint=options.checkpoint,
-        threads=options.threads,
-        ensemble=options.ensemble,
-        dtype=options.dtype or "float32",
-    )
-
-
-def _load_run(folder: Path, options: EngineOptions) -> LoadedEngine:
-    """Load a run or model folder for CTranslate2, and for torch where that is needed."""
-    files = find_model(folder, options.checkpoint)
-    if reasons := [f"it cannot express {fault}" for fault in not_expressed(files.config.model)]:
-        if options.engine == "ctranslate2":
-            _refuse(reasons)
-        return _load_torch(folder, options, reasons)
-    engine = RunEngine(folder, files, options)
-    return LoadedEngine(engine, files.config, files.tokenizers, engine.shortlist)
+    return load_torch_engine(folder, options)
 
 
 class RunEngine(Engine):
-    """Stands for CTranslate2 and torch; `serving` loads the one that a request needs.
+    """Stands for CTranslate2 and torch: `serving` loads the one that a request needs.
 
     Args:
         folder: The run or model folder.
@@ -193,36 +155,20 @@ class RunEngine(Engine):
 
     @override
     def serving(self, request: Request) -> Engine:
-        with self._lock:
-            return self._find(request)
-
-    @override
-    def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        options: DecodingConfig,
-        constraints: Sequence[Constraints] | None = None,
-    ) -> list[list[Hypothesis]]:
-        engine = self.serving(Request(options, constraints is not None))
-        return engine.search(sources, options, constraints)
-
-    def _find(self, request: Request) -> Engine:
         reasons = list(self._lacking(request))
-        use_map = request.options.shortlist
-        if use_map:
-            self.shortlist.require()
-        if not reasons:
-            try:
-                return self._once(
-                    "ctranslate2 with short lists" if use_map else "ctranslate2",
-                    lambda: self._load_ctranslate2(self.shortlist if use_map else None),
-                )
-            except NoCacheError as error:
-                reasons = [f"the model cannot be converted: {error}"]
-                logger.info("torch translates, as %s", reasons[0])
-        if self._options.engine == "ctranslate2":
-            _refuse(reasons)
-        return self._once("torch", lambda: _load_torch(self._folder, self._options, reasons).engine)
+        shortlist = self.shortlist if request.options.shortlist else None
+        if shortlist:
+            shortlist.require()
+        with self._lock:
+            if not reasons:
+                name = "ctranslate2 with short lists" if shortlist else "ctranslate2"
+                try:
+                    return self._once(name, lambda: self._load_ctranslate2(shortlist))
+                except NoCacheError as error:
+                    reasons = [f"the model cannot be converted: {error}"]
+                    logger.info("torch translates, as %s", reasons[0])
+            load = partial(_load_torch, self._folder, self._options, reasons)
+            return self._once("torch", lambda: load().engine)
 
     def _lacking(self, request: Request) -> Iterator[str]:
         """Yield what CTranslate2 does not have of a request."""

@@ -76,16 +76,15 @@ class Shortlist:
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
 
     @classmethod
-    def load(cls, file: ShortlistFile, vocab_size: int) -> Self | None:
-        """Return what a file holds; None if there is none.
+    def load(cls, file: ShortlistFile) -> Self:
+        """Return what a file holds.
 
         Raises:
+            ConfigError: There is none.
             CheckpointError: It is damaged.
         """
-        parts = file.parts
-        if parts is None:
-            return None
-        return cls(torch.tensor(parts.common), torch.tensor(parts.candidates), vocab_size)
+        common, candidates = (torch.tensor(part) for part in file.require())
+        return cls(common, candidates, file.vocab_sizes[1])
 
     def to(self, device: torch.device) -> Self:
         """Move it, in place."""

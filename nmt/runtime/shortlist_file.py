@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,9 @@ from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra, write_extra
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.errors import CheckpointError, ConfigError
-from nmt.exchange.ctranslate2 import Shortlist
+from nmt.exchange.ctranslate2 import ShortlistParts
 from nmt.files.manifest import sha256_of_file
 
-_COMMON, _CANDIDATES = "common", "candidates"
 _MOST_CANDIDATES = 50
 _MOST_COMMON = 200
 _ITERATIONS = 4
@@ -36,16 +35,6 @@ _MOST_PARTS = 16  # some two seconds each
 
 Counts = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-
-
-class ShortlistParts(NamedTuple):
-    """What the file holds. F common tokens, V source tokens, C candidates of each."""
-
-    common: npt.NDArray[np.integer[Any]]
-    """Target ids, the most frequent first. (F,)."""
-    candidates: npt.NDArray[np.integer[Any]]
-    """Target ids that each source token may become, the likeliest first; -1 where there are fewer.
-    (V, C)."""
 
 
 class ShortlistFile:
@@ -57,35 +46,27 @@ class ShortlistFile:
     """
 
     def __init__(self, folder: Path, vocab_sizes: tuple[int, int]) -> None:
-        self._path, self._sizes = folder / SHORTLIST, vocab_sizes
+        self._path, self.vocab_sizes = folder / SHORTLIST, vocab_sizes
 
     @property
-    def sha256(self) -> str | None:
-        """Of the file; None if there is none."""
-        return sha256_of_file(self._path) if self._path.is_file() else None
+    def sha256(self) -> str:
+        """Of the file, which is there."""
+        return sha256_of_file(self._path)
 
-    @property
-    def lists(self) -> Shortlist | None:
-        """What it holds, as other programs are told; None if there is no such file.
+    def require(self) -> ShortlistParts:
+        """Return what it holds.
 
         Raises:
+            ConfigError: There is no such file.
             CheckpointError: It is damaged.
         """
-        parts = self.parts
-        return parts and Shortlist(parts.common.tolist(), parts.candidates.tolist())
-
-    def require(self) -> None:
-        """Refuse to go on without the file.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        if not self._path.is_file():
+        if self.parts is None:
             raise ConfigError(
                 f"decoding.shortlist is on, but {self._path.parent} has no {SHORTLIST}.",
                 fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
                 "--no-shortlist.",
             )
+        return self.parts
 
     @cached_property
     def parts(self) -> ShortlistParts | None:
@@ -98,28 +79,25 @@ class ShortlistFile:
             return None
         try:
             found = load_file(self._path)
-            parts = ShortlistParts(found[_COMMON], found[_CANDIDATES])
-            self._check(parts)
+            parts = ShortlistParts(found["common"], found["candidates"])
+            if (parts.common.ndim, parts.candidates.ndim) != (1, 2) or not parts.candidates.size:
+                raise ValueError("its parts have other shapes")
+            if any(part.dtype.kind != "i" for part in parts):
+                raise ValueError("its parts are no whole numbers")
+            source_size, target_size = self.vocab_sizes
+            largest = max(part.max(initial=-1) for part in parts)
+            if len(parts.candidates) != source_size or largest >= target_size:
+                raise ValueError("it is of another vocabulary")
+            if parts.common.min(initial=0) < 0 or parts.candidates.min() < -1:
+                raise ValueError("it holds numbers that are no tokens")
         except (OSError, SafetensorError, LookupError, ValueError) as error:
             raise damaged_extra(self._path, error) from error
         return parts
 
-    def _check(self, parts: ShortlistParts) -> None:
-        if (parts.common.ndim, parts.candidates.ndim) != (1, 2) or not parts.candidates.size:
-            raise ValueError("its parts have other shapes")
-        if any(part.dtype.kind != "i" for part in parts):
-            raise ValueError("its parts are no whole numbers")
-        source_size, target_size = self._sizes
-        largest = max(part.max(initial=-1) for part in parts)
-        if len(parts.candidates) != source_size or largest >= target_size:
-            raise ValueError("it is of another vocabulary")
-        if parts.common.min(initial=0) < 0 or parts.candidates.min() < -1:
-            raise ValueError("it holds numbers that are no tokens")
-
 
 def shortlist_bytes(common: Any, candidates: Any) -> bytes:
     """Return the content of a file. Arguments as in `ShortlistParts`, as arrays or tensors."""
-    parts = {_COMMON: np.asarray(common), _CANDIDATES: np.asarray(candidates)}
+    parts = {"common": common, "candidates": candidates}
     return save({name: np.asarray(part, order="C") for name, part in parts.items()})
 
 
@@ -161,7 +139,8 @@ def likely_translations(
     keys, counts = np.empty(0, np.int64), np.empty(0)
     for rows in _parts(store):
         found = _expected_counts(*_meetings(store, rows, num_targets), num_targets)
-        keys, counts = _add((keys, counts), found)
+        keys, which = np.unique(np.concatenate((keys, found[0])), return_inverse=True)
+        counts = np.bincount(which, np.concatenate((counts, found[1]))).astype(np.float64)
         kept = _ranks(keys // num_targets, counts) < 4 * most
         keys, counts = keys[kept], counts[kept]
     sources, ranks = keys // num_targets, _ranks(keys // num_targets, counts)
@@ -211,11 +190,6 @@ def _expected_counts(keys: Ids, places: Ids, num_targets: int) -> tuple[Ids, Cou
         counts = np.bincount(which, shares).astype(np.float64)
         weights = counts / np.bincount(sources, counts)[sources]
     return unique, counts
-
-
-def _add(some: tuple[Ids, Counts], more: tuple[Ids, Counts]) -> tuple[Ids, Counts]:
-    keys, which = np.unique(np.concatenate((some[0], more[0])), return_inverse=True)
-    return keys, np.bincount(which, np.concatenate((some[1], more[1]))).astype(np.float64)
 
 
 def _ranks(sources: Ids, counts: Counts) -> Ids:

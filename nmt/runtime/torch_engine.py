@@ -1,28 +1,33 @@
-"""Our own model and search as an `Engine`."""
+"""Our own model and search as an `Engine`, and folders -> such an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
 import torch
 from typing_extensions import override
 
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.config.decoding import DecodingConfig
-from nmt.errors import ConfigError
+from nmt.engine.device import choose_device, prepare_process
+from nmt.errors import CheckpointError, ConfigError
+from nmt.exchange.ctranslate2 import is_ctranslate2
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 from nmt.runtime.cuda_graphs import GraphedDecodeToken
-from nmt.runtime.engine import Engine, Task
+from nmt.runtime.engine import Engine, EngineOptions, Ensemble, LoadedEngine, Task
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
-from nmt.runtime.stepper import EnsembleStepper, Mixture, ModelStepper
-from nmt.runtime.teacher_forcing import forced_log_probs
+from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.runtime.stepper import Mixture, ModelStepper
 from nmt.search.hypothesis import Constraints, Hypothesis
-from nmt.search.loop import Stepper, search
+from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
+from nmt.text.tokenizer import tokenizer_hash
+
+_MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
 
 
 class TorchEngine(Engine):
@@ -33,45 +38,29 @@ class TorchEngine(Engine):
             predictions are averaged.
         mixture: How; left out for one model.
         is_final: Whether no model trains any more: their steps are then prepared to run faster.
-        load_shortlist: Called when ``decoding.shortlist`` is first asked for. Without one it is
-            refused, or while the model trains all tokens are scored.
+        load_shortlist: Called when ``decoding.shortlist`` is first asked for; it may refuse. While
+            the model trains, all tokens are scored.
     """
+
+    name = "torch"
 
     def __init__(
         self,
         *models: Transformer,
         mixture: Mixture | None = None,
         is_final: bool = False,
-        load_shortlist: Callable[[], Shortlist | None] = lambda: None,
+        load_shortlist: Callable[[], Shortlist] | None = None,
     ) -> None:
         self._models, self._mixture = models, mixture or Mixture()
-        self._load_shortlist, self._is_final = load_shortlist, is_final
+        self._load_shortlist = load_shortlist
         if is_final:
             for model in models:
                 model.eval()
+        weight = models[0].output_weight
+        self._device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
         use_graphs = is_final and self._device.type == "cuda"
-        self._runs = [GraphedDecodeToken(model) if use_graphs else None for model in models]
-
-    @property
-    @override
-    def name(self) -> str:
-        return "torch"
-
-    @property
-    @override
-    def dtype(self) -> str:
-        return str(self._models[0].output_weight.dtype).removeprefix("torch.")
-
-    @override
-    def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        options: DecodingConfig,
-        constraints: Sequence[Constraints] | None = None,
-    ) -> list[list[Hypothesis]]:
-        self._check(options)
-        with evaluating(*self._models):
-            return self._search(Task(sources, constraints), options)
+        self._runs = [GraphedDecodeToken(model) for model in models] if use_graphs else None
+        self.max_positions = self._stepper().max_positions
 
     @property
     @override
@@ -80,15 +69,23 @@ class TorchEngine(Engine):
         return torch.get_num_threads() if self._device.type == "cpu" else 1
 
     @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        with evaluating(*self._models):
+            return self._search(Task(sources, constraints), options, self._lists(options))
+
+    @override
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
-        self._check(options)
-        count = min(self.num_workers, len(tasks))
+        lists, count = self._lists(options), min(self.num_workers, len(tasks))
         with evaluating(*self._models):
             if count < 2:
-                for task in tasks:
-                    yield self._search(task, options)
+                yield from (self._search(task, options, lists) for task in tasks)
                 return
             # The number of threads is a setting of each thread.
             with ThreadPoolExecutor(
@@ -97,7 +94,8 @@ class TorchEngine(Engine):
                 # What takes longest comes first: so no thread is left alone with it at the end.
                 order = sorted(range(len(tasks)), key=lambda place: -_work(tasks[place]))
                 waiting = {
-                    place: pool.submit(self._search, tasks[place], options) for place in order
+                    place: pool.submit(self._search, tasks[place], options, lists)
+                    for place in order
                 }
                 try:
                     for place in range(len(tasks)):
@@ -107,33 +105,34 @@ class TorchEngine(Engine):
                     # What a worker sets, threads that start later begin with.
                     torch.set_num_threads(torch.get_num_threads())
 
-    def _check(self, options: DecodingConfig) -> None:
-        if options.shortlist and self._shortlist is None and self._is_final:
-            raise ConfigError(
-                f"decoding.shortlist is on, but the folder of the model has no {SHORTLIST}.",
-                fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
-                "--no-shortlist.",
-            )
+    def _lists(self, options: DecodingConfig) -> Shortlist | None:
+        return self._shortlist if options.shortlist else None
 
     @cached_property
     def _shortlist(self) -> Shortlist | None:
-        found = self._load_shortlist()
-        return found and found.to(self._device)
+        return self._load_shortlist().to(self._device) if self._load_shortlist else None
 
-    @property
-    def _device(self) -> torch.device:
-        return self._models[0].output_weight.device
-
-    def _search(self, task: Task, options: DecodingConfig) -> list[list[Hypothesis]]:
+    def _search(
+        self, task: Task, options: DecodingConfig, lists: Shortlist | None
+    ) -> list[list[Hypothesis]]:
         source = Packed.from_rows([[*ids, EOS_ID] for ids in task.sources], self._device)
-        with_coverage = options.coverage_penalty > 0
-        if not options.shortlist or self._shortlist is None:
-            stepper = self._stepper(with_coverage=with_coverage)
+        vocabulary = lists.pick(source, task.constraints) if lists else None
+        stepper = self._stepper(vocabulary, with_coverage=options.coverage_penalty > 0)
+        if vocabulary is None:
             return search(stepper, source, options, task.constraints)
-        vocabulary = self._shortlist.pick(source, task.constraints)
-        stepper = self._stepper(with_coverage=with_coverage, vocabulary=vocabulary)
         constraints = task.constraints and vocabulary.inside(task.constraints)
         return vocabulary.outside(search(stepper, source, options, constraints))
+
+    def _stepper(
+        self, vocabulary: BatchVocabulary | None = None, *, with_coverage: bool = False
+    ) -> ModelStepper:
+        return ModelStepper(
+            *self._models,
+            mixture=self._mixture,
+            runs=self._runs,
+            with_coverage=with_coverage,
+            vocabulary=vocabulary,
+        )
 
     @override
     def attention(
@@ -149,23 +148,86 @@ class TorchEngine(Engine):
         ]
 
     @override
+    @torch.inference_mode()
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
+        source = Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device)
+        target = Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device)
+        gold = Packed.from_rows([[*ids, EOS_ID] for ids in targets], self._device).ids.unsqueeze(1)
         with evaluating(*self._models):
-            pairs = list(zip(sources, targets, strict=True))
-            return forced_log_probs(self._models, self._mixture, pairs)
-
-    def _stepper(
-        self, *, with_coverage: bool, vocabulary: BatchVocabulary | None = None
-    ) -> Stepper[Any]:
-        steppers = [
-            ModelStepper(model, run, with_coverage=with_coverage, vocabulary=vocabulary)
-            for model, run in zip(self._models, self._runs, strict=True)
-        ]
-        return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, self._mixture)
+            hidden = [model(source, target) for model in self._models]
+        at_once = max(1, _MOST_PROBABILITIES // len(self._models[0].output_weight))
+        parts = []
+        for start in range(0, len(gold), at_once):
+            rows = slice(start, start + at_once)
+            logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
+            log_probs = self._mixture.combine([x.float().log_softmax(dim=-1) for x in logits])
+            parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
+        sizes = [len(ids) + 1 for ids in targets]
+        return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
 
 
 def _work(task: Task) -> int:
     """About how long a task takes: steps times sentences."""
     return len(task.sources) * max(map(len, task.sources), default=0)
+
+
+def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
+    """Load one model, or several that share languages and vocabulary.
+
+    Args:
+        folder: Of the first model.
+        options: What joins it, and where to compute; ``engine`` is taken for ``torch``.
+
+    Raises:
+        CheckpointError: A part is missing or damaged, or the models do not go together.
+        ConfigError: The weights, the checkpoint or the dtype are none, or not for torch.
+    """
+    dtype, ensemble = options.dtype or "float32", options.ensemble or Ensemble()
+    shares = ensemble.shares()
+    prepare_process(options.threads)
+    folders = (folder, *ensemble.others)
+    if exported := [str(each) for each in folders if is_ctranslate2(each)]:
+        raise ConfigError(
+            f"{', '.join(exported)}: models for CTranslate2 cannot score or work with others.",
+            fix="Use the run it was exported from.",
+        )
+    bundles = [load_model(each, options.checkpoint) for each in folders]
+    _check_alike(folders, bundles)
+    place = choose_device(options.device)
+    if dtype == "float16" and place.type == "cpu":
+        raise ConfigError(
+            "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bfloat16 on this CPU."
+        )
+    counted = [i for i, share in enumerate(shares) if share]  # 0 leaves a model out
+    longest = min(bundles[i].config.filters.max_length for i in counted)
+    config, tokenizers = bundles[0].config, bundles[0].tokenizers
+    filters = config.filters.model_copy(update={"max_length": longest})
+    file = ShortlistFile(folder, tokenizers.vocab_sizes)
+    engine = TorchEngine(
+        *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
+        mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
+        is_final=True,
+        load_shortlist=lambda: Shortlist.load(file),
+    )
+    return LoadedEngine(engine, config.model_copy(update={"filters": filters}), tokenizers, file)
+
+
+def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:
+    """Compare what an id means: words of one language, and the same ones."""
+    kinds = [
+        (
+            each.config.source_language,
+            each.config.target_language,
+            tokenizer_hash(own / "tokenizer"),
+        )
+        for own, each in zip(folders, bundles, strict=True)
+    ]
+    others = [str(each) for each, kind in zip(folders, kinds, strict=True) if kind != kinds[0]]
+    if others:
+        verb = "have" if len(others) > 1 else "has"
+        raise CheckpointError(
+            f"{', '.join(others)} {verb} other languages or another vocabulary than {folders[0]}.",
+            fix="Only models of the same languages and the same tokenizer folder can be averaged.",
+        )

@@ -19,10 +19,8 @@ import numpy as np
 from nmt.config.decoding import DecodingConfig
 from nmt.data.batching import plan_batches
 from nmt.errors import CheckpointError
-from nmt.model.transformer import Transformer
-from nmt.runtime.engine import Ensemble
-from nmt.runtime.teacher_forcing import IdPair, forced_log_probs
-from nmt.runtime.torch_loading import LoadedModels, load_models
+from nmt.runtime.engine import EngineOptions, Ensemble, LoadedEngine
+from nmt.runtime.torch_engine import load_torch_engine
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.translation.result import TokenScore, score_tokens, subwords
@@ -30,6 +28,10 @@ from nmt.translation.segment import is_far_too_long
 from nmt.translation.translator import change_options
 
 logger = logging.getLogger(__name__)
+
+
+IdPair = tuple[Sequence[int], Sequence[int]]
+"""Source and target ids of a sentence, without BOS and EOS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,14 @@ class Scorer:
     search or than the model has positions for.
 
     Args:
-        loaded: The models, and what belongs to them.
+        loaded: The engine, and what belongs to them.
         options: The length normalisation and the size of batches; the model's own when None.
         check: Called between batches; may raise to interrupt.
     """
 
     def __init__(
         self,
-        loaded: LoadedModels,
+        loaded: LoadedEngine,
         options: DecodingConfig | None = None,
         *,
         check: Callable[[], None] = lambda: None,
@@ -90,7 +92,7 @@ class Scorer:
         self._loaded, self._check = loaded, check
         self._longest_source = loaded.config.filters.max_length
         self._longest_target = _longest_target(
-            self._longest_source, loaded.config.decoding, loaded.models
+            self._longest_source, loaded.config.decoding, loaded.engine.max_positions
         )
         self._pieces = subwords(loaded.tokenizers.target)
 
@@ -105,10 +107,10 @@ class Scorer:
         ensemble: Ensemble | None = None,
     ) -> Scorer:
         """Load a run or model folder. See `nmt.translation.translator.Translator.load`."""
-        loaded = load_models(
-            Path(folder), device=device, checkpoint=checkpoint, threads=threads, ensemble=ensemble
+        options = EngineOptions(
+            device=device, checkpoint=checkpoint, threads=threads, ensemble=ensemble
         )
-        return cls(loaded)
+        return cls(load_torch_engine(Path(folder), options))
 
     def with_options(self, **changes: Any) -> Scorer:
         """Return a scorer of the same model with other decoding options.
@@ -168,8 +170,8 @@ class Scorer:
         found: list[list[float]] = [[] for _ in pairs]
         for rows in self._batches(pairs):
             self._check()
-            batch = [pairs[row] for row in rows]
-            log_probs = forced_log_probs(self._loaded.models, self._loaded.mixture, batch)
+            sources, targets = zip(*(pairs[row] for row in rows), strict=True)
+            log_probs = self._loaded.engine.token_log_probs(sources, targets)
             for row, own in zip(rows, log_probs, strict=True):
                 found[row] = own
         if not all(math.isfinite(sum(log_probs)) for log_probs in found):
@@ -188,13 +190,10 @@ class Scorer:
             yield rows.tolist()
 
 
-def _longest_target(
-    longest_source: int, options: DecodingConfig, models: Sequence[Transformer]
-) -> int:
-    """Most target subwords: of the longest output, and of the positions a model has learned."""
+def _longest_target(longest_source: int, options: DecodingConfig, max_positions: int | None) -> int:
+    """Most target subwords: of the longest output, and of the positions that there are."""
     longest = int(longest_source * options.max_length_factor) + options.max_length_offset
-    configs = [model.config for model in models]
-    limits = [config.max_positions - 1 for config in configs if config.positions == "learned"]
+    limits = [] if max_positions is None else [max_positions - 1]
     return min((max(longest, longest_source), *limits))
 
 

@@ -16,8 +16,15 @@ from pydantic import ValidationError
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import find_problems
 from nmt.errors import ConfigError
-from nmt.runtime.engine import Engine, Ensemble, Request, parse_dtype
-from nmt.runtime.loading import EngineChoice, EngineOptions, load_engine
+from nmt.runtime.engine import (
+    Engine,
+    EngineChoice,
+    EngineOptions,
+    Ensemble,
+    Request,
+    parse_dtype,
+)
+from nmt.runtime.loading import load_engine
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.constraints import Phrases, check_outputs, constrain, encode_constraints

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import save_checkpoint
@@ -23,7 +24,8 @@ from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import build_model
-from nmt.runtime.shortlist_file import ShortlistFile, ShortlistParts, shortlist_bytes
+from nmt.runtime import shortlist_file
+from nmt.runtime.shortlist_file import shortlist_bytes
 from nmt.text.tokenizer import SentencePieceTokenizer, tokenizer_hash, train_sentencepiece
 from nmt.translation.guard import GuardThresholds
 from tests.translation.conftest import sentences
@@ -437,13 +439,13 @@ def test_a_damaged_shortlist_matters_where_it_is_used(own_run: Path) -> None:
 def test_a_shortlist_is_read_once(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shortlist(own_run, *range(4, 300))
     (own_run / "guard.json").write_text(GuardThresholds(coverage=0.001).text())
-    check, read = ShortlistFile._check, []
+    read: list[Path] = []
 
-    def counted(file: ShortlistFile, parts: ShortlistParts) -> None:
-        read.append(file._path)
-        check(file, parts)
+    def counted(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return load_file(path)
 
-    monkeypatch.setattr(ShortlistFile, "_check", counted)
+    monkeypatch.setattr(shortlist_file, "load_file", counted)
     text = "\n".join(LINES)
     translated(own_run, "--no-guard", text=text)
     assert not read

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from nmt.exchange.ctranslate2 import (
     RECORD,
     VOCABULARY_MAP,
     CTranslate2Target,
-    Shortlist,
+    ShortlistParts,
     followed,
     not_expressed,
     not_followed,
@@ -178,8 +179,9 @@ def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path:
     """Of a sentence alone no other token comes, and every token may be in the list."""
     bundle = bundle_of(tokenizers)
     size = tokenizers.target.vocab_size
-    lists = [[token] if token % 2 else [-1] for token in range(size)]
-    CTranslate2Target().write(tmp_path, bundle, "float32", Shortlist([5], lists))
+    tokens = np.arange(size)
+    lists = ShortlistParts(np.array([5]), np.where(tokens % 2, tokens, -1)[:, None])
+    CTranslate2Target().write(tmp_path, bundle, "float32", lists)
     engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
     options = DecodingConfig(beam_size=4, shortlist=True, max_length_factor=1.0)
 
@@ -194,8 +196,8 @@ def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path:
 @needs_ctranslate2
 def test_a_list_of_all_tokens_changes_nothing(tokenizers: Tokenizers, tmp_path: Path) -> None:
     bundle = bundle_of(tokenizers)
-    every = [*range(tokenizers.target.vocab_size)]
-    lists = Shortlist(every, [[-1]] * tokenizers.source.vocab_size)
+    every = np.arange(tokenizers.target.vocab_size)
+    lists = ShortlistParts(every, np.full((tokenizers.source.vocab_size, 1), -1))
     CTranslate2Target().write(tmp_path, bundle, "float32", lists)
     engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
     ids = tokenizers.source.encode_batch(sentences(10, seed=4))

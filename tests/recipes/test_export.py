@@ -26,12 +26,12 @@ from nmt.cli.app import app
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
-from nmt.exchange.ctranslate2 import Shortlist
+from nmt.exchange.ctranslate2 import is_ctranslate2
 from nmt.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
 from nmt.files.manifest import Manifest
 from nmt.recipes import export as export_module
 from nmt.recipes.export import export
-from nmt.runtime.engine import Ensemble, is_ctranslate2
+from nmt.runtime.engine import Ensemble
 from nmt.translation.translator import Translator
 from tests.runtime.exported import (
     STEP,
@@ -322,7 +322,7 @@ def test_a_target_is_added_by_registering_it(
             if config.model.qk_norm:
                 raise ConfigError("Toys have no QK-norm.", fix="Do without.")
 
-        def write(self, folder: Path, bundle: Any, dtype: str, shortlist: Shortlist | None) -> None:
+        def write(self, folder: Path, bundle: Any, dtype: str, shortlist: Any) -> None:
             lists = "" if shortlist is None else f" and {len(shortlist.common)} common tokens"
             (folder / self.weights_name).write_text(f"{dtype} of step {bundle.step}{lists}")
 

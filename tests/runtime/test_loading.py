@@ -21,8 +21,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import CTranslate2Target
 from nmt.runtime import conversion_cache, loading
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
-from nmt.runtime.engine import Ensemble, LoadedEngine, Request, parse_dtype
-from nmt.runtime.loading import EngineOptions
+from nmt.runtime.engine import EngineOptions, Ensemble, LoadedEngine, Request, parse_dtype
 from nmt.translation.guard import GuardThresholds
 from nmt.translation.translator import Translator
 from tests.runtime.exported import (

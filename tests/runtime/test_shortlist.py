@@ -22,10 +22,10 @@ from nmt.packed import Packed
 from nmt.runtime.engine import Task
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile, shortlist_bytes
-from nmt.runtime.stepper import EnsembleStepper, Mixture, ModelStepper
+from nmt.runtime.stepper import Mixture, ModelStepper
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
-from nmt.search.loop import Stepper, search
+from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.translator import Translator
@@ -176,12 +176,11 @@ def test_ids_go_in_and_come_out_again() -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    assert Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12) is None
+    assert ShortlistFile(tmp_path, (7, 12)).parts is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
-    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12)
+    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)))
     source = Packed.from_rows([[4, EOS_ID], [5, EOS_ID]])
 
-    assert found is not None
     expected = Shortlist(*PARTS, 12).pick(source)
     assert torch.equal(found.pick(source).tokens, expected.tokens)
 
@@ -208,7 +207,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
-        Shortlist.load(ShortlistFile(tmp_path, (7, 12)), 12)
+        Shortlist.load(ShortlistFile(tmp_path, (7, 12)))
 
 
 # The search
@@ -227,10 +226,11 @@ def engine(
     shape: str = "plain",
     shapes: tuple[str, ...] = (),
 ) -> TorchEngine:
-    """An engine of one model, or of several."""
+    """An engine of one model, or of several; without short lists it scores all tokens."""
     models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes or [shape])]
     mixture = Mixture((1 / len(models),) * len(models))
-    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=lambda: shortlist)
+    load = (lambda: shortlist) if shortlist else None
+    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=load)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -266,9 +266,9 @@ def test_with_the_whole_vocabulary_models_find_together_what_they_find_without(
 
 
 class MaskedState(NamedTuple):
-    """The state of a model, and which sentences are left."""
+    """The states of models, and which sentences are left."""
 
-    own: Any
+    own: tuple[Any, ...]
     sentences: Tensor
 
 
@@ -277,28 +277,32 @@ class MaskedStepper:
 
     tokens: Tensor | None = None
 
-    def __init__(self, model: Transformer, tokens: Tensor, *, with_coverage: bool) -> None:
-        self._stepper = ModelStepper(model, with_coverage=with_coverage)
+    def __init__(
+        self, models: Sequence[Transformer], tokens: Tensor, *, with_coverage: bool
+    ) -> None:
+        self._steppers = [ModelStepper(x, with_coverage=with_coverage) for x in models]
+        self._mixture = Mixture((1 / len(models),) * len(models))
         self._tokens = tokens  # (B, V), bool
-
-    @property
-    def max_positions(self) -> int | None:
-        return self._stepper.max_positions
+        self.max_positions = ModelStepper(*models).max_positions
 
     def start(self, source: Packed) -> MaskedState:
-        return MaskedState(self._stepper.start(source), torch.arange(len(source)))
+        own = tuple(stepper.start(source) for stepper in self._steppers)
+        return MaskedState(own, torch.arange(len(source)))
 
     def step(self, state: MaskedState, tokens: Tensor) -> tuple[Tensor, MaskedState]:
-        log_probs, own = self._stepper.step(state.own, tokens)
         hidden = ~self._tokens[state.sentences].unsqueeze(1)
-        return log_probs.masked_fill(hidden, -torch.inf).log_softmax(-1), state._replace(own=own)
+        steps = [x.step(own, tokens) for x, own in zip(self._steppers, state.own, strict=True)]
+        values = [x.masked_fill(hidden, -torch.inf).log_softmax(-1) for x, _ in steps]
+        return self._mixture.combine(values), state._replace(own=tuple(own for _, own in steps))
 
     def select(self, state: MaskedState, sentences: Tensor, beams: Tensor) -> MaskedState:
-        own = self._stepper.select(state.own, sentences, beams)
+        parts = zip(self._steppers, state.own, strict=True)
+        own = tuple(x.select(each, sentences, beams) for x, each in parts)
         return MaskedState(own, state.sentences[sentences])
 
     def coverage(self, state: MaskedState) -> Tensor:
-        return self._stepper.coverage(state.own)
+        parts = zip(self._steppers, state.own, strict=True)
+        return torch.stack([x.coverage(own) for x, own in parts]).mean(0)
 
 
 def masked_search(
@@ -315,10 +319,7 @@ def masked_search(
         allowed = torch.zeros(1, len(models[0].output_weight), dtype=torch.bool)
         allowed[0, shortlist.pick(source, [own]).tokens] = True
         with_coverage = config.coverage_penalty > 0
-        steppers = [MaskedStepper(x, allowed, with_coverage=with_coverage) for x in models]
-        stepper: Stepper[Any] = steppers[0]
-        if len(models) > 1:
-            stepper = EnsembleStepper(steppers, Mixture((1 / len(models),) * len(models)))
+        stepper = MaskedStepper(models, allowed, with_coverage=with_coverage)
         found += search(stepper, source, config, [own])
     return found
 
@@ -398,9 +399,11 @@ def test_threads_find_what_one_finds(tokenizers: Tokenizers) -> None:
 
 
 def test_a_finished_model_without_the_file_refuses_and_says_where_it_comes_from(
-    tokenizers: Tokenizers,
+    tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
-    ours = engine(tokenizers, None)
+    file = ShortlistFile(tmp_path, tokenizers.vocab_sizes)
+    model = _model(tokenizers, "plain", 3)
+    ours = TorchEngine(model, is_final=True, load_shortlist=lambda: Shortlist.load(file))
     message = rf"has no {NAME}\.\n.*fix: Start `nmt train CONFIG` again"
     with pytest.raises(ConfigError, match=message):
         ours.search([[7]], options("beam"))

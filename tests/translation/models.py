@@ -13,8 +13,10 @@ from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import Transformer, build_model
+from nmt.runtime.engine import LoadedEngine
+from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.stepper import Mixture
-from nmt.runtime.torch_loading import LoadedModels
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, train_sentencepiece
 from tests.translation.conftest import OPTIONS, sentences
@@ -84,12 +86,8 @@ def loaded(
     tokenizers: Tokenizers,
     mixture: Mixture | None = None,
     config: RunConfig | None = None,
-) -> LoadedModels:
+) -> LoadedEngine:
     """Models as if they came from folders."""
-    return LoadedModels(
-        models,
-        folders=(Path(),) * len(models),
-        mixture=mixture or Mixture(),
-        config=config or run_config(),
-        tokenizers=tokenizers,
-    )
+    engine = TorchEngine(*models, mixture=mixture)
+    shortlist = ShortlistFile(Path(), tokenizers.vocab_sizes)
+    return LoadedEngine(engine, config or run_config(), tokenizers, shortlist)

@@ -13,15 +13,15 @@ import torch
 
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
-from nmt.runtime.engine import Ensemble, parse_weights
-from nmt.runtime.stepper import EnsembleStepper, Mixture
-from nmt.runtime.torch_engine import TorchEngine
-from nmt.runtime.torch_loading import load_models
-from nmt.text import EOS_ID
+from nmt.packed import Packed
+from nmt.runtime.engine import EngineOptions, Ensemble, parse_weights
+from nmt.runtime.stepper import Mixture, ModelStepper
+from nmt.runtime.torch_engine import TorchEngine, load_torch_engine
+from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
-from tests.search.toys import TableStepper, beam_search, ids_of, random_table, sources
+from tests.search.toys import ids_of
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
 
@@ -108,33 +108,19 @@ def test_a_short_table_of_positions_ends_the_output_of_all(tokenizers: Tokenizer
         assert len(found.ids) == 39
 
 
-def test_the_mean_is_taken_at_every_step_of_the_search() -> None:
-    """An ensemble of tables is the table of their mean."""
-    tables = [random_table(seed, 9) for seed in (1, 2)]
-    mixture = Mixture((0.4, 0.6))
-    stepper = EnsembleStepper([TableStepper(table) for table in tables], mixture)
-    joint = TableStepper(
-        lambda key: torch.logaddexp(tables[0](key) + math.log(0.4), tables[1](key) + math.log(0.6))
-    )
-    batch = sources([4, 2, 6])
-    options = OPTIONS.model_copy(update={"n_best": 3})
-    found = beam_search(stepper, batch, options)
-    expected = beam_search(joint, batch, options)
-    assert ids_of(found) == ids_of(expected)
-    for left, right in zip(found, expected, strict=True):
-        assert [h.score for h in left] == pytest.approx([h.score for h in right], abs=1e-5)
+@torch.inference_mode()
+def test_what_the_models_read_of_the_source_is_averaged(tokenizers: Tokenizers) -> None:
+    """However unlike their shares."""
+    models = [small_model(tokenizers, shape) for shape in ("plain", "wide")]
+    batch, tokens = Packed.from_rows([[5, 6, EOS_ID], [7, EOS_ID]]), torch.full((2, 1), BOS_ID)
 
+    def coverage(*chosen: Transformer, mixture: Mixture | None = None) -> torch.Tensor:
+        stepper = ModelStepper(*chosen, mixture=mixture, with_coverage=True)
+        return stepper.coverage(stepper.step(stepper.start(batch), tokens)[1])
 
-def test_what_the_models_read_of_the_source_is_averaged() -> None:
-    """Two toys look alike: together they cover what each covers, however unlike their shares."""
-    stepper = EnsembleStepper(
-        [TableStepper(random_table(1, 9)), TableStepper(random_table(2, 9))], Mixture((0.9, 0.1))
-    )
-    alone = TableStepper(random_table(1, 9))
-    batch, tokens = sources([4, 2]), torch.full((2, 1), 2)
-    _, state = stepper.step(stepper.start(batch), tokens)
-    _, own = alone.step(alone.start(batch), tokens)
-    torch.testing.assert_close(stepper.coverage(state), alone.coverage(own))
+    first, second = (coverage(model) for model in models)
+    found = coverage(*models, mixture=Mixture((0.9, 0.1)))
+    torch.testing.assert_close(found, (first + second) / 2)
 
 
 def test_ensembles_have_a_coverage_penalty_in_any_order(tokenizers: Tokenizers) -> None:
@@ -192,10 +178,8 @@ def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
 
 def test_the_models_are_read_as_far_as_all_of_them_can(folders: dict[str, Path]) -> None:
     def longest(*weights: float) -> int:
-        loaded = load_models(
-            folders["a"], device="cpu", checkpoint="best", threads=None,
-            ensemble=Ensemble((folders["b"],), weights),
-        )  # fmt: skip
+        ensemble = Ensemble((folders["b"],), weights)
+        loaded = load_torch_engine(folders["a"], EngineOptions(device="cpu", ensemble=ensemble))
         return loaded.config.filters.max_length
 
     assert longest() == 16

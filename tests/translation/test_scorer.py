@@ -11,7 +11,7 @@ import torch
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
-from nmt.runtime import teacher_forcing
+from nmt.runtime import torch_engine
 from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import Tokenizers
@@ -92,7 +92,7 @@ def test_scores_do_not_depend_on_batches_or_order(
     expected = scorer.score(PAIRS)
     order = random.Random(1).sample(range(len(PAIRS)), len(PAIRS))
     for batch_tokens, cells in ((1, 1 << 23), (30, 1), (100_000, 3000)):
-        monkeypatch.setattr(teacher_forcing, "_MOST_PROBABILITIES", cells)
+        monkeypatch.setattr(torch_engine, "_MOST_PROBABILITIES", cells)
         limited = scorer.with_options(batch_tokens=batch_tokens)
         for row, result in zip(order, limited.score(PAIRS[row] for row in order), strict=True):
             assert (result.source, result.target) == PAIRS[row]

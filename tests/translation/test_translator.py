@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model.transformer import Transformer
-from nmt.runtime.engine import Task
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
@@ -227,10 +225,10 @@ def test_workers_change_nothing_but_the_time(
     used: set[int] = set()
     search = TorchEngine._search
 
-    def noted(engine: TorchEngine, task: Task, options: DecodingConfig) -> list[list[Hypothesis]]:
+    def noted(engine: TorchEngine, *arguments: Any) -> list[list[Hypothesis]]:
         used.add(threading.get_ident())
         assert torch.get_num_threads() == 1
-        return search(engine, task, options)
+        return search(engine, *arguments)
 
     monkeypatch.setattr(TorchEngine, "num_workers", 3)
     monkeypatch.setattr(TorchEngine, "_search", noted)
