@@ -6,7 +6,6 @@ Shapes: B sentences still active, K beams in G groups of k, V vocabulary, t toke
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -65,17 +64,16 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
         beam_size: Hypotheses to keep.
     """
     of_beam, tokens = largest(log_probs, 2 * beam_size)
-    candidates = (totals.unsqueeze(-1) + of_beam).flatten(1)
-    # Equals keep their order.
-    best, order = torch.sort(candidates, stable=True, dim=-1, descending=True)
+    sums = (totals.unsqueeze(-1) + of_beam).flatten(1)
+    best, order = torch.sort(sums, stable=True, dim=-1, descending=True)
     best, order = best[:, : 2 * beam_size], order[:, : 2 * beam_size]
-    parents = order // of_beam.shape[-1]
-    chosen = tokens.flatten(1).gather(1, order)
+    found = Candidates(order // of_beam.shape[-1], tokens.flatten(1).gather(1, order), best)
     short = 2 * beam_size - order.shape[1]
-    if short:  # a vocabulary smaller than the beam: hypotheses that do not exist fill up
-        best = F.pad(best, (0, short), value=-math.inf)
-        parents, chosen = F.pad(parents, (0, short)), F.pad(chosen, (0, short))
-    return Candidates(parents, chosen, best)
+    if not short:
+        return found
+    # A vocabulary smaller than the beam: hypotheses that do not exist fill up.
+    fillings = zip(found, (0, 0, -math.inf), strict=True)
+    return Candidates(*(F.pad(x, (0, short), value=filling) for x, filling in fillings))
 
 
 @register_selector("beam")
@@ -127,14 +125,14 @@ class BeamSelector(Selector):
     @override
     def results(self) -> list[list[Hypothesis]]:
         """The n best of every sentence: of each group the best, then the second; by score."""
-        firsts = range(0, self._count * self._num_groups, self._num_groups)
-        return [self._results_of(range(first, first + self._num_groups)) for first in firsts]
-
-    def _results_of(self, pools: Sequence[int]) -> list[Hypothesis]:
-        rounds = zip_longest(*(self._finished.ranked(pool) for pool in pools))
-        # Groups may meet: each output once.
-        found = {h.ids: h for hypotheses in rounds for h in hypotheses if h is not None}
-        return sorted(list(found.values())[: self._n_best], key=lambda h: -h.score)
+        found, groups = [], self._num_groups
+        for first in range(0, self._count * groups, groups):
+            rounds = zip_longest(*map(self._finished.ranked, range(first, first + groups)))
+            # Groups may meet: each output once.
+            unique = {h.ids: h for round_ in rounds for h in round_ if h is not None}
+            best = list(unique.values())[: self._n_best]
+            found.append(sorted(best, key=lambda hypothesis: -hypothesis.score))
+        return found
 
 
 @register_selector("diverse")
@@ -156,12 +154,17 @@ class DiverseSelector(BeamSelector):
         pools = beams.sentences.unsqueeze(1) * self._num_groups + torch.arange(self._num_groups)
         full = self._finished.full(pools)  # (B, G)
         taken = torch.zeros_like(log_probs[:, 0])  # (B, V)
-        groups = []
+        rows, groups = torch.arange(len(taken), device=taken.device).unsqueeze(1), []
         for group in range(self._num_groups):
             first = group * self._beam_size if beams.history.shape[1] > 1 else 0
             own = slice(first, first + self._beam_size)
             before = beams.totals[:, own].masked_fill(full[:, group, None], -torch.inf)
-            found = self._expand_group(before, log_probs[:, own], taken)
+            # Ranked as if tokens were less likely the more often they are taken.
+            ranked = log_probs[:, own] - self._strength * taken.unsqueeze(1)
+            found = expand(before, ranked, self._beam_size)
+            where = rows, *(x.to(rows.device) for x in (found.parents + first, found.tokens))
+            own_total = before.gather(1, found.parents) + log_probs[where].cpu()
+            found = found._replace(log_probs=own_total)
             lost = None if coverage is None else coverage[:, own]
             self._finish(found, pools[:, group], beams.history[:, own], lost)
             parents, tokens, totals = found.active(self._beam_size)
@@ -170,11 +173,3 @@ class DiverseSelector(BeamSelector):
         parents, tokens, totals = (torch.cat(parts, dim=1) for parts in zip(*groups, strict=True))
         best = totals.unflatten(1, (self._num_groups, -1)).amax(-1)
         return Selection(tokens, totals, parents, self._finished.active(pools, best).any(1))
-
-    def _expand_group(self, totals: Tensor, log_probs: Tensor, taken: Tensor) -> Candidates:
-        """Rank as if tokens were less likely the more often they are ``taken`` (B, V)."""
-        found = expand(totals, log_probs - self._strength * taken.unsqueeze(1), self._beam_size)
-        parents, tokens = (x.to(log_probs.device) for x in (found.parents, found.tokens))
-        rows = torch.arange(len(parents), device=log_probs.device).unsqueeze(1)
-        own = totals.gather(1, found.parents) + log_probs[rows, parents, tokens].cpu()
-        return found._replace(log_probs=own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -25,31 +26,41 @@ Progress = tuple[int, ...]
 once it has been there."""
 
 
+@lru_cache(1 << 16)
+def _advance(phrase: Ids, matched: int, token: int) -> int:
+    """Length of the longest beginning of ``phrase`` that the matched one ends in with ``token``.
+
+    >>> _advance((4, 4, 5, 4, 4, 6), 5, 5), _advance((4, 4, 5), 2, 6)
+    (3, 0)
+    """
+    seen = (*phrase[:matched], token)
+    return next(n for n in range(len(seen), -1, -1) if seen[len(seen) - n :] == phrase[:n])
+
+
 class RequiredPhrases:
-    """The phrases of one sentence, each an automaton (Knuth, Morris and Pratt 1977).
+    """The phrases of one sentence, each an automaton.
 
     Args:
         phrases: Token ids. One that is part of another is met with it.
     """
 
     def __init__(self, phrases: Sequence[Ids]) -> None:
-        unique = tuple(dict.fromkeys(phrases))
-        self._phrases = tuple(
+        unique = dict.fromkeys(phrases)
+        self.phrases = tuple(
             phrase
             for phrase in unique
             if not any(contains(other, phrase) for other in unique if other != phrase)
         )
-        self._borders = tuple(_borders(phrase) for phrase in self._phrases)
-        self.num_tokens = sum(len(phrase) for phrase in self._phrases)
+        self.num_tokens = sum(map(len, self.phrases))
         """Tokens of all phrases."""
-        self.start: Progress = (0,) * len(self._phrases)
+        self.start: Progress = (0,) * len(self.phrases)
         """Of an empty output."""
 
     def advance(self, progress: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
         return tuple(
-            matched if matched == len(phrase) else _next(phrase, borders, matched, token)
-            for phrase, borders, matched in zip(self._phrases, self._borders, progress, strict=True)
+            matched if matched == len(phrase) else _advance(phrase, matched, token)
+            for phrase, matched in zip(self.phrases, progress, strict=True)
         )
 
     def wanted(self, progress: Progress) -> set[int]:
@@ -59,39 +70,16 @@ class RequiredPhrases:
     def num_met(self, progress: Progress) -> int:
         """Return how many tokens are met: of finished phrases and of the one that is furthest.
 
-        Every wanted token that belongs to that one adds one or more.
+        Every wanted token that belongs to that one adds one or more. The output contains all
+        phrases when all tokens are met.
         """
         begun = max((matched for _, matched in self._open(progress)), default=0)
         missing = sum(len(phrase) for phrase, _ in self._open(progress))
         return self.num_tokens - missing + begun
 
-    def is_met(self, progress: Progress) -> bool:
-        """Whether the output contains all phrases."""
-        return not any(True for _ in self._open(progress))
-
     def _open(self, progress: Progress) -> Iterator[tuple[Ids, int]]:
-        for phrase, matched in zip(self._phrases, progress, strict=True):
-            if matched < len(phrase):
-                yield phrase, matched
-
-
-def _next(phrase: Ids, borders: Sequence[int], matched: int, token: int) -> int:
-    """Length of the longest beginning of ``phrase`` that ends in ``token``."""
-    while matched and phrase[matched] != token:
-        matched = borders[matched]
-    return matched + 1 if phrase[matched] == token else 0
-
-
-def _borders(phrase: Ids) -> tuple[int, ...]:
-    """For each length of a beginning, the longest shorter beginning that it ends in.
-
-    >>> _borders((4, 4, 5, 4, 4))
-    (0, 0, 1, 0, 1)
-    """
-    borders = [0, 0]
-    for token in phrase[1:-1]:
-        borders.append(_next(phrase, borders, borders[-1], token))
-    return tuple(borders)
+        pairs = zip(self.phrases, progress, strict=True)
+        return ((phrase, matched) for phrase, matched in pairs if matched < len(phrase))
 
 
 def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
@@ -155,53 +143,42 @@ class ConstrainedSelector(BeamSelector):
         found = super()._expand(beams, log_probs)
         best = log_probs.argmax(dim=-1).tolist()
         for row, sentence in enumerate(beams.sentences.tolist()):
-            if self._phrases[sentence].num_tokens:
-                more_parents, more_tokens = self._more(sentence, best[row])
-                more = beams.totals[row, more_parents]
-                more = more + log_probs[row, more_parents, more_tokens].cpu()
-                parents = torch.cat((found.parents[row], more_parents))
-                tokens = torch.cat((found.tokens[row], more_tokens))
-                scores = torch.cat((found.log_probs[row], more))
-                kept = self._divide(sentence, parents, tokens, scores)
-                for values, chosen in zip(found, kept, strict=True):
-                    values[row] = chosen
+            own = self._phrases[sentence]
+            if not own.num_tokens:
+                continue
+            both = enumerate(zip(self._progress[sentence], best[row], strict=True))
+            steps = [
+                (beam, token)
+                for beam, (progress, first) in both
+                for token in {first, *own.wanted(progress)}
+            ]
+            parents, tokens = torch.tensor(steps).unbind(1)
+            totals = beams.totals[row, parents] + log_probs[row, parents, tokens].cpu()
+            more = Candidates(parents, tokens, totals)
+            pairs = zip(found, more, strict=True)
+            kept = self._divide(sentence, *(torch.cat((x[row], y)).tolist() for x, y in pairs))
+            for values, chosen in zip(found, zip(*kept, strict=True), strict=True):
+                values[row] = torch.tensor(chosen)
         return found
 
-    def _more(self, sentence: int, best: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Beams and tokens to look at besides those that the search has found."""
-        own = self._phrases[sentence]
-        steps = [
-            (beam, token)
-            for beam, (progress, first) in enumerate(
-                zip(self._progress[sentence], best, strict=True)
-            )
-            for token in {first, *own.wanted(progress)}
-        ]
-        beams, tokens = torch.tensor(steps).unbind(1)
-        return beams, tokens
-
-    def _divide(self, sentence: int, parents: Tensor, tokens: Tensor, scores: Tensor) -> Candidates:
+    def _divide(
+        self, sentence: int, parents: list[int], tokens: list[int], scores: list[float]
+    ) -> list[tuple[int, int, float]]:
         """Choose what ends and, behind it, what continues; note the progress of the latter."""
         own, before = self._phrases[sentence], self._progress[sentence]
         candidates = sorted(
             _Candidate(-score, beam, token, own.advance(before[beam], token))
-            for beam, token, score in set(
-                zip(parents.tolist(), tokens.tolist(), scores.tolist(), strict=True)
-            )
-            if math.isfinite(score) and (token != EOS_ID or own.is_met(before[beam]))
+            for beam, token, score in set(zip(parents, tokens, scores, strict=True))
+            if math.isfinite(score)
+            and (token != EOS_ID or own.num_met(before[beam]) == own.num_tokens)
         )
         ended = [c for c in self._within_banks(own, candidates) if c.token == EOS_ID]
         live = self._within_banks(own, [c for c in candidates if c.token != EOS_ID])
         nothing = _Candidate(math.inf, 0, PAD_ID, own.start)
         live += [nothing] * (self._beam_size - len(live))
         self._progress[sentence] = [candidate.progress for candidate in live]
-        kept = ended + live
-        kept += [nothing] * (2 * self._beam_size - len(kept))
-        return Candidates(
-            torch.tensor([candidate.beam for candidate in kept]),
-            torch.tensor([candidate.token for candidate in kept]),
-            torch.tensor([-candidate.cost for candidate in kept]),
-        )
+        kept = ended + live + [nothing] * (self._beam_size - len(ended))
+        return [(candidate.beam, candidate.token, -candidate.cost) for candidate in kept]
 
     def _within_banks(
         self, own: RequiredPhrases, candidates: Sequence[_Candidate]
@@ -209,8 +186,7 @@ class ConstrainedSelector(BeamSelector):
         """The best of each bank, in the same order."""
         banks = [own.num_met(candidate.progress) for candidate in candidates]
         counts = [banks.count(bank) for bank in range(own.num_tokens + 1)]
-        places = bank_sizes(counts, self._beam_size)
-        kept = []
+        places, kept = bank_sizes(counts, self._beam_size), []
         for candidate, bank in zip(candidates, banks, strict=True):
             if places[bank]:
                 places[bank] -= 1

@@ -20,12 +20,12 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 from nmt.packed import Packed
-from nmt.search import beam, constrained, greedy, sampling
+from nmt.search import beam, constrained, independent
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.search.rules import Rules
-from nmt.search.selector import SELECTORS, BeamState, SearchInputs, Selector
+from nmt.search.selector import SELECTORS, BeamState, SearchInputs
 
-BUILT_IN = (beam, constrained, greedy, sampling)
+BUILT_IN = (beam, constrained, independent)
 """Modules that register selectors when they are loaded."""
 
 S = TypeVar("S")
@@ -97,8 +97,16 @@ def search(
         ConfigError: No search has this name, or it cannot meet required phrases.
     """
     own = [NONE] * len(source) if constraints is None else constraints
+    has_phrases = any(each.required for each in own)
+    name = _selector_name(options, has_phrases=has_phrases)
+    make_selector = chosen(SELECTORS, name, "decoding.search")
+    if has_phrases and not make_selector.meets_required_phrases:
+        raise ConfigError(
+            f"decoding: {name} search does not go with required phrases.",
+            fix="Search for them with beam search: leave the option out.",
+        )
     rules = Rules(source.lengths, options, constraints or (), stepper.max_positions)
-    selector = _make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
+    selector = make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)
     beams = BeamState.first(len(source))
@@ -113,19 +121,6 @@ def search(
         if kept is not None:
             state = stepper.select(state, *(places.to(device) for places in kept))
     return selector.results()
-
-
-def _make_selector(inputs: SearchInputs) -> Selector:
-    """Build what the options ask for."""
-    has_phrases = any(own.required for own in inputs.constraints)
-    name = _selector_name(inputs.options, has_phrases=has_phrases)
-    selector = chosen(SELECTORS, name, "decoding.search")
-    if has_phrases and not selector.meets_required_phrases:
-        raise ConfigError(
-            f"decoding: {name} search does not go with required phrases.",
-            fix="Search for them with beam search: leave the option out.",
-        )
-    return selector(inputs)
 
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
@@ -145,18 +140,15 @@ def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
 
 
 def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:
-    """Return weight x sum over source tokens of log(min(coverage, 1)): at most 0.
+    """Return weight x sum over source tokens of log(min(coverage, 1)): at most 0. (B, K), float32.
 
     Source: Wu et al. (2016), section 7. The EOS of the source is left out: nothing of it is to be
     translated, and its attention says where the decoder looks when it needs no word.
 
     Args:
         coverage: Attention that each source token got in all steps. (B, K, S), float32.
-        source_lengths: Tokens of each source with EOS. (B,), int64.
+        source_lengths: Tokens of each source with EOS. (B,), int.
         weight: The paper's beta.
-
-    Returns:
-        (B, K), float32.
 
     >>> coverage_penalty(torch.tensor([[[0.5, 2.0, 0.1]]]), torch.tensor([3]), 2.0)
     tensor([[-1.3863]])

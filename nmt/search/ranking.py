@@ -18,15 +18,16 @@ _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
 _FEW = 1 << 12  # values that one plain search is quicker for
 
 
-def _block_size(values: Tensor) -> int:
-    """Return a size of blocks that divides rows evenly; V if one plain search is quicker."""
-    width = values.shape[-1]
-    return width if values.numel() < _FEW else _even_size(width)
-
-
 @cache
-def _even_size(width: int) -> int:
+def _block_size(width: int) -> int:
+    """Return a size of blocks that divides rows evenly; all of the row if there is none."""
     return next((size for size in _SIZES if width % size == 0), width)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """(..., V) -> (..., n, size): one block where one plain search is quicker."""
+    width = values.shape[-1]
+    return values.unflatten(-1, (-1, width if values.numel() < _FEW else _block_size(width)))
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -45,15 +46,21 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
     (tensor([3., 3.]), tensor([1, 3]))
     """
-    best, index = _topk(values, min(count + 1, values.shape[-1]))
+    more, blocks = min(count + 1, values.shape[-1]), _blocks(values)
+    if blocks.shape[-2] < 4 * more:
+        best, index = values.topk(more, dim=-1)
+    else:
+        block = blocks.amax(-1).topk(more, dim=-1, sorted=False).indices
+        inside, size = blocks.take_along_dim(block.unsqueeze(-1), -2), blocks.shape[-1]
+        best, place = inside.flatten(-2).topk(more, dim=-1)
+        index = block.gather(-1, place // size) * size + place % size
     best, index = best.cpu(), index.cpu()
     tied = best[..., 1:] == best[..., :-1]
     if bool(tied.any()):
         rows = (tied & (best[..., 1:] > -math.inf)).any(-1)
         tied_values = values[rows.to(values.device)]
         ordered, places = torch.sort(tied_values, stable=True, dim=-1, descending=True)
-        best[rows] = ordered[..., : best.shape[-1]].cpu()
-        index[rows] = places[..., : best.shape[-1]].cpu()
+        best[rows], index[rows] = ordered[..., :more].cpu(), places[..., :more].cpu()
     return best[..., :count], index[..., :count]
 
 
@@ -69,24 +76,10 @@ def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]))
     (tensor(3.), tensor(1))
     """
-    size = _block_size(values)
-    if size == values.shape[-1]:
+    blocks = _blocks(values)  # (..., n, size)
+    if blocks.shape[-2] == 1:
         best, index = values.max(dim=-1)
         return best, index
-    blocks = values.unflatten(-1, (-1, size))  # (..., n, size)
     best, block = blocks.amax(-1).max(dim=-1)
     inside = blocks.take_along_dim(block[..., None, None], -2)
-    return best, block * size + inside.squeeze(-2).argmax(-1)
-
-
-def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk`, but fast on a CPU."""
-    size = _block_size(values)
-    if values.shape[-1] // size < 4 * count:
-        best, index = values.topk(count, dim=-1)
-        return best, index
-    blocks = values.unflatten(-1, (-1, size))  # (..., n, size)
-    chosen = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
-    inside = blocks.take_along_dim(chosen.unsqueeze(-1), -2)
-    best, place = inside.flatten(-2).topk(count, dim=-1)
-    return best, chosen.gather(-1, place // size) * size + place % size
+    return best, block * blocks.shape[-1] + inside.squeeze(-2).argmax(-1)

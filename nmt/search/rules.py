@@ -3,13 +3,16 @@
 Every rule is an edit of log probabilities in place, for all hypotheses at once; one that is off
 costs nothing. Log probabilities stay at most 0: the search relies on it.
 
-Shapes: B sentences still active, K beams, V vocabulary, t tokens so far, P phrases.
+Shapes: B sentences still active, K beams, V vocabulary, t tokens so far, P phrases. Log
+probabilities are (B, K, V), float32, on any device; other tensors are on the CPU, to wait for no
+device: ids so far, (B, K, t), and which of all sentences they belong to, (B,), both int64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,21 +22,16 @@ from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Constraints, Ids, limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
-Edit = Callable[[Tensor, Tensor, Tensor], None]
-"""Changes log probabilities (B, K, V), on any device, given the ids so far (B, K, t) and which of
-all sentences (B,) they belong to; both int64 on the CPU."""
-
 _NUM_NEVER = 3
 assert {PAD_ID, UNK_ID, BOS_ID} == {*range(_NUM_NEVER)}
-_ANY = -1
-_NOTHING = -2
+_ANY, _NOTHING = -1, -2
 
 
 class Rules:
     """All rules of one search.
 
     Args:
-        source_lengths: Source tokens of each sentence with EOS. (B,), int64.
+        source_lengths: Source tokens of each sentence with EOS. (B,), int.
         config: The decoding section.
         constraints: Of each sentence; empty if none has any.
         max_positions: Longest output that the model can produce, EOS included; None: any.
@@ -51,84 +49,68 @@ class Rules:
     ) -> None:
         self._shortest, self.longest = length_limits(source_lengths, config, max_positions)
         if constraints:
-            needed = torch.tensor([own.num_tokens + 1 for own in constraints])
+            most = max_positions or sys.maxsize
+            needed = torch.tensor([min(own.num_tokens + 1, most) for own in constraints])
             self.longest = torch.maximum(self.longest, needed)
-        if max_positions is not None:
-            self.longest.clamp_(max=max_positions)
-        self._max_positions = max_positions
-        self._edits = tuple(_edits(config, constraints))
-        self._ngram_size = config.no_repeat_ngram_size
-        prefixes = [own.prefix for own in constraints]
-        beta = config.prefix_bias_beta if any(prefixes) else 0.0
-        self._bias = BiasedPrefix(prefixes, beta) if beta else None
-        self._prefix = ForcedPrefix(prefixes) if any(prefixes) and not beta else None
         # Between them no sentence is at a limit.
         self._free_lengths = range(
             max(self._shortest.tolist(), default=0), min(self.longest.tolist(), default=0)
         )
+        self._config, self._max_positions = config, max_positions
+        phrases = [own.forbidden for own in constraints]
+        self._forbidden = ForbiddenPhrases(phrases) if any(phrases) else None
+        prefixes = [own.prefix for own in constraints]
+        self._prefixes = Prefixes(prefixes) if any(prefixes) else None
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply all rules. See `Edit`."""
-        if self._bias is not None:
-            self._bias(log_probs, sentences, history)
-        force = None
-        if self._prefix is not None:
-            force = self._prefix.force(log_probs, sentences, history)
+        """Apply all rules."""
+        begun, beta = None, self._config.prefix_bias_beta
+        if self._prefixes is not None:
+            begun = self._prefixes.next_tokens(sentences, history, log_probs.device)
+        if begun is not None and beta:
+            bias(log_probs, *begun, beta)
+        forced = None if begun is None or beta else log_probs[begun]
+        self._apply_others(log_probs, sentences, history)
+        if begun is not None and forced is not None:
+            log_probs[begun[:2]] = -torch.inf
+            if history.shape[-1] + 1 != self._max_positions:  # else the prefix does not fit
+                log_probs[begun] = forced
+
+    def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
+        """Apply what does not hold for forced prefixes."""
         log_probs.narrow(-1, 0, _NUM_NEVER).fill_(-torch.inf)
         length = history.shape[-1] + 1
         early = last = None
         if length not in self._free_lengths:
             early, last = self._shortest[sentences] > length, self.longest[sentences] <= length
             delay_end(log_probs, early)
-        if self._ngram_size:
-            forbid_repeated_ngrams(log_probs, history, self._ngram_size)
+        if self._config.no_repeat_ngram_size:
+            forbid_repeated_ngrams(log_probs, history, self._config.no_repeat_ngram_size)
             renormalize(log_probs, None if last is None else ~last)
         elif early is not None and bool(early.any()):
             renormalize(log_probs, early)
-        for edit in self._edits:
-            edit(log_probs, sentences, history)
+        if self._config.repetition_penalty != 1:
+            penalize_repetition(log_probs, history, self._config.repetition_penalty)
+        if self._forbidden is not None:
+            self._forbidden(log_probs, sentences, history)
         if last is not None:
             end_at_limit(log_probs, last)
-        if force is not None:
-            force()
-            if length == self._max_positions:  # a prefix that does not fit has no output
-                log_probs[..., EOS_ID + 1 :] = -torch.inf
 
 
 def length_limits(
     source_lengths: Tensor, config: DecodingConfig, max_positions: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the shortest and longest output of each sentence, EOS included. (B,), int64 each.
-
-    Args:
-        source_lengths: Source tokens with EOS. (B,), int64.
-        config: The decoding section.
-        max_positions: Longest output that the model can produce; None: any.
-    """
+    """Return the shortest and longest output of each sentence, EOS included. (B,), int64 each."""
     limits = [limits_of(n - 1, config, max_positions) for n in source_lengths.tolist()]
     shortest, longest = torch.tensor(limits, dtype=torch.int64).view(-1, 2).unbind(1)
-    return shortest.clone(), longest.clone()
-
-
-def _edits(config: DecodingConfig, constraints: Sequence[Constraints]) -> Iterator[Edit]:
-    """The rules that are on and leave the probability of what they forbid unused."""
-    penalty = config.repetition_penalty
-    if penalty != 1:
-        yield lambda log_probs, _, history: penalize_repetition(log_probs, history, penalty)
-    phrases = [own.forbidden for own in constraints]
-    if any(phrases):
-        yield ForbiddenPhrases(phrases)
+    return shortest, longest
 
 
 def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
-    """Share out the probability of tokens that were forbidden, in place.
+    """Share out the probability of tokens that were forbidden in some sentences; None for all.
 
     As if they had been forbidden before the softmax, which is what CTranslate2 does: so searches
     with a shortest length or without repeated n-grams score alike in both engines.
-
-    Args:
-        log_probs: (B, K, V), float32.
-        sentences: Which to change. (B,), bool, on the CPU; None for all.
     """
     totals = log_probs.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(log_probs.dtype).min)
     if sentences is not None:
@@ -138,23 +120,14 @@ def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
 
 
 def delay_end(log_probs: Tensor, early: Tensor) -> None:
-    """Forbid EOS where an output is shorter than its limit, in place.
-
-    Args:
-        log_probs: (B, K, V), float32.
-        early: Which sentences are. (B,), bool, on the CPU.
-    """
+    """Forbid EOS in sentences whose outputs are shorter than their limit, (B,), bool."""
     log_probs[early, :, EOS_ID] = -torch.inf
 
 
 def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
-    """Allow nothing but EOS where an output is at its longest, in place.
+    """Allow nothing but EOS in sentences whose outputs are at their longest, (B,), bool.
 
     So every hypothesis ends and counts the probability of its end.
-
-    Args:
-        log_probs: (B, K, V), float32.
-        last: Which sentences are. (B,), bool; on the CPU, to wait for no device.
     """
     if bool(last.any()):
         ends = log_probs[last][..., EOS_ID].clone()
@@ -190,21 +163,20 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
     ngrams = history.unfold(-1, size, 1)  # (B, K, t - size + 1, size)
     start = history[..., length - size + 1 :].unsqueeze(-2)
     rows, beams, places = (ngrams[..., :-1] == start).all(-1).nonzero(as_tuple=True)
-    _forbid_at(log_probs, rows, beams, ngrams[rows, beams, places, -1])
+    _forbid(log_probs, rows, beams, ngrams[rows, beams, places, -1])
 
 
 class ForbiddenPhrases:
-    """Forbids the last token of a phrase after all others of it. An `Edit`.
+    """Forbids the last token of a phrase after all others of it.
 
     Args:
-        phrases: Of each sentence.
+        phrases: Of each sentence; not all are empty.
     """
 
     def __init__(self, phrases: Sequence[Sequence[Ids]]) -> None:
         width = max(len(phrase) for own in phrases for phrase in own)
-        count = max(len(own) for own in phrases)
         # Right-aligned: before a short phrase anything may stand. Where there is none, PAD is.
-        table = torch.full((len(phrases), count, width), _ANY)
+        table = torch.full((len(phrases), max(map(len, phrases)), width), _ANY)
         table[..., -1] = PAD_ID
         for row, own in enumerate(phrases):
             for place, phrase in enumerate(own):
@@ -212,86 +184,59 @@ class ForbiddenPhrases:
         self._table = table  # (sentences, P, width)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply. See `Edit`."""
+        """Apply."""
         table = self._table[sentences].unsqueeze(1)  # (B, 1, P, width)
         starts, width = table[..., :-1], table.shape[-1] - 1
         tail = torch.full((*history.shape[:2], 1, width), _NOTHING)
         known = min(width, history.shape[-1])
         tail[..., 0, width - known :] = history[..., history.shape[-1] - known :]
         rows, beams, places = ((starts == tail) | (starts == _ANY)).all(-1).nonzero(as_tuple=True)
-        _forbid_at(log_probs, rows, beams, table[rows, 0, places, -1])
+        _forbid(log_probs, rows, beams, table[rows, 0, places, -1])
 
 
-def _forbid_at(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor) -> None:
-    if len(rows):
-        where = (x.to(log_probs.device) for x in (rows, beams, tokens))
-        log_probs[tuple(where)] = -torch.inf
+def _forbid(log_probs: Tensor, *where: Tensor) -> None:
+    """Forbid tokens of rows and beams."""
+    if len(where[0]):
+        log_probs[tuple(x.to(log_probs.device) for x in where)] = -torch.inf
 
 
-class ForcedPrefix:
-    """Prefixes that every hypothesis must begin with; their probabilities count.
+class Prefixes:
+    """What outputs begin with.
 
     Args:
         prefixes: Of each sentence; empty for none.
     """
 
     def __init__(self, prefixes: Sequence[Ids]) -> None:
-        self._table, self._lengths = _padded(prefixes)
+        rows = [torch.tensor(prefix, dtype=torch.int64) for prefix in prefixes]
+        self._table = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+        self._lengths = torch.tensor([len(prefix) for prefix in prefixes])
 
-    def force(
-        self, log_probs: Tensor, sentences: Tensor, history: Tensor
-    ) -> Callable[[], None] | None:
-        """Note what is forced, before other rules change it; to apply after them. See `Edit`."""
-        length = history.shape[-1]
-        rows = (self._lengths[sentences] > length).nonzero().squeeze(1)
-        if not len(rows):
-            return None
-        tokens = self._table[sentences[rows], length].to(log_probs.device)
-        rows = rows.to(log_probs.device)
-        values = log_probs[rows, :, tokens]
+    def next_tokens(
+        self, sentences: Tensor, history: Tensor, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return rows, beams and next tokens of hypotheses that have a beginning of their prefix.
 
-        def apply() -> None:
-            log_probs[rows] = -torch.inf
-            log_probs[rows, :, tokens] = values
-
-        return apply
-
-
-class BiasedPrefix:
-    """Draws hypotheses to a prefix as long as they agree with it (Arivazhagan et al. 2020).
-
-    The next token of the prefix gets the share beta of the probability, all tokens together the
-    rest: (1 - beta) p + beta [token is the prefix's]. An `Edit`, for log probabilities that no rule
-    has changed.
-
-    Args:
-        prefixes: Of each sentence; empty for none.
-        beta: The share, above 0 and below 1.
-    """
-
-    def __init__(self, prefixes: Sequence[Ids], beta: float) -> None:
-        self._table, self._lengths = _padded(prefixes)
-        self._gain, self._loss = math.log(beta), math.log1p(-beta)
-
-    def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply. See `Edit`."""
+        None if there are none.
+        """
         length = history.shape[-1]
         if length >= self._table.shape[1]:
-            return
-        prefixes = self._table[sentences, :length].unsqueeze(1)  # (B, 1, t)
-        agrees = (history == prefixes).all(-1) & (self._lengths[sentences] > length).unsqueeze(1)
+            return None
+        agrees = (history == self._table[sentences, :length].unsqueeze(1)).all(-1)
+        agrees &= (self._lengths[sentences] > length).unsqueeze(1)
         rows, beams = agrees.nonzero(as_tuple=True)
         if not len(rows):
-            return
-        tokens = self._table[sentences[rows], length].to(log_probs.device)
-        rows, beams = rows.to(log_probs.device), beams.to(log_probs.device)
-        log_probs[rows, beams] += self._loss
-        gain = torch.tensor(self._gain, device=log_probs.device)
-        log_probs[rows, beams, tokens] = torch.logaddexp(log_probs[rows, beams, tokens], gain)
+            return None
+        tokens = self._table[sentences[rows], length]
+        return rows.to(device), beams.to(device), tokens.to(device)
 
 
-def _padded(prefixes: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-    """Ids (sentences, longest) and lengths (sentences,)."""
-    rows = [torch.tensor(prefix, dtype=torch.int64) for prefix in prefixes]
-    lengths = torch.tensor([len(prefix) for prefix in prefixes])
-    return pad_sequence(rows, batch_first=True, padding_value=PAD_ID), lengths
+def bias(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor, beta: float) -> None:
+    """Draw hypotheses to their prefixes (Arivazhagan et al. 2020).
+
+    The next token of the prefix gets the share beta of the probability, all tokens together the
+    rest: (1 - beta) p + beta [token is the prefix's]. Before other rules.
+    """
+    log_probs[rows, beams] += math.log1p(-beta)
+    gain = torch.tensor(math.log(beta), device=log_probs.device)
+    log_probs[rows, beams, tokens] = torch.logaddexp(log_probs[rows, beams, tokens], gain)

@@ -9,9 +9,9 @@ Shapes: B sentences still active, K beams of each, V vocabulary, t tokens so far
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -78,17 +78,17 @@ class BeamState(NamedTuple):
         """
         sentences, history = self.sentences, self.history
         tokens, totals, parents, active = chosen
-        kept, num_beams = None, history.shape[1]
-        flags = [] if active is None else active.tolist()
-        if flags and not any(flags):
+        stay = [True] if active is None else active.tolist()
+        if not any(stay):
             return self._replace(sentences=sentences[:0]), None
-        if all(flags):
-            active = None
-        if active is not None or not (parents is None or _is_identity(parents, num_beams)):
-            if parents is None:
-                parents = torch.arange(num_beams).expand_as(tokens)
-            rows = torch.arange(len(sentences)) if active is None else active.nonzero().squeeze(1)
-            if active is not None:
+        itself = torch.arange(history.shape[1]).expand(len(tokens), -1)
+        if parents is not None and torch.equal(parents, itself):
+            parents = None
+        kept = None
+        if parents is not None or not all(stay):
+            rows, parents = torch.arange(len(sentences)), itself if parents is None else parents
+            if active is not None and not all(stay):
+                rows = active.nonzero().squeeze(1)
                 sentences, history, tokens, totals, parents = (
                     x[rows] for x in (sentences, history, tokens, totals, parents)
                 )
@@ -96,12 +96,6 @@ class BeamState(NamedTuple):
             kept = rows, parents
         history = torch.cat((history, tokens.unsqueeze(-1)), dim=2)
         return BeamState(sentences, history, tokens, totals), kept
-
-
-def _is_identity(parents: Tensor, num_beams: int) -> bool:
-    """Whether every beam continues itself."""
-    itself = torch.arange(parents.shape[1]).expand_as(parents)
-    return parents.shape[1] == num_beams and torch.equal(parents, itself)
 
 
 class Selector(ABC):
@@ -166,12 +160,13 @@ class FinishedHypotheses:
     ) -> None:
         self._penalty = length_penalty(inputs.options)
         self._full, self._n_best = max_finished(inputs.options, beam_size), n_best
-        count = len(inputs.max_lengths) * pools_per_sentence
-        self._of: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self._counts = torch.zeros(count, dtype=torch.int64)
+        lengths = inputs.max_lengths.tolist()
+        largest = torch.tensor([self._penalty(n) for n in lengths], dtype=torch.float64)
+        self._largest_penalty = largest.repeat_interleave(pools_per_sentence)
+        self._to_beat = torch.full_like(self._largest_penalty, -torch.inf)
+        self._counts = torch.zeros_like(self._to_beat, dtype=torch.int64)
+        self._of: list[list[Hypothesis]] = [[] for _ in self._counts]  # each best first
         self._is_any_found = False
-        self._to_beat = torch.full((count,), -torch.inf, dtype=torch.float64)
-        self._max_lengths, self._pools_per_sentence = inputs.max_lengths, pools_per_sentence
 
     def add(
         self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
@@ -186,22 +181,16 @@ class FinishedHypotheses:
         """
         self._is_any_found = True
         penalty = self._penalty(histories.shape[1] + 1)
-        numbers = pools.tolist()
-        extras = [0.0] * len(numbers) if coverage is None else coverage.tolist()
-        for pool, ids, log_prob, extra in zip(
-            numbers, histories.tolist(), log_probs.tolist(), extras, strict=True
-        ):
-            score = log_prob / penalty + extra
-            self._of[pool].append(Hypothesis(tuple(ids), log_prob, score))
-        self._counts[pools] = torch.tensor([len(self._of[pool]) for pool in numbers])
-        to_beat = [self._nth_score(pool) for pool in numbers]
-        self._to_beat[pools] = torch.tensor(to_beat, dtype=torch.float64)
-
-    def _nth_score(self, pool: int) -> float:
-        """Score of the last of the n best; minus infinity while there are fewer."""
-        if len(self._of[pool]) < self._n_best:
-            return -torch.inf
-        return sorted((each.score for each in self._of[pool]), reverse=True)[self._n_best - 1]
+        own = [self._of[number] for number in pools.tolist()]
+        extras = [0.0] * len(own) if coverage is None else coverage.tolist()
+        values = zip(own, histories.tolist(), log_probs.tolist(), extras, strict=True)
+        for pool, ids, log_prob, extra in values:
+            found = Hypothesis(tuple(ids), log_prob, log_prob / penalty + extra)
+            insort(pool, found, key=lambda hypothesis: -hypothesis.score)
+        self._counts[pools] = torch.tensor([len(pool) for pool in own])
+        place = self._n_best - 1
+        nth = [pool[place].score if len(pool) > place else -torch.inf for pool in own]
+        self._to_beat[pools] = torch.tensor(nth, dtype=torch.float64)
 
     def full(self, pools: Tensor) -> Tensor:
         """Whether ``pools`` have their K, or with patience (Kasai et al. 2022) more or fewer."""
@@ -231,13 +220,6 @@ class FinishedHypotheses:
         """
         return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
 
-    @cached_property
-    def _largest_penalty(self) -> Tensor:
-        """Of each pool. (pools,), float64."""
-        penalties = [self._penalty(length) for length in self._max_lengths.tolist()]
-        every = torch.tensor(penalties, dtype=torch.float64)
-        return every.repeat_interleave(self._pools_per_sentence)
-
     def ranked(self, pool: int) -> list[Hypothesis]:
         """All hypotheses of a pool, best first."""
-        return sorted(self._of[pool], key=lambda hypothesis: -hypothesis.score)
+        return self._of[pool]

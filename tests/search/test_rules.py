@@ -176,4 +176,4 @@ def test_limits_count_eos_and_never_cross(
 
 def test_rules_that_are_off_cost_nothing() -> None:
     nothing = Rules(torch.tensor([3]), DecodingConfig(), [NONE])
-    assert (nothing._edits, nothing._bias, nothing._prefix) == ((), None, None)
+    assert (nothing._forbidden, nothing._prefixes) == (None, None)

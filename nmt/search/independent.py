@@ -1,0 +1,275 @@
+"""Searches whose hypotheses grow independently: greedy search, alternatives, and sampling.
+
+Without a beam there is nothing to rank or to reorder, so a step costs less than one of beam search.
+
+Shapes: B sentences still active, n hypotheses of each, V vocabulary, t tokens so far, C tokens to
+choose from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from nmt.config.decoding import DecodingConfig
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.ranking import first_largest, largest
+from nmt.search.selector import (
+    BeamState,
+    FinishedHypotheses,
+    SearchInputs,
+    Selection,
+    Selector,
+    register_selector,
+)
+from nmt.text import EOS_ID
+
+# SplitMix64 (Steele et al. 2014), as signed numbers: torch's integers wrap around.
+_GOLDEN, _MIX_1, _MIX_2 = (
+    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_BITS = 32
+_MOST_POSITIONS = 1 << 32
+_FIRST_LOOK = 256
+
+
+class IndependentSelector(Selector):
+    """Continues each hypothesis with one token that `pick` returns.
+
+    All hypotheses of a sentence begin as one; those that have ended leave the batch.
+
+    Args:
+        inputs: The batch.
+        num_hypotheses: Of each sentence, numbered from 0.
+    """
+
+    def __init__(self, inputs: SearchInputs, num_hypotheses: int) -> None:
+        self._count, self._num_hypotheses = len(inputs.source), num_hypotheses
+        self._finished = FinishedHypotheses(
+            inputs, beam_size=1, n_best=1, pools_per_sentence=num_hypotheses
+        )
+        self._numbers = torch.arange(num_hypotheses).expand(self._count, -1)
+        self._is_open = torch.ones_like(self._numbers, dtype=torch.bool)
+
+    @abstractmethod
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the next token of each hypothesis.
+
+        Args:
+            log_probs: Of all tokens. (B, n, V), float32, on the device of the stepper.
+            beams: The hypotheses; at the first step they are one.
+            numbers: Of the hypotheses. (B, n), int64, on the CPU.
+
+        Returns:
+            Log probabilities (B, n), float32, and ids, int64, on the CPU. A hypothesis is dropped
+            where its log probability is not above minus infinity.
+        """
+
+    @override
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
+        count = self._numbers.shape[1]
+        are_one = log_probs.shape[1] < count
+        best, ids = self.pick(log_probs.expand(-1, count, -1), beams, self._numbers)
+        totals = beams.totals + best
+        # Without tensors, which would take most of a step.
+        may_end = EOS_ID in ids.flatten().tolist() or not math.isfinite(
+            sum(best.flatten().tolist())
+        )
+        if not are_one and not may_end:
+            return Selection(ids, totals)
+        ends = self._is_open & ((ids == EOS_ID) | ~(best > -torch.inf))
+        rows, slots = (ends & totals.isfinite()).nonzero(as_tuple=True)
+        if len(rows):
+            pools = beams.sentences[rows] * self._num_hypotheses + self._numbers[rows, slots]
+            history = beams.history.expand(-1, count, -1)[rows, slots]
+            self._finished.add(pools, history, totals[rows, slots])
+        self._is_open = self._is_open & ~ends
+        # Open ones first. Where other sentences have more of them, some that have ended stay, to
+        # fill the rectangle.
+        active, width = self._is_open.any(1), int(self._is_open.sum(1).max())
+        if not width:
+            return Selection(ids, totals, active=active)
+        slots = (~self._is_open).int().argsort(dim=1, stable=True)[:, :width]
+        self._numbers, self._is_open = (
+            x.gather(1, slots)[active] for x in (self._numbers, self._is_open)
+        )
+        parents = torch.zeros_like(slots) if are_one else slots
+        return Selection(ids.gather(1, slots), totals.gather(1, slots), parents, active)
+
+    @override
+    def results(self) -> list[list[Hypothesis]]:
+        """In the order of their numbers, without those that could not end."""
+        n = self._num_hypotheses
+        pools = (range(first, first + n) for first in range(0, self._count * n, n))
+        return [[h for pool in own for h in self._finished.ranked(pool)] for own in pools]
+
+
+@register_selector("greedy")
+class GreedySelector(IndependentSelector):
+    """The most probable token, again and again; of equals the lowest id.
+
+    Finds what a beam of one finds.
+    """
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        super().__init__(inputs, num_hypotheses=1)
+
+    @override
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        best, ids = first_largest(log_probs)
+        return best.cpu(), ids.cpu()
+
+
+@register_selector("alternatives")
+class AlternativesSelector(IndependentSelector):
+    """The most probable tokens that can follow the prefix, each completed by greedy search.
+
+    Results are in the order of these tokens, the most probable first; fewer than ``n_best`` where
+    fewer tokens are possible.
+    """
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        self._n_best = inputs.options.n_best
+        super().__init__(inputs, self._n_best)
+        self._part_at = torch.tensor([len(own.prefix) for own in inputs.constraints])
+
+    @override
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        best, ids = (x.cpu() for x in first_largest(log_probs))
+        parting = self._part_at[beams.sentences] == beams.history.shape[2]
+        rows = parting.nonzero().squeeze(1)
+        if len(rows):  # until here all hypotheses of a sentence are the same
+            values, tokens = largest(log_probs[rows.to(log_probs.device), 0], self._n_best)
+            missing = self._n_best - values.shape[1]
+            best[rows] = F.pad(values, (0, missing), value=-torch.inf)
+            ids[rows] = F.pad(tokens, (0, missing))
+        return best, ids
+
+
+@register_selector("sampling")
+class SamplingSelector(IndependentSelector):
+    """Draws ``n_best`` translations of each sentence; results are in the order of their numbers.
+
+    Every draw is a pure function of seed, source ids, number of the sample and position: a sentence
+    gets the same samples in whatever batch and order, on every device. The log probability of a
+    hypothesis is the model's, whatever the temperature.
+    """
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        super().__init__(inputs, inputs.options.n_best)
+        self._options, self._tokens = inputs.options, inputs.tokens
+        seed = inputs.options.seed
+        self._keys = torch.tensor([source_key(seed, ids) for ids in inputs.source.rows()])
+
+    @override
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self._keys[beams.sentences].unsqueeze(1)
+        own = sample_keys(keys, numbers, beams.history.shape[2] + 1).to(log_probs.device)
+        ids = draw(log_probs, own, self._options, self._tokens)
+        return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu(), ids.cpu()
+
+
+def source_key(seed: int, ids: Sequence[int]) -> int:
+    """Hash seed and source ids to 64 bits."""
+    digest = hashlib.blake2b(f"{seed}:{','.join(map(str, ids))}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def sample_keys(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
+    """Return 64 bits for each sample of a sentence at one position: (B, n), int64.
+
+    Args:
+        keys: Of the sentences. (B, 1), int64.
+        numbers: Of the samples. (B, n), int64.
+        position: In the output, from 1.
+    """
+    return _mixed(keys + (numbers * _MOST_POSITIONS + position) * _GOLDEN)
+
+
+def exponential(keys: Tensor, ids: Tensor) -> Tensor:
+    """Return numbers above 0, exponentially distributed with mean 1: a pure function.
+
+    Args:
+        keys: Of the samples. (B, n, 1), int64.
+        ids: Tokens. (C,) or (B, n, C), int64.
+
+    Returns:
+        (B, n, C), float32.
+    """
+    bits = _shift(_mixed(keys + (ids + 1) * _GOLDEN), 64 - _BITS)
+    # Up to the largest number below 1: above it is rounded to 1, of which there is no logarithm.
+    chances = bits.float().add_(0.5).mul_(2.0**-_BITS).clamp_(max=1 - 2**-24)
+    return chances.neg_().log1p_().neg_()
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Mix all bits of each number, in place."""
+    bits.bitwise_xor_(_shift(bits, 30)).mul_(_MIX_1)
+    bits.bitwise_xor_(_shift(bits, 27)).mul_(_MIX_2)
+    return bits.bitwise_xor_(_shift(bits, 31))
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Shift right, zeros coming in on the left."""
+    return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def draw(
+    log_probs: Tensor, keys: Tensor, config: DecodingConfig, tokens: Tensor | None = None
+) -> Tensor:
+    """Choose one token of each row, by its temperature, then top k, top p and epsilon.
+
+    Each token has an exponential number of its own, and the largest ratio of probability to number
+    wins: each token as often as it is probable. Probabilities are rounded otherwise in other
+    batches, which matters only where two ratios are all but equal. On a scale of sums it would
+    wherever one token ends and the next begins.
+
+    Args:
+        log_probs: (B, n, V), float32. Minus infinity for what may not come.
+        keys: Of `sample_keys`. (B, n), int64.
+        config: How to sample.
+        tokens: What V stands for; see `nmt.search.loop.Stepper`.
+
+    Returns:
+        (B, n), int64. Any id in a row that has nothing to draw.
+    """
+    scores = log_probs / config.temperature
+    ids = torch.arange(scores.shape[-1], device=scores.device)
+    if 0 < config.top_k < len(ids):
+        ids = scores.topk(config.top_k, dim=-1).indices
+        scores = scores.gather(-1, ids)
+    names = ids if tokens is None else tokens[ids]
+    probs = scores.softmax(dim=-1)  # (B, n, C)
+    if config.top_p < 1:
+        probs = nucleus(probs, config.top_p)
+    if config.epsilon_cutoff:
+        least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
+        probs = probs * (probs >= least)
+    places = (probs / exponential(keys.unsqueeze(-1), names)).argmax(-1, keepdim=True)
+    return ids.expand_as(probs).gather(-1, places).squeeze(-1)
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of tokens with a mass of ``top_p`` (Holtzman et al. 2020), and ties.
+
+    Most of the probability is in few tokens: more are sorted only where that is not so.
+
+    >>> nucleus(torch.tensor([0.1, 0.4, 0.2, 0.3]), 0.6)
+    tensor([0.0000, 0.4000, 0.0000, 0.3000])
+    """
+    count, size = min(_FIRST_LOOK, probs.shape[-1]), probs.shape[-1]
+    while True:
+        best = probs.topk(count, dim=-1).values
+        mass = best.cumsum(-1)
+        if count == size or bool((mass[..., -1] >= top_p).all()):
+            break
+        count = min(8 * count, size)
+    needed = (mass < top_p).sum(-1, keepdim=True).clamp(max=count - 1)
+    return probs * (probs >= best.gather(-1, needed))
