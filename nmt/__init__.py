@@ -23,9 +23,8 @@ if TYPE_CHECKING:
         TokenizerError,
     )
     from nmt.metrics.metric import Score
-    from nmt.recipes.average import average
     from nmt.recipes.evaluate import evaluate
-    from nmt.recipes.export import export
+    from nmt.recipes.export import average, export
     from nmt.recipes.prepare import prepare
     from nmt.recipes.score import score
     from nmt.recipes.train import train
@@ -60,7 +59,7 @@ _HOMES = {
     "Score": "nmt.metrics.metric",
     "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
-    "average": "nmt.recipes.average",
+    "average": "nmt.recipes.export",
     "evaluate": "nmt.recipes.evaluate",
     "export": "nmt.recipes.export",
     "load_config": "nmt.config.loader",

@@ -56,7 +56,7 @@ def average(
     training. FOLDER works wherever a run folder does: `nmt translate FOLDER`, `nmt evaluate
     FOLDER`. Its average.json lists the averaged checkpoints. Prints FOLDER.
     """
-    from nmt.recipes.average import average as write
+    from nmt.recipes.export import average as write
 
     summary = write(run, output, last=last, best=best, steps=step)
     if json:

@@ -17,8 +17,7 @@ from nmt.checkpoint.model_folder import GUARD, SHORTLIST
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
-from nmt.recipes.average import average
-from nmt.recipes.export import export
+from nmt.recipes.export import average, export
 from nmt.recipes.train import train
 from nmt.runtime.shortlist_file import make_shortlist
 from nmt.training.signals import StoppedBySignal
