@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.model_folder import load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.device import prepare_process

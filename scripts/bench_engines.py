@@ -39,7 +39,7 @@ from contenders import (
 )
 from widen_model import write_widened
 
-from nmt.checkpoint.bundle import ModelBundle, load_model
+from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.model import ModelConfig
 from nmt.engine import usable_cores
 from nmt.exchange.ctranslate2 import import_ctranslate2

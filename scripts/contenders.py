@@ -23,8 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.model_folder import SHORTLIST, ModelBundle
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.engine.precision import has_fast_bf16

@@ -21,12 +21,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from nmt.errors import CheckpointError
-from nmt.files.atomic import (
-    atomic_folder,
-    remove_leftovers,
-    restore_replaced,
-    write_text,
-)
+from nmt.files.atomic import atomic_folder, remove_leftovers, restore_replaced, write_text
 from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest, UnknownFormatError
 
@@ -108,46 +103,35 @@ def save_checkpoint(
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
     folder = checkpoint_dir(run_dir, step)
+    groups = {MODEL: model, OPTIMIZER: optimizer}
+    needed = sum(t.numel() * t.element_size() for group in groups.values() for t in group.values())
+    needed += _MARGIN_BYTES
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(folder.parent, model, optimizer)
+        if (free := shutil.disk_usage(folder.parent).free) < needed:
+            found = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
+            raise OSError(errno.ENOSPC, found)
         with atomic_folder(folder, replace=True) as temporary:
-            save_file(_saveable(model), temporary / MODEL)
-            save_file(_saveable(optimizer), temporary / OPTIMIZER)
+            for name, group in groups.items():
+                # Row by row. Views of one buffer may stay views, as none overlaps another.
+                tensors = {key: t.detach().cpu().contiguous() for key, t in group.items()}
+                save_file(tensors, temporary / name)
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_text(text, encoding="utf-8")
             Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
-        raise _not_written(folder, error) from error
+        # safetensors passes the system's error on as text only
+        is_full = getattr(error, "errno", None) in _FULL
+        is_full = is_full or any(f"os error {number})" in str(error) for number in _FULL)
+        reason = getattr(error, "strerror", None)
+        reason = reason or ("no space left on the disk" if is_full else error)
+        todo = "Check that the folder can be written"
+        todo = "Free disk space or lower training.keep_last" if is_full else todo
+        raise CheckpointError(
+            f"{folder} was not written: {reason}.",
+            fix=f"{todo}, then start the same command again.",
+        ) from error
     return folder
-
-
-def _saveable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, row by row. Views of one buffer may stay views, as none overlaps another."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _not_written(folder: Path, error: Exception) -> CheckpointError:
-    number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
-    # safetensors passes the system's error on as text only
-    is_full = number in _FULL or any(f"os error {full})" in str(error) for full in _FULL)
-    if is_full:
-        reason = reason or "no space left on the disk"
-    return CheckpointError(
-        f"{folder} was not written: {reason or error}.",
-        fix="Free disk space or lower training.keep_last, then start the same command again."
-        if is_full
-        else "Check that the folder can be written, then start the same command again.",
-    )
-
-
-def _check_space(parent: Path, *groups: Mapping[str, Tensor]) -> None:
-    needed = sum(t.numel() * t.element_size() for group in groups for t in group.values())
-    needed += _MARGIN_BYTES
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        found = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
-        raise OSError(errno.ENOSPC, found)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -166,13 +150,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read the plain data of a checkpoint.
+def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
+    """Read the plain data of a checkpoint, or another record beside weights.
 
     Raises:
         CheckpointError: They are missing or damaged.
     """
-    path, fix = folder / STATE, "Use another checkpoint of the run."
+    path, fix = folder / name, "Use another checkpoint of the run."
     try:
         return field(read_json(path), kind=dict)
     except FileNotFoundError as error:
@@ -224,7 +208,13 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     aside = [x for x in _set_aside(run_dir) if not checkpoint_dir(run_dir, x[0]).exists()]
     for step, folder in sorted(list_checkpoints(run_dir) + aside, reverse=True):
         try:
-            _verify(folder, step)
+            manifest = Manifest.read(folder)
+            if manifest.step != step:
+                raise CheckpointError(
+                    f"{folder} holds step {manifest.step:,}.",
+                    fix="Give the folder its own name back.",
+                )
+            manifest.verify(folder, _FILES)
         except UnknownFormatError:
             raise  # whole, and further than what older ones hold: not to be thrown away
         except CheckpointError as error:
@@ -241,7 +231,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     if problems:
         raise CheckpointError(
             "No checkpoint of the run is whole:\n  " + "\n  ".join(problems),
-            fix=f"Restore one of them, or start anew with another run_dir than {run_dir}.",
+            fix=f"Restore one of them, or start again with another run_dir than {run_dir}.",
         )
     return None
 
@@ -249,15 +239,6 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
 def _set_aside(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of the checkpoints that `atomic_folder` was replacing."""
     return list(_folders_named(run_dir, r"\.step-(\d+)\.replaced"))
-
-
-def _verify(folder: Path, step: int) -> None:
-    manifest = Manifest.read(folder)
-    if manifest.step != step:
-        raise CheckpointError(
-            f"{folder} holds step {manifest.step:,}.", fix="Give the folder its own name back."
-        )
-    manifest.verify(folder, _FILES)
 
 
 def clean_partial(run_dir: Path) -> None:
@@ -268,19 +249,15 @@ def clean_partial(run_dir: Path) -> None:
         remove_leftovers(folder)
 
 
-def set_damaged_aside(run_dir: Path, newest: int) -> list[Path]:
-    """Rename the checkpoints after the newest whole one, from which training resumes.
+def set_damaged_aside(run_dir: Path, newest: int) -> None:
+    """Rename the checkpoints after the newest whole one, from which training resumes; warn of each.
 
     All of them are damaged. Under their own names they would count as the newest, and what is saved
     from now on as expired.
 
-    Returns:
-        Where they are now.
-
     Raises:
         CheckpointError: That cannot be done.
     """
-    places = []
     for step, folder in list_checkpoints(run_dir):
         if step > newest:
             place = folder.with_name(f"damaged-{folder.name}")
@@ -292,8 +269,7 @@ def set_damaged_aside(run_dir: Path, newest: int) -> list[Path]:
                     f"{folder}, which is damaged, cannot be renamed: {error.strerror or error}.",
                     fix="Remove it, then start the same command again.",
                 ) from error
-            places.append(place)
-    return places
+            logger.warning("kept, to be looked at and removed: %s", place)
 
 
 def write_best(run_dir: Path, name: str | None) -> None:

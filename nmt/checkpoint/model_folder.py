@@ -1,38 +1,307 @@
-"""The parts of a model folder: named, read, and written whole or not at all. Loads no torch."""
+"""A model folder: found, verified and read; and written whole or not at all.
+
+A run folder is one, too: its checkpoints hold the weights. Finding and checking loads no torch.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
-from nmt.checkpoint.files import checkpoints_dir
+from nmt.checkpoint.files import (
+    AVERAGE,
+    BEST,
+    MODEL,
+    STATE,
+    checkpoint_dir,
+    checkpoints_dir,
+    load_tensors,
+    newest_checkpoint,
+    read_best,
+    read_state,
+    tensor_differences,
+)
+from nmt.checkpoint.run import changed_settings
 from nmt.config.loader import load_config
+from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors
 from nmt.files.manifest import Manifest
-from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
+
+if TYPE_CHECKING:  # what is found without loading weights needs no torch
+    from nmt.model.transformer import Transformer
 
 CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
 GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
 EXTRAS = (GUARD, SHORTLIST)
 """Files that a finished run has. They depend on its data alone, not on the weights."""
 _MAX_PLACES = 5
+_MAX_DIGITS = 15
+"""Of the step of a checkpoint."""
+_MAX_SHOWN = 40
+"""Characters of a wrong name that its message repeats."""
+
+logger = logging.getLogger(__name__)
 
 
-def write_extra(path: Path, content: bytes) -> None:
-    """Write one of `EXTRAS`, whole or not at all.
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The parts of a model, found and checked; the weights are not read yet."""
+
+    config: RunConfig
+    """The configuration it was trained with."""
+    tokenizers: Tokenizers
+    """Of both languages."""
+    step: int
+    """Updates it was trained for."""
+    folder: Path
+    """Where the weights are."""
+    manifest: Manifest
+    """Of that folder."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the weights."""
+        return self.manifest.files[MODEL].sha256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBundle(ModelFiles):
+    """Everything that translating needs."""
+
+    model: Transformer
+    """On the CPU, in float32, in evaluation mode."""
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn the errors of the operating system while a model is read into `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # of a library that does not load, say
+            raise
+        raise CheckpointError(
+            f"{error.filename} cannot be read: {error.strerror or error}.",
+            fix="Let the files of the model be read by you, or copy the folder again.",
+        ) from error
+
+
+@readable()
+def load_folder_config(folder: Path) -> RunConfig:
+    """Load the configuration that a model was trained with.
 
     Raises:
-        CheckpointError: The folder cannot be written.
+        CheckpointError: It is missing or was changed.
     """
-    fix = "Free disk space, or make the folder writable; then start the same command again."
-    with write_errors(path, CheckpointError, fix=fix):
-        write_bytes(path, content)
+    path = folder / CONFIG
+    if not path.is_file():
+        inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
+        such_as = f", such as {', '.join(inside[:_MAX_PLACES])}" if inside else ""
+        raise CheckpointError(
+            f"{folder} has no config.yaml, so it is no model folder.",
+            fix=f"Name the run folder that `nmt train` wrote{such_as}.",
+        )
+    path.open("rb").close()
+    try:
+        return load_config(path)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path} was changed or comes from another release:\n{error.problem}",
+            fix="Restore the config.yaml that `nmt train` wrote.",
+        ) from error
+
+
+def load_folder_tokenizers(folder: Path) -> Tokenizers:
+    """Load the tokenizers that a model was trained with.
+
+    Raises:
+        CheckpointError: They are missing or damaged.
+    """
+    try:
+        return load_tokenizers(folder / _TOKENIZER)
+    except TokenizerError as error:
+        raise CheckpointError(
+            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
+        ) from error
+
+
+@readable()
+def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
+    """Find and check all of a model but its weights. Loads no torch. Arguments as of `load_model`.
+
+    Raises:
+        CheckpointError: A part is missing or damaged, or weights and configuration disagree.
+        ConfigError: ``checkpoint`` is none of these.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
+        )
+    config = load_folder_config(folder)
+    weights_dir = _weights_dir(folder, checkpoint)
+    if weights_dir == folder / AVERAGE:
+        return find_model(weights_dir)
+    manifest = Manifest.read(weights_dir)
+    if weights_dir == folder:
+        manifest.verify(folder, (name for name in manifest.files if name != MODEL))
+    else:
+        manifest.verify(weights_dir, (STATE,))
+        _check_run_files(folder, weights_dir, config)
+    tokenizers = load_folder_tokenizers(folder)
+    if MODEL not in manifest.files:
+        raise CheckpointError(f"{weights_dir / MODEL} is missing.", fix="Use another checkpoint.")
+    return ModelFiles(config, tokenizers, manifest.step, weights_dir, manifest)
+
+
+def load_model(folder: Path, checkpoint: str = "best") -> ModelBundle:
+    """Load a model from a run folder, or from a folder with weights, config.yaml and tokenizer.
+
+    Args:
+        folder: The run or model folder.
+        checkpoint: In a run folder: ``best``, ``last``, ``step-N`` or ``average``.
+
+    Raises:
+        CheckpointError: A part is missing or damaged, or weights and configuration disagree.
+        ConfigError: ``checkpoint`` is none of these.
+    """
+    return read_weights(find_model(folder, checkpoint))
+
+
+def read_weights(files: ModelFiles) -> ModelBundle:
+    """Build the model whose parts were found, after comparing its weights with their manifest.
+
+    Raises:
+        CheckpointError: The weights are missing or damaged, or of another configuration.
+    """
+    from nmt.model.transformer import build_model  # noqa: PLC0415 - loads torch
+
+    path, config = files.folder / MODEL, files.config
+    with readable():
+        files.manifest.verify(files.folder, (MODEL,))
+        _check_widths(path, config.model)
+        try:
+            model = build_model(config.model, *files.tokenizers.vocab_sizes)
+        except ValueError as error:
+            raise CheckpointError(
+                f"config.yaml and tokenizer of {files.folder} do not fit each other: {error}.",
+                fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
+            ) from error
+        weights = load_tensors(path)
+        if problems := tensor_differences(weights, model.state_dict()):
+            raise CheckpointError(
+                f"{path} does not fit config.yaml and tokenizer:\n  {problems}",
+                fix="Restore the config.yaml and tokenizer that belong to these weights.",
+            )
+        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    return ModelBundle(
+        config, files.tokenizers, files.step, files.folder, files.manifest, model.eval()
+    )
+
+
+def _check_widths(path: Path, config: ModelConfig) -> None:
+    """Refuse a configuration of another width than the weights before memory is taken for it."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = {size for name in file.keys() for size in file.get_slice(name).get_shape()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is no readable safetensors file: {error}", fix="Use another checkpoint."
+        ) from error
+    names = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
+    names += ["max_positions"] if config.positions == "learned" else []
+    widths = {name: width for name in names if (width := getattr(config, name)) is not None}
+    gates = 2 if config.activation == "swiglu" else 1  # stand above the inner layer in one matrix
+    if wrong := [name for name, width in widths.items() if not {width, gates * width} & found]:
+        raise CheckpointError(
+            f"config.yaml is not of the weights in {path}, which have no such width: "
+            + ", ".join(f"model.{name} is {widths[name]:,}" for name in wrong)
+            + ".",
+            fix="Restore the config.yaml that belongs to these weights.",
+        )
+
+
+def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None:
+    """Compare configuration and tokenizers with the record in the checkpoint.
+
+    No manifest holds their hashes, as a run's settings may change; but what the weights mean may
+    not, and the tokenizers are compared before anything parses them.
+    """
+    recorded = read_state(weights_dir).get("identity", {})
+    names = recorded.keys() & {"source_language", "target_language", "model"}
+    present = config.model_dump(mode="json", include=names)
+    if found := changed_settings({name: recorded[name] for name in present}, present):
+        raise CheckpointError(
+            f"{folder / CONFIG} is not of these weights:\n  " + "\n  ".join(found),
+            fix="Restore these settings in it.",
+        )
+    expected, place = recorded.get("vocab_hash"), folder / _TOKENIZER
+    if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
+        raise CheckpointError(
+            f"{place} is not the tokenizer this model was trained with.",
+            fix="Restore the run's own tokenizer folder; a copy is in the prepared data.",
+        )
+
+
+def _weights_dir(folder: Path, checkpoint: str) -> Path:
+    checkpoints = checkpoints_dir(folder)
+    if not checkpoints.is_dir():
+        if not (folder / MODEL).is_file():
+            raise CheckpointError(
+                f"{folder} has neither {MODEL} nor checkpoints.",
+                fix="Train first: `nmt train CONFIG`.",
+            )
+        if checkpoint != "best":
+            logger.warning(
+                "%s holds one model: --checkpoint %s changes nothing there.", folder, checkpoint
+            )
+        return folder
+    if match := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
+        chosen = checkpoint_dir(folder, int(match[1]))
+        if not chosen.is_dir():
+            there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
+            raise CheckpointError(
+                f"{folder} has no checkpoint {chosen.name}; it has {there or 'none'}.",
+                fix="Use --checkpoint best, last or one of these.",
+            )
+        return chosen
+    if checkpoint == AVERAGE:
+        if not (folder / AVERAGE).is_dir():
+            raise CheckpointError(
+                f"{folder} has no mean of checkpoints.",
+                fix="Set training.average_last and train to the end, or use `nmt average`.",
+            )
+        return folder / AVERAGE
+    if checkpoint not in ("best", "last"):
+        raise ConfigError(
+            f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.",
+            fix="Use --checkpoint best, last, step-N or average.",
+        )
+    return _best_or_newest(folder, checkpoint)
+
+
+def _best_or_newest(folder: Path, checkpoint: str) -> Path:
+    if checkpoint == "best" and (best := read_best(folder)):
+        return best
+    if (newest := newest_checkpoint(folder)) is None:
+        raise CheckpointError(
+            f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."
+        )
+    if checkpoint == "best" and (folder / BEST).is_file():
+        logger.warning(
+            "the best checkpoint of %s is gone: %s, the newest, is used", folder, newest.name
+        )
+    return newest
 
 
 def check_new_folder(folder: Path, source: Path) -> None:
@@ -71,9 +340,17 @@ def write_model_folder(
     """
     try:
         with atomic_folder(folder) as temporary:  # fails if somebody has put something there
-            _copy(source, temporary)
+            shutil.copyfile(source / CONFIG, temporary / CONFIG)
+            (temporary / _TOKENIZER).mkdir()
+            for path in (*(source / name for name in EXTRAS), *(source / _TOKENIZER).iterdir()):
+                if path.is_file():
+                    shutil.copyfile(path, temporary / path.relative_to(source))
             write(temporary)
-            _seal(temporary, step)
+            paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+            for path in paths:  # safetensors keeps others from reading its files
+                shutil.copymode(temporary / CONFIG, path)
+            names = [path.relative_to(temporary).as_posix() for path in paths]
+            Manifest.of(temporary, names, step).write(temporary)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
@@ -81,79 +358,12 @@ def write_model_folder(
         ) from error
 
 
-def _copy(source: Path, folder: Path) -> None:
-    shutil.copyfile(source / CONFIG, folder / CONFIG)
-    (folder / _TOKENIZER).mkdir()
-    for path in (*(source / name for name in EXTRAS), *(source / _TOKENIZER).iterdir()):
-        if path.is_file():
-            shutil.copyfile(path, folder / path.relative_to(source))
-
-
-def _seal(folder: Path, step: int) -> None:
-    """Write the manifest, last."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    for path in paths:
-        shutil.copymode(folder / CONFIG, path)  # safetensors keeps others from reading its files
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    Manifest.of(folder, names, step).write(folder)
-
-
-@contextmanager
-def readable() -> Iterator[None]:
-    """Turn the errors of the operating system while a model is read into `CheckpointError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:  # of a library that does not load, say
-            raise
-        raise CheckpointError(
-            f"{error.filename} cannot be read: {error.strerror or error}.",
-            fix="Let the files of the model be read by you, or copy the folder again.",
-        ) from error
-
-
-@readable()
-def load_folder_config(folder: Path) -> RunConfig:
-    """Load the configuration that a model was trained with.
+def write_extra(path: Path, content: bytes) -> None:
+    """Write one of `EXTRAS`, whole or not at all.
 
     Raises:
-        CheckpointError: It is missing or was changed.
+        CheckpointError: The folder cannot be written.
     """
-    path = folder / "config.yaml"
-    if not path.is_file():
-        inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
-        such_as = f", such as {', '.join(inside[:_MAX_PLACES])}" if inside else ""
-        raise CheckpointError(
-            f"{folder} has no config.yaml, so it is no model folder.",
-            fix=f"Name the run folder that `nmt train` wrote{such_as}.",
-        )
-    path.open("rb").close()
-    try:
-        return load_config(path)
-    except ConfigError as error:
-        raise CheckpointError(
-            f"{path} was changed or comes from another release:\n{error.problem}",
-            fix="Restore the config.yaml that `nmt train` wrote.",
-        ) from error
-
-
-def load_folder_tokenizers(folder: Path) -> Tokenizers:
-    """Load the tokenizers that a model was trained with.
-
-    Raises:
-        CheckpointError: They are missing or damaged.
-    """
-    try:
-        return load_tokenizers(folder / "tokenizer")
-    except TokenizerError as error:
-        raise CheckpointError(
-            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
-        ) from error
-
-
-def damaged_extra(path: Path, error: Exception) -> CheckpointError:
-    """Return what the reader of such a file raises."""
-    return CheckpointError(
-        f"{path} is damaged: {error}.",
-        fix="Remove it; a finished run gets it again when its training is started once more.",
-    )
+    fix = "Free disk space, or make the folder writable; then start the same command again."
+    with write_errors(path, CheckpointError, fix=fix):
+        write_bytes(path, content)

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import MODEL, load_tensors, tensor_differences
 from nmt.checkpoint.model_folder import write_model_folder
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_json
-from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest
 from nmt.version import __version__
 
+if TYPE_CHECKING:  # choosing checkpoints needs no torch
+    from torch import Tensor
+
 RECORD = "average.json"
-"""In a model folder that is a mean: of which checkpoints."""
+"""In a model folder that is a mean: the ``steps`` of its checkpoints and, if known, ``score``."""
 
 
 def rank(score: float) -> float:
@@ -122,7 +119,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
             if name in sums:  # what is popped is gone before the next checkpoint is read
                 sums[name] += weights.pop(name)
             else:
-                sums[name] = weights.pop(name).to(torch.float64)
+                sums[name] = weights.pop(name).double()
     return {name: sums.pop(name).div_(len(paths)).float() for name in list(sums)}
 
 
@@ -145,11 +142,7 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def write_average(
-    folder: Path,
-    run_dir: Path,
-    paths: Sequence[Path],
-    *,
-    score: float | None = None,
+    folder: Path, run_dir: Path, paths: Sequence[Path], *, score: float | None = None
 ) -> None:
     """Write the mean of checkpoints as a model folder: whole, or not at all.
 
@@ -165,46 +158,16 @@ def write_average(
     Raises:
         CheckpointError: As `average_weights`; or ``folder`` holds something, or cannot be written.
     """
+    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
+
     manifests = [Manifest.read(path) for path in paths]
+    steps = [manifest.step for manifest in manifests]
+    made_of = [{"step": x.step, "sha256": x.files[MODEL].sha256} for x in manifests]
+    record: dict[str, Any] = {} if score is None else {"score": score}
+    record |= {"package_version": __version__, "steps": steps, "checkpoints": made_of}
 
     def write(place: Path) -> None:
         save_file(average_weights(paths), place / MODEL)
-        record: dict[str, Any] = {} if score is None else {"score": score}
-        steps = [manifest.step for manifest in manifests]
-        made_of = [{"step": x.step, "sha256": x.files[MODEL].sha256} for x in manifests]
-        record |= {"package_version": __version__, "steps": steps, "checkpoints": made_of}
         write_json(place / RECORD, record)
 
-    newest = max(manifest.step for manifest in manifests)
-    write_model_folder(folder, run_dir, newest, write)
-
-
-@dataclass(frozen=True, slots=True)
-class AverageRecord:
-    """Which checkpoints a model folder is the mean of."""
-
-    steps: tuple[int, ...]
-    """Their steps, oldest first."""
-    score: float | None
-    """Validation score of the mean."""
-
-    @classmethod
-    def read(cls, folder: Path) -> AverageRecord:
-        """Read the record of a model folder.
-
-        Raises:
-            FileNotFoundError: It has none.
-            CheckpointError: It is damaged.
-        """
-        path = folder / RECORD
-        try:
-            values = read_json(path)
-            steps = field(values, "steps", kind=list)
-            if not all(type(step) is int for step in steps):
-                raise ValueError("steps should hold whole numbers")
-            score = values.get("score") and field(values, "score", kind=float)
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}.", fix="Remove it.") from error
-        return cls(tuple(steps), score)
+    write_model_folder(folder, run_dir, max(steps), write)

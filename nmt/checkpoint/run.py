@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import newest_checkpoint, read_state
-from nmt.config import Section
-from nmt.config.data import BatchConfig
 from nmt.config.loader import dump_config, load_config
-from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import (
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainingConfig,
-    full_dtype_name,
-)
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors, write_json, write_text
@@ -45,8 +36,6 @@ _BINDING_TRAINING = (
     "freeze",
 )
 _HASH_LENGTH = 64
-# What older records of the machine leave out.
-_MACHINE_DEFAULTS = {"compiled": False}
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -93,70 +82,15 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def changed_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """Compare two `identity` records: ``key: was ..., is ...`` for each that differs."""
-    return _differences(_completed(recorded, present), present, "")
-
-
-def changed_model(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Compare an `identity` record with what ``config`` says of the model, in the same way."""
-    was = {**recorded, "model": _with_defaults(ModelConfig, recorded.get("model", {}))}
-    now = config.model_dump(mode="json")
-    names = [name for name in ("source_language", "target_language", "model") if name in recorded]
-    of_was, of_now = ({name: side[name] for name in names} for side in (was, now))
-    return _differences(of_was, of_now, "")
-
-
-def _changed_machine(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """Compare two `machine` records: where they differ, a run resumes, but not bit-exactly."""
-    was, now = (
-        {
-            **_MACHINE_DEFAULTS,
-            "deterministic": record["device"] == "cpu",
-            **record,
-            "precision": full_dtype_name(record.get("precision")),
-        }
-        for record in (recorded, present)
-    )
-    found = _differences(was, now, "")
-    if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
-        found.append("training.deterministic: is False")
-    return found
-
-
-def _completed(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the record of an earlier release the defaults of the keys that it did not know."""
-    filled = {"num_processes": 1, "filters": present["filters"], **recorded}
-    filled["batch"] = _with_defaults(BatchConfig, recorded["batch"])
-    filled["model"] = _with_defaults(ModelConfig, recorded["model"])
-    training = {name: _default(TrainingConfig, name) for name in _BINDING_TRAINING}
-    training["validation"] = present["training"]["validation"]
-    training |= recorded["training"]
-    training["optimizer"] = _with_defaults(OptimizerConfig, training["optimizer"])
-    training["schedule"] = _with_defaults(ScheduleConfig, training["schedule"])
-    training["precision"] = full_dtype_name(training["precision"])
-    return filled | {"training": training}
-
-
-def _with_defaults(section: type[Section], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _default(section, name) for name in section.model_fields} | dict(recorded)
-
-
-def _default(section: type[Section], name: str) -> Any:
-    value = section.model_fields[name].get_default(call_default_factory=False)
-    if isinstance(value, Section):
-        return value.model_dump(mode="json")
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _differences(was: Any, now: Any, path: str) -> list[str]:
+def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
+    """Compare plain data, such as two `identity`: ``key: was ..., is ...`` for each difference."""
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         was, now = dict(enumerate(was)), dict(enumerate(now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         found = []
         for key in dict.fromkeys((*was, *now)):
             where = f"{path}.{key}" if path else str(key)
-            found += _differences(was.get(key), now.get(key), where)
+            found += changed_settings(was.get(key), now.get(key), where)
         return found
     return [] if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
 
@@ -184,7 +118,10 @@ def check_resumable(
         CheckpointError: The configuration makes another model or other updates.
     """
     refuse_changed_settings(recorded["identity"], present["identity"], run_dir)
-    found = _changed_machine(recorded["machine"], present["machine"])
+    was, now = recorded["machine"], present["machine"]
+    found = changed_settings(was, now)
+    if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
+        found.append("training.deterministic: is False")
     if found and exact:
         raise CheckpointError(
             "Resuming would not be bit-exact on this machine:\n  " + "\n  ".join(found),
@@ -203,7 +140,7 @@ def refuse_changed_settings(
         CheckpointError: The configuration or the data make another model or other updates.
     """
     if found := changed_settings(recorded, present):
-        fix = "Restore these settings to resume, or set another run_dir to start anew."
+        fix = "Restore these settings to resume, or set another run_dir to start again."
         if any(line.startswith("data_hash") for line in found):
             fix += " The data_hash is of the training pairs: of corpora, filters and tokenizer."
         raise CheckpointError(
@@ -223,7 +160,7 @@ def data_check(
     def check(manifest: PreparedManifest) -> None:
         if recorded := recorded_identity(config.run_dir):
             hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
-            processes = num_processes or recorded.get("num_processes", 1)
+            processes = num_processes or recorded["num_processes"]
             present = identity(config, num_processes=processes, **hashes)
             refuse_changed_settings(recorded, present, config.run_dir)
 
@@ -262,7 +199,7 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
     path, tokenizer = run_dir / "config.yaml", run_dir / "tokenizer"
     with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
-        # A run that was started anew after other data was prepared may hold an old tokenizer.
+        # A run that was started again after other data was prepared may hold an old tokenizer.
         if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
             with atomic_folder(tokenizer, replace=True) as temporary:
                 for file in tokenizer_dir.iterdir():  # copytree would lose why it failed
@@ -278,8 +215,8 @@ def _changes(path: Path, config: RunConfig) -> list[str]:
     try:
         recorded = load_config(path)
     except ConfigError as error:
-        return [f"{path} could not be read and is written anew: {error.problem}"]
-    return _differences(recorded.model_dump(mode="json"), config.model_dump(mode="json"), "")
+        return [f"{path} could not be read and is written again: {error.problem}"]
+    return changed_settings(recorded.model_dump(mode="json"), config.model_dump(mode="json"))
 
 
 def read_measured(run_dir: Path, conditions: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nmt.checkpoint.bundle import ModelBundle
+    from nmt.checkpoint.model_folder import ModelBundle
 
 CONVERSION = 1
 """Raised when other files come of the same model: converted models that are kept are of one."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.retention import RECORD, AverageRecord
+from nmt.checkpoint.files import read_state
+from nmt.checkpoint.model_folder import ModelBundle
+from nmt.checkpoint.retention import RECORD
 from nmt.checkpoint.run import trained_on
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
@@ -115,7 +116,7 @@ def _scores(bundle: ModelBundle, source: Path) -> Iterator[str]:
     """What was measured on the validation set of these weights."""
     validation = bundle.config.training.validation
     if (bundle.folder / RECORD).is_file():
-        score = AverageRecord.read(bundle.folder).score
+        score = read_state(bundle.folder, RECORD).get("score")
         found: dict[str, float] = {} if score is None else {validation.metric: score}
     else:
         found = _recorded(source / _METRICS, bundle.step)

@@ -17,7 +17,7 @@ from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2 import CTranslate2Target, ShortlistParts
 
 if TYPE_CHECKING:
-    from nmt.checkpoint.bundle import ModelBundle
+    from nmt.checkpoint.model_folder import ModelBundle
 
 
 class ExportTarget(Protocol):

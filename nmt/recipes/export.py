@@ -7,9 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmt.checkpoint.bundle import find_model, load_model, read_weights
 from nmt.checkpoint.files import STATE, list_checkpoints, read_state
-from nmt.checkpoint.model_folder import CONFIG, check_new_folder, write_model_folder
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    check_new_folder,
+    find_model,
+    load_model,
+    read_weights,
+    write_model_folder,
+)
 from nmt.checkpoint.retention import by_score, write_average
 from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError

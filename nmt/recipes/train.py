@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import Checkpoint, list_checkpoints
+from nmt.checkpoint.model_folder import load_model
 from nmt.checkpoint.run import check_resumable, data_check, identity, machine, write_run_files
 from nmt.config.data import BatchConfig
 from nmt.config.loader import load_config

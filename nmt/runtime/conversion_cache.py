@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from nmt.checkpoint.bundle import ModelFiles, read_weights
+from nmt.checkpoint.model_folder import ModelFiles, read_weights
 from nmt.errors import CheckpointError
 from nmt.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
 from nmt.files.atomic import atomic_folder, remove_folder

@@ -12,8 +12,13 @@ from typing import get_args
 
 from typing_extensions import override
 
-from nmt.checkpoint.bundle import ModelFiles, find_model
-from nmt.checkpoint.model_folder import load_folder_config, load_folder_tokenizers, readable
+from nmt.checkpoint.model_folder import (
+    ModelFiles,
+    find_model,
+    load_folder_config,
+    load_folder_tokenizers,
+    readable,
+)
 from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2, is_installed, not_expressed, num_positions
 from nmt.files.manifest import Manifest

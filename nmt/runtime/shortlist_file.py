@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from nmt.checkpoint.model_folder import SHORTLIST, damaged_extra, write_extra
+from nmt.checkpoint.model_folder import SHORTLIST, write_extra
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.errors import CheckpointError, ConfigError
@@ -91,7 +91,10 @@ class ShortlistFile:
             if parts.common.min(initial=0) < 0 or parts.candidates.min() < -1:
                 raise ValueError("it holds numbers that are no tokens")
         except (OSError, SafetensorError, LookupError, ValueError) as error:
-            raise damaged_extra(self._path, error) from error
+            raise CheckpointError(
+                f"{self._path} is damaged: {error}.",
+                fix="Remove it; a finished run gets it again when its training is started again.",
+            ) from error
         return parts
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from typing_extensions import override
 
-from nmt.checkpoint.bundle import ModelBundle, load_model
+from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.engine.device import choose_device, prepare_process
 from nmt.errors import CheckpointError, ConfigError

@@ -20,13 +20,14 @@ from nmt.checkpoint.files import (
     load_checkpoint,
     newest_checkpoint,
     read_best,
+    read_state,
     save_checkpoint,
     set_damaged_aside,
     write_best,
 )
 from nmt.checkpoint.model_folder import EXTRAS
 from nmt.checkpoint.retention import (
-    AverageRecord,
+    RECORD,
     average_weights,
     expired,
     newest,
@@ -72,8 +73,7 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
         for name in EXTRAS:
             (run_dir / name).unlink(missing_ok=True)
         return
-    for place in set_damaged_aside(run_dir, checkpoint.step):
-        logger.warning("kept, to be looked at and removed: %s", place)
+    set_damaged_aside(run_dir, checkpoint.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ def average_at_end(
     due_every = (training.save_every, training.validate_every)
     steps = newest(present, training.average_last, due_every=due_every)
     made = _made(run_dir, summary.step)
-    is_done = made and (made.steps == tuple(steps) or not present.keys() >= {*made.steps})
-    if made and made.score is not None and is_done:
-        return _best_of(summary, made.score)
+    is_choosable = present.keys() >= {*made.get("steps", ())}
+    if "score" in made and (made["steps"] == steps or not is_choosable):
+        return _best_of(summary, made["score"])
     if len(steps) < 2:
         return summary
     paths = [present[step] for step in steps]
@@ -190,12 +190,12 @@ def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
     return replace(summary, best=AVERAGE, best_score=score)
 
 
-def _made(run_dir: Path, step: int) -> AverageRecord | None:
-    """Return what is known of the mean that an earlier start made after ``step``, or None."""
+def _made(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the record of the mean that an earlier start made after ``step``, or nothing."""
     folder = run_dir / AVERAGE
     try:
         manifest = Manifest.read(folder)
         manifest.verify(folder)
-        return AverageRecord.read(folder) if manifest.step == step else None
+        return read_state(folder, RECORD) if manifest.step == step else {}
     except CheckpointError:
-        return None
+        return {}

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nmt.checkpoint.bundle import ModelBundle
-from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.model_folder import ModelBundle, load_folder_config
 from nmt.checkpoint.run import machine
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig

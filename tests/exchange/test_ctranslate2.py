@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.checkpoint.bundle import ModelBundle
 from nmt.checkpoint.files import MODEL
+from nmt.checkpoint.model_folder import ModelBundle
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig

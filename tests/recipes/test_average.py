@@ -11,8 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import checkpoint_dir, save_checkpoint
+from nmt.checkpoint.model_folder import load_model
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig

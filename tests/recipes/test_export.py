@@ -11,7 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import (
     MODEL,
     checkpoint_dir,
@@ -20,7 +19,7 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     write_best,
 )
-from nmt.checkpoint.model_folder import GUARD, SHORTLIST
+from nmt.checkpoint.model_folder import GUARD, SHORTLIST, load_model
 from nmt.checkpoint.retention import write_average
 from nmt.cli.app import app
 from nmt.config.run import RunConfig

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.bundle import find_model, load_model
 from nmt.checkpoint.files import MODEL, checkpoint_dir, save_checkpoint
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.model_folder import SHORTLIST, find_model, load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import CTranslate2Target

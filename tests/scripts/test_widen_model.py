@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.bundle import load_model
+from nmt.checkpoint.model_folder import load_model
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer, build_model

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
+from nmt.checkpoint.model_folder import load_model
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.recipes.train import train

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.bundle import load_model
 from nmt.checkpoint.files import AVERAGE, MODEL, load_checkpoint, load_tensors, read_best
+from nmt.checkpoint.model_folder import load_model
 from nmt.files.manifest import Manifest
 from tests.training.runs import Harm, Server
 from tests.training.test_resume import Run, assert_equal, run, server, whole

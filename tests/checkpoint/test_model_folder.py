@@ -15,9 +15,8 @@ import pytest
 import torch
 import yaml
 
-from nmt.checkpoint.bundle import ModelBundle, load_model
 from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
-from nmt.checkpoint.model_folder import write_model_folder
+from nmt.checkpoint.model_folder import ModelBundle, load_model, write_model_folder
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
@@ -359,7 +358,7 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(run_dir:
 
 def test_finding_a_model_loads_no_torch(run_dir: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from nmt.checkpoint.bundle import find_model;"
+        "import sys; from pathlib import Path; from nmt.checkpoint.model_folder import find_model;"
         f"find_model(Path({str(run_dir)!r})); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
