@@ -1,21 +1,30 @@
-"""The root of the command line: lists the commands; turns errors into messages and exit codes."""
+"""The root of the command line: makes commands of functions, logs, turns errors into exit codes.
+
+Results go to standard output, messages to standard error beside progress bars. What the levels
+show: ``-q`` warnings only; by default notes, too; ``-v`` also what is for debugging nmt; ``-vv``
+whatever any library logs.
+"""
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import os
 import sys
 import traceback
-from typing import Annotated, Any, TextIO
+from collections.abc import Callable
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Any, TextIO, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import average, config, evaluate, export, prepare, score, train, translate
-from nmt.cli.logs import configure_logging, remove_logging
-from nmt.cli.options import command
+from nmt.cli.options import flag
 from nmt.errors import NmtError
 from nmt.version import __version__
 
@@ -36,6 +45,8 @@ BROKEN_PIPE = 141
 """What a shell reports for a program stopped by SIGPIPE."""
 _STDERR = 2
 """The descriptor of standard error."""
+_NMT = logging.getLogger("nmt")
+_ROOT = logging.getLogger()
 
 
 class _Stderr(io.FileIO):
@@ -72,6 +83,130 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+class _Formatter(logging.Formatter):
+    """``nmt: message``, and ``nmt: warning: message`` at any other level than INFO.
+
+    >>> _Formatter().format(logging.LogRecord("nmt.x", 30, "", 0, "%d lines", (3,), None))
+    'nmt: warning: 3 lines'
+    """
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        source = "nmt" if record.name.split(".")[0] == "nmt" else record.name
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{source}: {level}{record.message}"
+
+
+class _Handler(logging.Handler):
+    """Writes lines to standard error, above progress bars if there are any."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if tqdm := sys.modules.get("tqdm"):  # without it there is no bar to tear
+                tqdm.tqdm.write(line, file=sys.stderr)
+            else:
+                print(line, file=sys.stderr)  # noqa: T201
+        except Exception:
+            self.handleError(record)
+
+
+_HANDLER = _Handler()
+
+
+def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
+    """Write log messages to standard error.
+
+    Args:
+        quiet: Warnings only.
+        verbosity: 0 for notes and warnings; 1 for all messages of nmt; 2 for those of all
+            libraries.
+    """
+    remove_logging()
+    _HANDLER.setFormatter(_Formatter())
+    if verbosity > 1:
+        _ROOT.addHandler(_HANDLER)
+        _ROOT.setLevel(logging.DEBUG)
+    else:  # as the root has no handler, libraries report as they do without us
+        _NMT.addHandler(_HANDLER)
+    _NMT.setLevel(logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO)
+
+
+def remove_logging() -> None:
+    """Undo `configure_logging`, so that commands can be called in one process after another."""
+    if _HANDLER in _ROOT.handlers:
+        _ROOT.removeHandler(_HANDLER)
+        _ROOT.setLevel(logging.WARNING)
+    _NMT.removeHandler(_HANDLER)
+    _NMT.setLevel(logging.NOTSET)
+
+
+class _Command(TyperCommand):
+    """A command whose help lists options by group."""
+
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                is_argument = parameter.param_type_name == "argument"
+                panel = getattr(parameter, "rich_help_panel", None)
+                title = "Arguments" if is_argument else panel or "General"
+                sections.setdefault(title, []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+_QUIET = flag("--quiet", "-q", default=False, help="Print results, warnings and errors only.")
+_VERBOSE = flag(
+    "--verbose",
+    "-v",
+    default=0,
+    count=True,
+    help="Print details, and the traceback of errors; -vv: log messages of libraries, too.",
+    show_default=False,
+)
+
+
+def _add_command(app: typer.Typer, function: Callable[..., None], epilog: str) -> None:
+    """Register a command with a flag for each field of its option groups, and -q and -v."""
+    hints = get_type_hints(function)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = group = hints[name]
+            kinds = get_type_hints(group)
+            parameters += [
+                _parameter(x.name, kinds[x.name], x.default, group.title) for x in fields(group)
+            ]
+        else:
+            parameters.append(_parameter(name, hints[name], parameter.default))
+    parameters += [_parameter("quiet", bool, _QUIET), _parameter("verbose", int, _VERBOSE)]
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
+        for name, group in groups.items():
+            values[name] = group(**{x.name: values.pop(x.name) for x in fields(group)})
+        function(**values)
+
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app.command(epilog=epilog, cls=_Command)(call)
+
+
+def _parameter(name: str, kind: Any, option: Any, title: str | None = None) -> inspect.Parameter:
+    if option is not inspect.Parameter.empty:  # the context has no flag
+        option = copy(option)
+        option.rich_help_panel = title
+        if option.default is False and not option.param_decls:  # without --no-...
+            option.param_decls = (f"--{name.replace('_', '-')}",)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=option)
+
+
 app = typer.Typer(
     name="nmt",
     cls=_Commands,
@@ -94,12 +229,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     ctx: typer.Context,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
+    _version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    ),
 ) -> None:
     """Train, run and measure translators. One configuration file, one run folder."""
     configure_logging()  # options of the command may change the level
@@ -107,9 +243,11 @@ def root(
 
 
 for module in (prepare, train, average, export, translate, score, evaluate):
-    name = module.__name__.rpartition(".")[2]
-    command(app, module.EPILOG)(getattr(module, name))
-app.add_typer(config.app, name="config")
+    _add_command(app, getattr(module, module.__name__.rpartition(".")[2]), module.EPILOG)
+config_app = typer.Typer(help="Show, check and document configurations.", no_args_is_help=True)
+for function, example in config.EXAMPLES.items():
+    _add_command(config_app, function, f"\b\nExample:\n  {example}")
+app.add_typer(config_app, name="config")
 
 
 def _open_stderr() -> TextIO:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Json, OutputFolder, print_json
+from nmt.cli.options import JSON, OUTPUT_FOLDER, flag, print_result
 
 EPILOG = """\b
 Examples:
@@ -19,35 +18,26 @@ Examples:
 
 
 def average(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run folder that `nmt train` wrote.", show_default=False
-        ),
-    ],
-    output: OutputFolder,
-    last: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Average the N newest checkpoints, or all if there are fewer.",
-            show_default="10",
-        ),
-    ] = None,
-    best: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Average the N checkpoints with the best validation score instead.",
-        ),
-    ] = None,
-    step: Annotated[
-        list[int],
-        typer.Option(min=1, metavar="S", help="Average the checkpoint of step S. Repeatable."),
-    ] = [],  # noqa: B006 - read only, and typer wants the list here
-    json: Json = False,
+    run: Path = typer.Argument(
+        metavar="RUN", help="Run folder that `nmt train` wrote.", show_default=False
+    ),
+    output: Path = OUTPUT_FOLDER,
+    last: int | None = flag(
+        min=1,
+        metavar="N",
+        help="Average the N newest checkpoints, or all if there are fewer.",
+        show_default="10",
+    ),
+    best: int | None = flag(
+        min=1,
+        metavar="N",
+        help="Average the N checkpoints with the best validation score instead.",
+        show_default=False,
+    ),
+    step: list[int] = flag(
+        default=[], min=1, metavar="S", help="Average the checkpoint of step S. Repeatable."
+    ),
+    json: bool = JSON,
 ) -> None:
     """Average the weights of checkpoints of a run into one model.
 
@@ -59,7 +49,5 @@ def average(
     from nmt.recipes.export import average as write
 
     summary = write(run, output, last=last, best=best, steps=step)
-    if json:
-        print_json({"output": str(summary.output), "steps": list(summary.steps)})
-    else:
-        typer.echo(str(summary.output))
+    values = {"output": str(summary.output), "steps": list(summary.steps)}
+    print_result(str(summary.output), values, json=json)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import typer
 
 from nmt.cli.options import (
+    JSON,
     EngineOptions,
-    Json,
     MbrOptions,
-    ModelOptions,
     SearchOptions,
     flag,
     given_flags,
-    print_json,
+    print_result,
 )
 from nmt.errors import ConfigError
 from nmt.metrics.metric import METRICS
@@ -106,19 +105,16 @@ def evaluate(
     ctx: typer.Context,
     search: SearchOptions,
     mbr: MbrOptions,
-    options: ModelOptions,
     engine: EngineOptions,
-    model: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Run folder or model folder whose translations are scored.",
-            show_default=False,
-        ),
-    ] = None,
+    model: Path | None = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="Run folder or model folder whose translations are scored.",
+        show_default=False,
+    ),
     *,
     scoring: ScoringOptions,
-    json: Json = False,
+    json: bool = JSON,
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.gate import parse_gates, raise_if_missed
@@ -127,17 +123,20 @@ def evaluate(
     from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
 
     use = None
-    if model is None:
-        _refuse_model_flags(ctx)
-    else:
-        loading = options.loading() | engine.loading() | {"guard": not search.no_guard}
+    if model is not None:
         use = ModelUse(
             folder=model,
-            loading=loading,
+            loading=engine.loading() | {"guard": not search.no_guard},
             mbr=mbr.choice(search.beam_size),
             overrides=search.set_,
             decoding=search.decoding(),
             save_hypotheses=scoring.save_hypotheses,
+        )
+    elif flags := given_flags(ctx, EngineOptions, SearchOptions, MbrOptions, "save_hypotheses"):
+        is_one = len(flags) == 1
+        raise ConfigError(
+            f"{', '.join(flags)} {'needs' if is_one else 'need'} a model.",
+            fix=f"Name a model folder, or drop the flag{'' if is_one else 's'}.",
         )
     evaluation = run_evaluation(
         EvaluateOptions(
@@ -158,21 +157,7 @@ def evaluate(
             resampling=Resampling(scoring.resamples, scoring.seed),
         )
     )
-    if json:
-        print_json(evaluation.as_dict())
-    else:
-        typer.echo(evaluation.as_text())
+    print_result(evaluation.as_text(), evaluation.as_dict(), json=json)
     if evaluation.unsaved is not None:
         raise evaluation.unsaved
     raise_if_missed(evaluation.gates)
-
-
-def _refuse_model_flags(ctx: typer.Context) -> None:
-    """Refuse what would change nothing without a model."""
-    groups = (ModelOptions, EngineOptions, SearchOptions, MbrOptions)
-    if flags := given_flags(ctx, *groups, "save_hypotheses"):
-        is_one = len(flags) == 1
-        raise ConfigError(
-            f"{', '.join(flags)} {'needs' if is_one else 'need'} a model.",
-            fix=f"Name a model folder, or drop the flag{'' if is_one else 's'}.",
-        )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
 import typer
 
-from nmt.cli.options import Checkpoint, Json, Model, OutputFolder, print_json
+from nmt.cli.options import CHECKPOINT, JSON, MODEL, OUTPUT_FOLDER, flag, print_result
 
 EPILOG = """\b
 Examples:
@@ -17,28 +17,23 @@ Examples:
 
 
 def export(
-    model: Model,
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="TARGET",
-            help="safetensors: the model alone, for nmt. ctranslate2: for CTranslate2, which "
-            "translates faster on CPUs.",
-            show_default=False,
-        ),
-    ],
-    output: OutputFolder,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Type of the weights. ctranslate2 has float32, float16, bfloat16, int16, int8, "
-            "int8_float32, int8_float16 and int8_bfloat16; int8 is smallest and fastest on CPUs.",
-            show_default="float32",
-        ),
-    ] = None,
-    checkpoint: Checkpoint = "best",
-    json: Json = False,
+    model: Path = MODEL,
+    to: str = typer.Option(
+        ...,
+        metavar="TARGET",
+        help="safetensors: the model alone, for nmt. ctranslate2: for CTranslate2, which "
+        "translates faster on CPUs.",
+        show_default=False,
+    ),
+    output: Path = OUTPUT_FOLDER,
+    quantization: str | None = flag(
+        metavar="TYPE",
+        help="Type of the weights. ctranslate2 has float32, float16, bfloat16, int16, int8, "
+        "int8_float32, int8_float16 and int8_bfloat16; int8 is smallest and fastest on CPUs.",
+        show_default="float32",
+    ),
+    checkpoint: str = CHECKPOINT,
+    json: bool = JSON,
 ) -> None:
     """Write a model as a folder that is complete in itself.
 
@@ -49,15 +44,11 @@ def export(
     from nmt.recipes.export import export as write
 
     summary = write(model, output, to, quantization=quantization, checkpoint=checkpoint)
-    if json:
-        print_json(
-            {
-                "output": str(summary.output),
-                "to": summary.target,
-                "quantization": summary.quantization,
-                "step": summary.step,
-                "size_bytes": summary.size_bytes,
-            }
-        )
-    else:
-        typer.echo(str(summary.output))
+    values = {
+        "output": str(summary.output),
+        "to": summary.target,
+        "quantization": summary.quantization,
+        "step": summary.step,
+        "size_bytes": summary.size_bytes,
+    }
+    print_result(str(summary.output), values, json=json)

@@ -1,41 +1,41 @@
-"""Flags that several commands share: arguments, groups of options, and how they reach a command.
+"""Flags that several commands share: arguments, groups of options, and what they mean.
 
-A command is a function whose parameters are flags or groups of flags (dataclasses with a
-``title``); `command` registers it with one flag for each field, and adds ``-q`` and ``-v``.
+A command is a function whose parameters have flags as defaults, or are groups of flags (dataclasses
+with a ``title``). `nmt.cli.app` makes a command of it, with one flag for each field of its groups.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import wraps
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from json import dumps
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    get_args,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import typer
-from typer.core import TyperCommand
-from typing_extensions import override
 
-from nmt.cli.logs import configure_logging
 from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from nmt.runtime.engine import Ensemble
     from nmt.translation.mbr import MbrChoice
 
-_LOG_FLAGS = "nmt.log_flags"
+Format = Literal["text", "json"]
+"""How lines are read or written."""
+
+
+def flag(*names: str, default: Any = None, **settings: Any) -> Any:
+    """Return an option: the default of a command's parameter, or of a field of an option group.
+
+    Args:
+        names: Of the flag; as the parameter is called when none are given.
+        default: None, unless shown otherwise, for what the model's configuration says.
+        settings: Of `typer.Option`.
+    """
+    if default is None:
+        settings.setdefault("show_default", "the model's")
+    return typer.Option(default, *names, **settings)
 
 
 def _with_equals_sign(overrides: list[str]) -> list[str]:
@@ -92,112 +92,44 @@ def _dtype(text: str) -> str:
     return parse_dtype(text) or "auto"
 
 
-def _set_level(ctx: typer.Context, parameter: Any, value: Any) -> Any:
-    """Configure logging by what is known of -q and -v so far."""
-    flags = ctx.meta.setdefault(_LOG_FLAGS, {})
-    flags[parameter.name] = value
-    configure_logging(quiet=flags.get("quiet", False), verbosity=flags.get("verbose", 0))
-    return value
-
-
-def log_flags(ctx: typer.Context) -> list[str]:
-    """Return the flags by which another process logs as this one does."""
-    flags = ctx.meta.get(_LOG_FLAGS, {})
-    return ["-q"] * bool(flags.get("quiet")) + ["-v"] * flags.get("verbose", 0)
-
-
-Format = Literal["text", "json"]
-"""How lines are read or written."""
-
-
-def of_model(**settings: Any) -> Any:
-    """Return an option whose default is in the model's configuration."""
-    return typer.Option(show_default="the model's", **settings)
-
-
-def flag(*names: str, default: Any = None, **settings: Any) -> Any:
-    """Return a field of an option group.
-
-    Args:
-        names: Of the flag; as the field is called when none are given.
-        default: None, unless shown otherwise, for what the model's configuration says.
-        settings: Of `typer.Option`.
-    """
-    if default is None:
-        settings.setdefault("show_default", "the model's")
-    option = {"option": typer.Option(*names, **settings)}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=option)
-    return field(default=default, metadata=option)
-
-
-Config = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG", parser=file_name, help="YAML configuration file.", show_default=False
-    ),
-]
-Set = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        callback=_with_equals_sign,
-        help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
-    ),
-]
-Model = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL",
-        parser=_model_folder,
-        help="Run folder or exported model folder.",
-        show_default=False,
-    ),
-]
-Checkpoint = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="Checkpoint of a run folder: best, last, step-N or average."),
-]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        parser=file_or_standard,
-        help="File to write, compressed if its name ends in .gz, .bz2 or .xz.",
-        show_default="standard output",
-    ),
-]
-OutputFolder = Annotated[
-    Path,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="Model folder to write; it must be missing or empty.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-_Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", callback=_set_level, help="Print results, warnings and errors only."
-    ),
-]
-_Verbose = Annotated[
-    int,
-    typer.Option(
-        "--verbose",
-        "-v",
-        count=True,
-        callback=_set_level,
-        help="Print details, and the traceback of errors; -vv: log messages of libraries, too.",
-        show_default=False,
-    ),
-]
+CONFIG: Any = typer.Argument(
+    metavar="CONFIG", parser=file_name, help="YAML configuration file.", show_default=False
+)
+MODEL: Any = typer.Argument(
+    metavar="MODEL",
+    parser=_model_folder,
+    help="Run folder or exported model folder.",
+    show_default=False,
+)
+SET: Any = flag(
+    "--set",
+    default=[],
+    metavar="KEY=VALUE",
+    callback=_with_equals_sign,
+    help="Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
+)
+CHECKPOINT: Any = flag(
+    default="best",
+    metavar="NAME",
+    help="Checkpoint of a run folder: best, last, step-N or average.",
+)
+OUTPUT_FILE: Any = flag(
+    "-o",
+    "--output",
+    metavar="FILE",
+    parser=file_or_standard,
+    help="File to write, compressed if its name ends in .gz, .bz2 or .xz.",
+    show_default="standard output",
+)
+OUTPUT_FOLDER: Any = typer.Option(
+    ...,
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    help="Model folder to write; it must be missing or empty.",
+    show_default=False,
+)
+JSON: Any = flag("--json", default=False, help="Print the result as one JSON object.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +138,7 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    checkpoint: Checkpoint = "best"
+    checkpoint: str = CHECKPOINT
     device: Literal["auto", "cpu", "cuda"] = flag(default="auto", help="Device to compute on.")
     threads: int | None = flag(min=1, metavar="N", help="CPU threads.", show_default="all cores")
     with_: list[Path] = flag(
@@ -257,10 +189,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What computes a translation."""
-
-    title: ClassVar[str] = "Model"
+class EngineOptions(ModelOptions):
+    """Which models, where they compute, and what computes translations with them."""
 
     engine: Literal["auto", "torch", "ctranslate2"] = flag(
         default="auto",
@@ -277,7 +207,7 @@ class EngineOptions:
 
     def loading(self) -> dict[str, Any]:
         """Return the arguments by which a model is loaded."""
-        return {"engine": self.engine, "dtype": self.dtype}
+        return ModelOptions.loading(self) | {"engine": self.engine, "dtype": self.dtype}
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,79 +294,6 @@ class MbrOptions:
         return choice
 
 
-class Command(TyperCommand):
-    """A command whose help lists options by group."""
-
-    @override
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                is_argument = parameter.param_type_name == "argument"
-                panel = getattr(parameter, "rich_help_panel", None)
-                title = "Arguments" if is_argument else panel or "General"
-                sections.setdefault(title, []).append(record)
-        for title, rows in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-def command(app: typer.Typer, epilog: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that registers a command, with a flag for each field of its groups."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(epilog=epilog, cls=Command)(_with_flags(function))
-        return function
-
-    return register
-
-
-def _with_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with parameters for the fields of its option groups, and -q and -v."""
-    hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = hints[name]
-        if is_dataclass(kind):
-            groups[name] = kind
-            parameters += _flags_of(kind)
-        else:
-            parameters.append(parameter.replace(annotation=kind, kind=parameter.KEYWORD_ONLY))
-    for name, kind, default in (("quiet", _Quiet, False), ("verbose", _Verbose, 0)):
-        parameters.append(_parameter(name, kind, default))
-
-    @wraps(function)
-    def call(**values: Any) -> None:
-        del values["quiet"], values["verbose"]  # their callbacks have done it
-        for name, group in groups.items():
-            values[name] = group(**{x.name: values.pop(x.name) for x in fields(group)})
-        function(**values)
-
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return call
-
-
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-
-
-def _flags_of(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each field of a group, shown in help under its title."""
-    hints = get_type_hints(group, include_extras=True)
-    for each in fields(group):
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        kind, option = hints[each.name], each.metadata.get("option")
-        if option is None:
-            kind, option = get_args(kind)
-        option = copy(option)
-        option.rich_help_panel = group.title
-        if default is False and not option.param_decls:  # without --no-...
-            option.param_decls = (f"--{each.name.replace('_', '-')}",)
-        yield _parameter(each.name, Annotated[kind, option], default)
-
-
 def given(**flags: Any) -> dict[str, Any]:
     """Return the flags that were given: those that are not None.
 
@@ -448,11 +305,9 @@ def given(**flags: Any) -> dict[str, Any]:
 
 def given_flags(ctx: typer.Context, *groups: Any) -> list[str]:
     """Return the flags of option groups, or with these names, that were given to the command."""
-    names = {
-        name
-        for group in groups
-        for name in ([group] if isinstance(group, str) else [x.name for x in fields(group)])
-    }
+    names: set[str] = set()
+    for group in groups:
+        names |= {group} if isinstance(group, str) else {x.name for x in fields(group)}
     return [
         max(parameter.opts, key=len)
         for parameter in ctx.command.params
@@ -461,6 +316,6 @@ def given_flags(ctx: typer.Context, *groups: Any) -> list[str]:
     ]
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on one line of standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+def print_result(text: str, values: Mapping[str, Any], *, json: bool) -> None:
+    """Print a result on standard output: its text, or its values as one line of JSON."""
+    typer.echo(dumps(values, ensure_ascii=False) if json else text)

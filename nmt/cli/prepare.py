@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
-from nmt.cli.options import Config, Json, Set, print_json
+from nmt.cli.options import CONFIG, JSON, SET, flag, print_result
 
 EPILOG = """\b
 Examples:
@@ -16,22 +14,15 @@ Examples:
 
 
 def prepare(
-    config: Config,
-    set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Print the report; write nothing.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Prepare again even if nothing has changed.")
-    ] = False,
-    json: Json = False,
+    config: Path = CONFIG,
+    set_: list[str] = SET,
+    report_only: bool = flag(default=False, help="Print the report; write nothing."),
+    force: bool = flag(default=False, help="Prepare again even if nothing has changed."),
+    json: bool = JSON,
 ) -> None:
     """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
     from nmt.config.loader import load_config
     from nmt.recipes.prepare import prepare as run
 
     report = run(load_config(config, set_), force=force, report_only=report_only)
-    if json:
-        print_json(report.as_dict())
-    else:
-        typer.echo(report.as_text())
+    print_result(report.as_text(), report.as_dict(), json=json)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from nmt.cli.options import Format, Model, ModelOptions, OutputFile, Set, file_name, given, of_model
+from nmt.cli.options import MODEL, OUTPUT_FILE, SET, Format, ModelOptions, file_name, flag, given
 
 EPILOG = """\b
 Examples:
@@ -18,41 +15,36 @@ Examples:
 
 
 def score(
-    model: Model,
+    *,
+    model: Path = MODEL,
     options: ModelOptions,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=file_name,
-            help="Source lines; - is standard input. Without files, standard input holds "
-            "source<TAB>target.",
-        ),
-    ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=file_name,
-            help="Translations: line i translates line i of the source; - is standard input.",
-        ),
-    ] = None,
-    output_file: OutputFile = None,
-    plain_sum: Annotated[
-        bool, typer.Option("--sum", help="Write log probabilities without length normalisation.")
-    ] = False,
-    format_: Annotated[
-        Format,
-        typer.Option("--format", help="One number per line, or one JSON object with all tokens."),
-    ] = "text",
-    length_penalty: Annotated[
-        float | None, of_model(min=0, metavar="X", help="Exponent of the length normalisation.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        of_model(min=1, metavar="N", help="Source tokens, and target tokens, of a batch."),
-    ] = None,
-    set_: Set = [],  # noqa: B006 - read only, and typer wants the list here
+    source: Path | None = flag(
+        metavar="FILE",
+        parser=file_name,
+        help="Source lines; - is standard input. Without files, standard input holds "
+        "source<TAB>target.",
+        show_default=False,
+    ),
+    target: Path | None = flag(
+        metavar="FILE",
+        parser=file_name,
+        help="Translations: line i translates line i of the source; - is standard input.",
+        show_default=False,
+    ),
+    output_file: Path | None = OUTPUT_FILE,
+    plain_sum: bool = flag(
+        "--sum", default=False, help="Write log probabilities without length normalisation."
+    ),
+    format_: Format = flag(
+        "--format", default="text", help="One number per line, or one JSON object with all tokens."
+    ),
+    length_penalty: float | None = flag(
+        min=0, metavar="X", help="Exponent of the length normalisation."
+    ),
+    batch_tokens: int | None = flag(
+        min=1, metavar="N", help="Source tokens, and target tokens, of a batch."
+    ),
+    set_: list[str] = SET,
 ) -> None:
     """Score given translations: the log probability per token that MODEL gives each of them.
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import typer
 
 from nmt.cli.options import (
+    MODEL,
+    OUTPUT_FILE,
     EngineOptions,
     Format,
     MbrOptions,
-    Model,
-    ModelOptions,
-    OutputFile,
     SearchOptions,
     file_or_standard,
     flag,
@@ -45,7 +44,7 @@ class InputOutput:
         help="Text to translate, one sentence per line; may be compressed.",
         show_default="standard input",
     )
-    output_file: OutputFile = None
+    output_file: Path | None = OUTPUT_FILE
     format_: Format = flag(
         "--format", default="text", help="Output plain text, or one JSON object per line."
     )
@@ -99,20 +98,16 @@ class SamplingOptions:
 
 
 def translate(
-    model: Model,
+    *,
+    model: Path = MODEL,
     files: InputOutput,
     search: SearchOptions,
     sampling: SamplingOptions,
     mbr: MbrOptions,
-    options: ModelOptions,
     engine: EngineOptions,
-    selfcheck: Annotated[
-        bool,
-        typer.Option(
-            "--selfcheck",
-            help="Check the line-in/line-out contract on adversarial input and report.",
-        ),
-    ] = False,
+    selfcheck: bool = flag(
+        default=False, help="Check the line-in/line-out contract on adversarial input and report."
+    ),
 ) -> None:
     """Translate line by line: N lines in, N lines out, in order, blank lines kept.
 
@@ -138,7 +133,7 @@ def translate(
         top_k=sampling.top_k,
         seed=sampling.seed,
     )
-    loading = options.loading() | engine.loading() | {"guard": not search.no_guard}
+    loading = engine.loading() | {"guard": not search.no_guard}
     choice = mbr.choice(search.beam_size)
     if selfcheck:
         from nmt.diagnostics.selfcheck import report
