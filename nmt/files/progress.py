@@ -16,11 +16,13 @@ def progress_bar(
     total: int | None = None,
     initial: int = 0,
     leave: bool = True,
+    shown: bool = True,
 ) -> tqdm[Any]:
     """Return a bar, to be used as a context: ``bar.update(n)`` moves it.
 
-    It is disabled where standard error is no terminal, and where `nmt` logs warnings only. Messages
-    of the command line go through ``tqdm.write``, so that they do not tear it.
+    It is disabled where standard error is no terminal, where `nmt` logs warnings only, and where
+    it is not to be ``shown``: it would mix with what is typed, say. Messages of the command line go
+    through ``tqdm.write``, so that they do not tear it.
 
     ``description`` stands before it, ``unit`` says what is counted, and of ``total`` there were
     ``initial`` before. With ``leave`` it stays on the screen.
@@ -34,7 +36,7 @@ def progress_bar(
         total=total,
         initial=initial,
         leave=leave,
-        disable=is_quiet or not is_terminal,
+        disable=is_quiet or not is_terminal or not shown,
         file=sys.stderr,
         dynamic_ncols=True,
     )

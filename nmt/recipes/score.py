@@ -20,8 +20,7 @@ from nmt.files.progress import progress_bar
 from nmt.recipes.translate import decoding_changes
 from nmt.translation.scorer import PairScore, Scorer
 
-Pairs = list[tuple[str, str]]
-
+_Pairs = list[tuple[str, str]]
 _MOST_CHARACTERS = 1 << 22
 
 
@@ -73,94 +72,72 @@ def score(
         DataError: The input cannot be read or is not parallel, or the output cannot be written.
     """
     style = style or ScoreFormat()
-    check_inputs(source, target)
-    check_output(output, source, target, Path(model))
-    scorer = Scorer.load(model, **(loading or {}))
-    scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
-    with ExitStack() as stack:
-        if source is None or target is None:
-            pairs = read_table(stack.enter_context(open_input(None)))
-        else:
-            paths = (source, target)
-            streams = [stack.enter_context(open_input(path)) for path in paths]
-            names = ["standard input" if is_standard(path) else str(path) for path in paths]
-            pairs = read_pairs(streams[0], streams[1], (names[0], names[1]))
-        writer = stack.enter_context(open_output(output))
-        bar = None
-        if not is_standard(source):  # where it would mix with what is typed
-            bar = stack.enter_context(progress_bar("scoring", unit="pairs"))
-        number = 0
-        for chunk in pairs:
-            for found in scorer.score(chunk):
-                writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
-            writer.flush()
-            number += len(chunk)
-            if bar is not None:
-                bar.update(len(chunk))
-        return number
-
-
-def check_inputs(source: Path | None, target: Path | None) -> None:
-    """Check that the flags name both sides once, or neither.
-
-    Raises:
-        ConfigError: They do not.
-    """
     if (source is None) != (target is None):
         missing = "--source" if source is None else "--target"
         raise ConfigError(
             f"{missing} is missing.",
             fix="Give --source and --target, or neither and source<TAB>target on standard input.",
         )
-    if source is not None and is_standard(source) and is_standard(target):
+    if source and is_standard(source) and is_standard(target):
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
+    check_output(output, source, target, Path(model))
+    scorer = Scorer.load(model, **(loading or {}))
+    scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
+    number = 0
+    with (
+        open_output(output) as writer,
+        progress_bar("scoring", unit="pairs", shown=not is_standard(source)) as bar,
+    ):
+        for chunk in _read_files(source, target) if source and target else _read_table():
+            for found in scorer.score(chunk):
+                writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
+            writer.flush()
+            number += len(chunk)
+            bar.update(len(chunk))
+    return number
 
 
-def read_table(stream: IO[bytes]) -> Iterator[Pairs]:
-    """Yield pairs from lines of ``source<TAB>target``, in chunks, as they come.
-
-    Raises:
-        DataError: A line that is not blank has another number of columns.
-    """
+def _read_table() -> Iterator[_Pairs]:
+    """Yield pairs from lines of ``source<TAB>target``, in chunks, as they come."""
     number, decoder = 0, LineDecoder()
-    for chunk in read_chunks(stream):
-        pairs = []
-        for line in decoder.decode(chunk, number + 1):
-            number += 1
-            cells = line.split("\t")
-            if len(cells) != 2:
-                if line.strip():
+    with open_input(None) as stream:
+        for chunk in read_chunks(stream):
+            pairs = []
+            for line in decoder.decode(chunk, number + 1):
+                number += 1
+                cells = line.split("\t")
+                if len(cells) != 2 and not line.strip():
+                    cells = ["", ""]
+                if len(cells) != 2:
                     raise DataError(
                         f"Standard input, line {number:,} has {len(cells)} "
                         f"column{'s' if len(cells) > 1 else ''}, not 2.",
                         fix="Write source, one tab, target; `cut -f 1,2` takes two columns.",
                     )
-                cells = ["", ""]
-            pairs.append((cells[0], cells[1]))
-        yield pairs
+                pairs.append((cells[0], cells[1]))
+            yield pairs
 
 
-def read_pairs(source: IO[bytes], target: IO[bytes], names: tuple[str, str]) -> Iterator[Pairs]:
-    """Yield pairs from two streams of lines, in chunks of bounded size.
-
-    Raises:
-        DataError: One has more lines than the other, or is damaged.
-    """
+def _read_files(*paths: Path) -> Iterator[_Pairs]:
+    """Yield pairs from a source and a target of as many lines, in chunks of bounded size."""
     decoder = LineDecoder()
-    sides = _read_texts(source, names[0], decoder), _read_texts(target, names[1], decoder)
-    size, chunk = 0, []
-    for number, (left, right) in enumerate(zip_longest(*sides)):
-        if left is None or right is None:
-            longer = number + 1 + sum(1 for _ in sides[left is None])
-            counts = (number, longer) if left is None else (longer, number)
-            raise DataError.not_parallel(*names, counts)
-        chunk.append((left, right))
-        size += len(left) + len(right)
-        if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_CHARACTERS:
+    names = ["standard input" if is_standard(path) else str(path) for path in paths]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(open_input(path)) for path in paths]
+        sides = [_read_texts(*each, decoder) for each in zip(streams, names, strict=True)]
+        size, chunk = 0, []
+        for number, (left, right) in enumerate(zip_longest(*sides)):
+            if left is None or right is None:
+                longer = number + 1 + sum(1 for _ in sides[left is None])
+                counts = (number, longer) if left is None else (longer, number)
+                raise DataError.not_parallel(names[0], names[1], counts)
+            chunk.append((left, right))
+            size += len(left) + len(right)
+            if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_CHARACTERS:
+                yield chunk
+                size, chunk = 0, []
+        if chunk:
             yield chunk
-            size, chunk = 0, []
-    if chunk:
-        yield chunk
 
 
 def _read_texts(stream: IO[bytes], name: str, decoder: LineDecoder) -> Iterator[str]:

@@ -370,16 +370,15 @@ def translate_files(
     with ExitStack() as stack:
         reader = stack.enter_context(open_input(source))
         writer = stack.enter_context(open_output(output))
-        bar = None
-        if not is_standard(source):  # where it would mix with what is typed
-            bar = stack.enter_context(progress_bar("translating", unit="lines"))
+        is_file = not is_standard(source)
+        bar = stack.enter_context(progress_bar("translating", unit="lines", shown=is_file))
         run = translate_stream(
             translate,
             reader,
             writer,
             lines_at_once=lines_at_once or MAX_CHUNK_LINES,
-            name="standard input" if is_standard(source) else str(source),
-            progress=None if bar is None else bar.update,
+            name=str(source) if is_file else "standard input",
+            progress=bar.update,
         )
     if run.first_failure is not None:
         raise DataError(
