@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch, collate
-from nmt.data.batching import padding_waste, plan_batches
+from nmt.data.loader import padding_waste, plan_batches
 from nmt.data.prepared import PreparedData
 from nmt.engine.device import choose_device, prepare_process
 from nmt.engine.precision import choose_precision, has_fast_bf16

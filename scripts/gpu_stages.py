@@ -37,7 +37,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch, collate
-from nmt.data.batching import plan_batches
+from nmt.data.loader import plan_batches
 from nmt.engine.compilation import compile_layers
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.precision import Precision, choose_precision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from nmt.text import BOS_ID, EOS_ID
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 
 IntArray = npt.NDArray[np.int64]
+Flat: TypeAlias = tuple[npt.NDArray[np.integer], IntArray]
+"""Ids of several sentences, and the offset of each with the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,13 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """Return two batches of half the pairs."""
-        middle = len(self.rows) // 2
+        stop, middle = len(self.rows), len(self.rows) // 2
         split = int(self.target.cu_seqlens[middle])
-        first, second = slice(0, middle), slice(middle, len(self.rows))
-        return self._part(first, self.gold[:split]), self._part(second, self.gold[split:])
+        return self._part(0, middle, self.gold[:split]), self._part(middle, stop, self.gold[split:])
 
-    def _part(self, pairs: slice, gold: Tensor) -> Batch:
-        start, stop = pairs.start, pairs.stop
+    def _part(self, start: int, stop: int, gold: Tensor) -> Batch:
         sides = self.source.part(start, stop), self.target.part(start, stop)
-        return Batch(*sides, gold, self.rows[pairs])
+        return Batch(*sides, gold, self.rows[start:stop])
 
     def to(self, device: torch.device) -> Batch:
         """Return a copy on ``device``; this batch stays as it is."""
@@ -72,7 +73,7 @@ class Resegmenter:
     What a pair gets depends on seed, epoch and row only.
 
     Args:
-        sides: Cuts source and target anew.
+        sides: Segment source and target.
         seed: Seed of the run.
         longest: A sentence that would have more subwords keeps those that are stored.
     """
@@ -82,20 +83,14 @@ class Resegmenter:
     ) -> None:
         self._sides, self._seed, self._longest = sides, seed, longest
 
-    def __call__(
-        self,
-        side: int,
-        epoch: int,
-        rows: npt.NDArray[np.integer],
-        stored: tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]],
-    ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
-        """Return other ids in the form of ``stored``: flat, and offsets (len(rows) + 1,).
+    def __call__(self, side: int, epoch: int, rows: IntArray, stored: Flat) -> Flat:
+        """Return other ids of ``rows`` for the epoch, in the form of the stored ones.
 
         Args:
             side: 0 for the source, 1 for the target.
             epoch: Number of the epoch, from 0.
             rows: Of the store.
-            stored: Their ids, flat, and offsets.
+            stored: Their ids, flat, and offsets (len(rows) + 1,).
         """
         flat, offsets = stored[0].tolist(), stored[1].tolist()
         drawn: list[int] = []

@@ -1,4 +1,9 @@
-"""A store and a position -> the endless stream of batches that training reads from there on."""
+"""A store and a position -> the endless stream of batches that training reads from there on.
+
+The plan of an epoch, which pairs share a batch and which batch comes when, is a pure function of
+(lengths, settings, seed, epoch, rank): nothing is remembered between epochs, so a resumed run makes
+the plan again and skips to its position.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,107 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
-from nmt.data.batch import Batch, Resegmenter, collate
-from nmt.data.batching import epoch_rows, plan_batches
+from nmt.data.batch import Batch, IntArray, Resegmenter, collate
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 
 _LINES_NAMED = 8
+
+
+def epoch_rows(
+    corpus: npt.NDArray[np.integer], weights: Sequence[float], *, seed: int, epoch: int
+) -> IntArray:
+    """Return the rows that one epoch reads, each as often as its corpus' weight says.
+
+    A weight of 2.5 reads every row twice and a random half of the rows, another one each epoch,
+    a third time.
+
+    Args:
+        corpus: Corpus of each row, an index into ``weights``. (n,)
+        weights: How often an epoch reads each corpus.
+        seed: Seed of the run.
+        epoch: Number of the epoch, from 0.
+    """
+    if all(weight == 1 for weight in weights):
+        return np.arange(len(corpus), dtype=np.int64)
+    random = np.random.Generator(np.random.PCG64([seed, epoch, 1]))
+    parts = []
+    for index, weight in enumerate(weights):
+        rows = np.flatnonzero(corpus == index)
+        extra = round((weight - int(weight)) * len(rows))
+        parts += [rows] * int(weight) + [np.sort(random.permutation(rows)[:extra])]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def plan_batches(
+    source_lengths: npt.NDArray[np.integer],
+    target_lengths: npt.NDArray[np.integer],
+    *,
+    max_tokens: int,
+    noise: float,
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> list[IntArray]:
+    """Group pairs of like length under a budget of real tokens; shuffle the groups.
+
+    Pairs are sorted by the longer side, with noise so that epochs differ, then by the target, and
+    cut where the budget is full: neither side is padded far. (Multi30k, 4096 tokens: 7% padding.)
+
+    Args:
+        source_lengths: Tokens of each source, EOS included. (n,)
+        target_lengths: Tokens of each target, EOS included. (n,)
+        max_tokens: Most source and target tokens in a batch, together, without padding.
+        noise: Spread of the sort key, as a share of the length.
+        seed: Seed of the run.
+        epoch: Number of the epoch, from 0.
+        rank: Which process asks; each gets another part of the same plan.
+        num_ranks: Processes; each gets equally many batches (a few are read twice to make it even).
+
+    Returns:
+        Rows of each batch, in the order of training. Without ranks, each row is in one batch.
+
+    Raises:
+        DataError: A pair is longer than a batch.
+    """
+    sizes = source_lengths.astype(np.int64) + target_lengths
+    if len(sizes) == 0:
+        return []
+    if int(sizes.max()) > max_tokens:
+        row = int(sizes.argmax())
+        raise DataError(
+            f"Pair {row} has {sizes[row]:,} tokens, but a batch holds {max_tokens:,}.",
+            fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
+        )
+    random = np.random.Generator(np.random.PCG64([seed, epoch, 0]))
+    spread = random.random(len(sizes), dtype=np.float32) - 0.5
+    key = np.rint(np.maximum(source_lengths, target_lengths) * (1 + noise * spread))
+    order = np.lexsort((random.random(len(sizes)), target_lengths, source_lengths, key))
+    ends = np.cumsum(sizes[order])
+    batches, start, done = [], 0, 0
+    while start < len(order):
+        stop = int(np.searchsorted(ends, done + max_tokens, side="right"))
+        batches.append(order[start:stop])
+        start, done = stop, int(ends[stop - 1])
+    shuffled = [batches[i] for i in random.permutation(len(batches))]
+    repeated = -len(shuffled) % num_ranks
+    even = (shuffled * (1 + repeated))[: len(shuffled) + repeated]
+    return even[rank::num_ranks]
+
+
+def padding_waste(
+    batches: Sequence[IntArray],
+    source_lengths: npt.NDArray[np.integer],
+    target_lengths: npt.NDArray[np.integer],
+) -> float:
+    """Return the share of padding in the rectangles of both sides, in [0, 1)."""
+    real = padded = 0
+    for rows in batches:
+        for lengths in (source_lengths[rows], target_lengths[rows]):
+            real += int(lengths.sum())
+            padded += len(rows) * int(lengths.max())
+    return 1 - real / max(padded, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,62 +127,51 @@ class Position:
     """Batches read of this epoch."""
 
 
+@dataclass(frozen=True, slots=True)
 class Loader:
-    """All epochs of one store for one process.
+    """All epochs of one store for one process."""
 
-    Args:
-        store: The training pairs.
-        config: The batch section, with numbers.
-        weights: How often an epoch reads each corpus.
-        seed: Seed of the data order.
-        rank: This process among ``num_ranks``.
-        num_ranks: Processes that share the epoch.
-        resegment: Draws other subwords in each epoch. Batches are planned by the stored ones, and
-            so hold more tokens than they are meant to (a fifth more at a rate of 0.1).
-    """
+    store: ParallelStore
+    """The training pairs."""
+    config: BatchConfig
+    """The batch section, with numbers."""
+    weights: Sequence[float]
+    """How often an epoch reads each corpus."""
+    seed: int
+    """Seed of the data order."""
+    rank: int = 0
+    """This process among ``num_ranks``."""
+    num_ranks: int = 1
+    """Processes that share the epoch."""
+    resegment: Resegmenter | None = None
+    """Draws other subwords in each epoch. Batches are planned by the stored ones, and so hold more
+    tokens than they are meant to (a fifth more at a rate of 0.1)."""
 
-    def __init__(
-        self,
-        store: ParallelStore,
-        config: BatchConfig,
-        *,
-        weights: Sequence[float],
-        seed: int,
-        rank: int = 0,
-        num_ranks: int = 1,
-        resegment: Resegmenter | None = None,
-    ) -> None:
-        if config.max_tokens == "auto":
-            raise ValueError("batch.max_tokens must be a number here")
-        self.store = store
-        self._config, self._max_tokens = config, config.max_tokens
-        self._weights = weights
-        self._seed = seed
-        self._ranks = (rank, num_ranks)
-        self._resegment = resegment
-
-    def plan(self, epoch: int) -> list[npt.NDArray[np.int64]]:
+    def plan(self, epoch: int) -> list[IntArray]:
         """Return the store's rows of each batch of an epoch, in order.
 
         Raises:
             DataError: The weights leave no row.
         """
-        rows = epoch_rows(self.store.corpus, self._weights, seed=self._seed, epoch=epoch)
+        if self.config.max_tokens == "auto":
+            raise ValueError("batch.max_tokens must be a number here")
+        store = self.store
+        rows = epoch_rows(store.corpus, self.weights, seed=self.seed, epoch=epoch)
         if not len(rows):
             raise DataError(
-                f"An epoch reads no pair: {len(self.store):,} with weights of "
-                f"{', '.join(map(str, self._weights))}.",
+                f"An epoch reads no pair: {len(store):,} with weights of "
+                f"{', '.join(map(str, self.weights))}.",
                 fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
             )
         plan = plan_batches(
-            self.store.source_lengths[rows] + 1,
-            self.store.target_lengths[rows] + 1,
-            max_tokens=self._max_tokens,
-            noise=self._config.noise,
-            seed=self._seed,
+            store.source_lengths[rows] + 1,
+            store.target_lengths[rows] + 1,
+            max_tokens=self.config.max_tokens,
+            noise=self.config.noise,
+            seed=self.seed,
             epoch=epoch,
-            rank=self._ranks[0],
-            num_ranks=self._ranks[1],
+            rank=self.rank,
+            num_ranks=self.num_ranks,
         )
         return [rows[batch] for batch in plan]
 
@@ -95,19 +184,19 @@ class Loader:
         epoch, first = start.epoch, start.batch
         while True:
             plan = self.plan(epoch)
-            for begin in range(first, len(plan), self._config.accumulate):
-                end = min(begin + self._config.accumulate, len(plan))
+            for begin in range(first, len(plan), self.config.accumulate):
+                end = min(begin + self.config.accumulate, len(plan))
                 after = Position(epoch, end) if end < len(plan) else Position(epoch + 1, 0)
                 yield [self.batch(rows, epoch) for rows in plan[begin:end]], after
             epoch, first = epoch + 1, 0
 
-    def batch(self, rows: npt.NDArray[np.int64], epoch: int = 0) -> Batch:
+    def batch(self, rows: IntArray, epoch: int = 0) -> Batch:
         """Return the batch of some rows of the store, as it is in an epoch."""
-        return collate(self.store, rows, self._resegment, epoch)
+        return collate(self.store, rows, self.resegment, epoch)
 
     def updates_per_epoch(self, epoch: int = 0) -> int:
         """Return the optimizer updates of an epoch."""
-        return -(-len(self.plan(epoch)) // self._config.accumulate)
+        return -(-len(self.plan(epoch)) // self.config.accumulate)
 
     def describe(self, batches: Sequence[Batch]) -> str:
         """Say where the pairs of ``batches`` come from: corpora and some of their lines."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,32 +25,22 @@ _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
 
 
-class _Side:
-    """Ids and offsets of one language."""
-
-    def __init__(self, folder: Path, name: str, dtype: str) -> None:
-        self.offsets = _mapped(folder / f"{name}.offsets.bin", "<i8")
-        self.ids = _mapped(folder / f"{name}.ids.bin", dtype)
-        self.lengths = np.diff(self.offsets).astype(np.int32)
-        if len(self.offsets) == 0 or int(self.offsets[-1]) != len(self.ids):
-            raise DataError(
-                f"{folder}/{name}.ids.bin does not have the length its offsets say.",
-                fix="The prepared folder is damaged: run `nmt prepare CONFIG --force`.",
-            )
-
-    def gather(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:
-        """Return the ids of ``rows`` one after another, and the offset of each row (+ the end)."""
-        lengths = self.lengths[rows].astype(np.int64)
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        where = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return self.ids[where], offsets
-
-
 class ParallelStore:
     """Sentence pairs as token ids, read-only."""
 
     def __init__(self, folder: Path, ids_dtype: str) -> None:
-        self._sides = {name: _Side(folder, name, ids_dtype) for name in _SIDES}
+        self._ids = [_mapped(folder / f"{side}.ids.bin", ids_dtype) for side in _SIDES]
+        self._offsets = [_mapped(folder / f"{side}.offsets.bin", "<i8") for side in _SIDES]
+        for side, ids, offsets in zip(_SIDES, self._ids, self._offsets, strict=True):
+            if len(offsets) == 0 or int(offsets[-1]) != len(ids):
+                raise DataError(
+                    f"{folder}/{side}.ids.bin does not have the length its offsets say.",
+                    fix="The prepared folder is damaged: run `nmt prepare CONFIG --force`.",
+                )
+        self.source_lengths, self.target_lengths = (
+            np.diff(offsets).astype(np.int32) for offsets in self._offsets
+        )
+        """Tokens of each source and target, without EOS. (n,), int32."""
         self.corpus = _mapped(folder / "corpus.bin", "<u2")
         """Index of each pair's corpus in ``data.train``. (n,), uint16."""
         self.lines = _mapped(folder / "lines.bin", "<i8")
@@ -76,28 +65,27 @@ class ParallelStore:
         """Return the number of pairs."""
         return len(self.corpus)
 
-    @property
-    def source_lengths(self) -> npt.NDArray[np.int32]:
-        """Source tokens of each pair, without EOS. (n,)."""
-        return self._sides["source"].lengths
-
-    @property
-    def target_lengths(self) -> npt.NDArray[np.int32]:
-        """Target tokens of each pair, without EOS. (n,)."""
-        return self._sides["target"].lengths
-
     def source_ids(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:
         """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
-        return self._sides["source"].gather(rows)
+        return self._gather(0, self.source_lengths, rows)
 
     def target_ids(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:
         """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
-        return self._sides["target"].gather(rows)
+        return self._gather(1, self.target_lengths, rows)
 
-    def token_counts(self, side: str, vocab_size: int) -> npt.NDArray[np.int64]:
+    def _gather(
+        self, side: int, all_lengths: IntArray, rows: IntArray
+    ) -> tuple[IntArray, npt.NDArray[np.int64]]:
+        lengths = all_lengths[rows].astype(np.int64)
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        starts = self._offsets[side][rows] - offsets[:-1]
+        return self._ids[side][np.arange(offsets[-1]) + np.repeat(starts, lengths)], offsets
+
+    def token_counts(
+        self, side: Literal["source", "target"], vocab_size: int
+    ) -> npt.NDArray[np.int64]:
         """Count how often each id occurs on a side. (vocab_size,)."""
-        counts = np.zeros(vocab_size, dtype=np.int64)
-        ids = self._sides[side].ids
+        ids, counts = self._ids[_SIDES.index(side)], np.zeros(vocab_size, dtype=np.int64)
         for start in range(0, len(ids), _COUNTED_AT_ONCE):
             counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
         return counts
@@ -115,25 +103,21 @@ class StoreWriter:
     Args:
         folder: A new folder.
         vocab_size: Entries of the larger vocabulary; decides the width of the ids.
-        append: Go on at the end of a store that an earlier writer left in ``folder``.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, *, append: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=append)
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        folder.mkdir(parents=True)
         self._folder = folder
         self._dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
         self._ends = dict.fromkeys(_SIDES, 0)
         self._stack = ExitStack()
         names = [f"{side}.{part}.bin" for side in _SIDES for part in ("ids", "offsets")]
         self._files: dict[str, BinaryIO] = {
-            name: self._stack.enter_context((folder / name).open("ab" if append else "wb"))
+            name: self._stack.enter_context((folder / name).open("wb"))
             for name in (*names, "corpus.bin", "lines.bin")
         }
         for side in _SIDES:
-            if append:
-                self._ends[side] = int(_mapped(folder / f"{side}.offsets.bin", "<i8")[-1])
-            else:
-                self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
+            self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
 
     def append(
         self,
@@ -156,12 +140,7 @@ class StoreWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stack.close()
         if kind is None:
             layout = json.dumps({"ids": self._dtype})

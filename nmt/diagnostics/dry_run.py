@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.data.batching import padding_waste
+from nmt.data.loader import padding_waste
 from nmt.engine.memory import measure_peak
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nmt.data.batch import Batch, collate
-from nmt.data.batching import plan_batches
+from nmt.data.loader import plan_batches
 from nmt.data.store import ParallelStore
 from nmt.engine.distributed import Processes, interleave
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality

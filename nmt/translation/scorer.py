@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nmt.config.decoding import DecodingConfig
-from nmt.data.batching import plan_batches
+from nmt.data.loader import plan_batches
 from nmt.errors import CheckpointError
 from nmt.runtime.engine import EngineOptions, Ensemble, LoadedEngine
 from nmt.runtime.torch_engine import load_torch_engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +14,48 @@ from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Resegmenter
-from nmt.data.loader import Loader, Position
+from nmt.data.loader import Loader, Position, padding_waste, plan_batches
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
+from nmt.files.lines import read_lines
 from tests.data.test_store import store_of
 
 PAIRS = [(list(range(4, 5 + n % 6)), list(range(4, 5 + n % 4))) for n in range(50)]
 """The first half is of corpus 0, the rest of corpus 1, lines 1 to 25 each."""
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=150)
+
+
+def arrays(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+@given(pairs=LENGTHS, max_tokens=st.integers(80, 400), seed=st.integers(0, 5))
+def test_every_pair_lands_in_one_batch_within_budget(
+    pairs: list[tuple[int, int]], max_tokens: int, seed: int
+) -> None:
+    source, target = arrays(pairs)
+    plan = plan_batches(source, target, max_tokens=max_tokens, noise=0.1, seed=seed, epoch=0)
+
+    assert sorted(int(row) for rows in plan for row in rows) == list(range(len(pairs)))
+    for rows in plan:
+        assert int(source[rows].sum() + target[rows].sum()) <= max_tokens
+
+
+def test_a_pair_that_fits_no_batch_names_itself_and_the_remedy() -> None:
+    source, target = arrays([(3, 3), (9, 4)])
+
+    with pytest.raises(DataError, match=r"Pair 1 has 13 tokens.*8.*\n.*max_tokens"):
+        plan_batches(source, target, max_tokens=8, noise=0, seed=0, epoch=0)
+
+
+def test_padding_of_multi30k_stays_below_8_percent_at_4096_tokens(shared_data: Path) -> None:
+    # Words instead of subwords: the shape of the lengths is what matters here.
+    lines = [read_lines(shared_data / "multi30k" / f"train.{code}.gz") for code in ("de", "en")]
+    source, target = (np.array([len(line.split()) + 3 for line in side]) for side in lines)
+    plan = plan_batches(source, target, max_tokens=4096, noise=0.1, seed=1, epoch=0)
+
+    assert padding_waste(plan, source, target) <= 0.08
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +119,7 @@ def test_an_update_accumulates_and_never_mixes_two_epochs(
     ]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, 3, 99])
 def test_ranks_read_as_many_batches_each_and_together_all(
     store: ParallelStore, num_ranks: int
 ) -> None:
@@ -98,10 +134,14 @@ def test_ranks_read_as_many_batches_each_and_together_all(
     assert sum(read.values()) - len(read) < num_ranks
 
 
-def test_weights_say_how_often_a_corpus_is_read(store: ParallelStore) -> None:
-    read = Counter(row // 25 for row in rows_of(loader_of(store, weights=(0, 2.2)), 0))
+def test_weights_read_a_corpus_twice_and_a_new_half_each_epoch(store: ParallelStore) -> None:
+    loader = loader_of(store, weights=(2, 0.5))
+    counts = np.bincount(rows_of(loader, 0), minlength=50)
 
-    assert read == {1: 55}
+    assert counts[:25].tolist() == [2] * 25
+    assert sorted(counts[25:].tolist()) == [0] * 13 + [1] * 12
+    assert counts.tolist() != np.bincount(rows_of(loader, 1), minlength=50).tolist()
+    assert Counter(row // 25 for row in rows_of(loader_of(store, weights=(0, 2.2)), 0)) == {1: 55}
 
 
 def test_an_epoch_without_a_pair_names_the_remedy(store: ParallelStore) -> None:
@@ -113,7 +153,7 @@ def test_an_epoch_without_a_pair_names_the_remedy(store: ParallelStore) -> None:
 def test_auto_is_no_number(store: ParallelStore) -> None:
     config = BatchConfig(max_tokens="auto", tokens_per_update=100)
     with pytest.raises(ValueError, match="must be a number here"):
-        Loader(store, config, weights=(1, 1), seed=1)
+        Loader(store, config, weights=(1, 1), seed=1).plan(0)
 
 
 def test_subwords_are_drawn_for_the_epoch_that_is_read(store: ParallelStore) -> None:

@@ -29,8 +29,8 @@ def store_of(
     folder: Path, pairs: list[tuple[list[int], list[int]]], vocab_size: int = 100
 ) -> ParallelStore:
     half = len(pairs) // 2
-    for index, part in enumerate((pairs[:half], pairs[half:])):
-        with StoreWriter(folder / "s", vocab_size, append=index > 0) as writer:
+    with StoreWriter(folder / "s", vocab_size) as writer:
+        for index, part in enumerate((pairs[:half], pairs[half:])):
             lines = list(range(1, len(part) + 1))
             writer.append([s for s, _ in part], [t for _, t in part], index, lines)
     return ParallelStore.open(folder / "s")
