@@ -21,7 +21,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from typing_extensions import override
 
 from nmt.errors import DeviceError, NmtError
 
@@ -55,46 +54,6 @@ class PeerLostError(NmtError):
         self.cause = cause
 
 
-class Processes:
-    """All processes of one training, seen from one of them. Every one makes the same calls.
-
-    This class is the training that has one process.
-    """
-
-    rank = 0
-    """The number of this process, from 0."""
-    size = 1
-    """How many there are."""
-
-    def sum(self, tensor: Tensor) -> None:
-        """Replace ``tensor``, on any device, by its sum over all processes."""
-
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank."""
-        return [value]
-
-    def share(self, value: T) -> T:
-        """Return the value of the first process."""
-        return value
-
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
-
-    def post(self, name: str, number: int) -> None:
-        """Leave a number that the others find when they look; they need not make this call."""
-
-    def posted(self, name: str) -> int | None:  # noqa: ARG002
-        """Return the number that any process has left, or None."""
-        return None
-
-    def is_first_to_fail(self) -> bool:
-        """Whether this process reports its failure, as no other has reported one yet."""
-        return True
-
-    def leave(self) -> None:
-        """Leave the group: no call may follow."""
-
-
 def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
     """Raise PeerLostError where a collective call fails: most likely a peer has gone.
 
@@ -111,10 +70,22 @@ def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
     return guarded
 
 
-class ManyProcesses(Processes):
-    """Processes that talk through gloo, for tensors on the CPU, and NCCL, for those on GPUs."""
+class Processes:
+    """All processes of one training, seen from one of them. Every one makes the same calls.
 
-    def __init__(self) -> None:
+    They talk through gloo, for tensors on the CPU, and NCCL, for those on GPUs.
+
+    Args:
+        launched: Whether a launcher has started several; else this process is alone.
+    """
+
+    rank, size = 0, 1
+    """The number of this process, from 0, and how many there are."""
+    _store: Any = None
+
+    def __init__(self, *, launched: bool = False) -> None:
+        if not launched:
+            return
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
         self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
@@ -129,56 +100,63 @@ class ManyProcesses(Processes):
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
 
-    @override
     @_or_peer_lost
     def sum(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor)
+        """Replace ``tensor``, on any device, by its sum over all processes."""
+        if self._store is not None:
+            dist.all_reduce(tensor)
 
-    @override
     @_or_peer_lost
     def gather(self, value: T) -> list[T]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._patient)
+        """Return the values of all processes, by rank."""
+        found: list[Any] = [value] * self.size
+        if self._store is not None:
+            dist.all_gather_object(found, value, group=self._patient)
         return found
 
-    @override
     @_or_peer_lost
     def share(self, value: T) -> T:
+        """Return the value of the first process."""
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._patient)
+        if self._store is not None:
+            dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
-    @override
     @_or_peer_lost
     def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
+        if self._store is None:
+            return
         barrier = dist.barrier(group=self._patient, async_op=True)
         while not barrier.is_completed():
             meanwhile()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         barrier.wait()
 
-    @override
     def post(self, name: str, number: int) -> None:
+        """Leave a number that the others find when they look; they need not make this call."""
         with suppress(RuntimeError):  # the store has ended with the process that kept it
-            self._store.set(name, str(number))
+            if self._store is not None:
+                self._store.set(name, str(number))
 
-    @override
     def posted(self, name: str) -> int | None:
-        try:
-            return int(self._store.get(name)) if self._store.check([name]) else None
-        except RuntimeError:
-            return None
+        """Return the number that any process has left, or None."""
+        with suppress(RuntimeError):
+            if self._store is not None and self._store.check([name]):
+                return int(self._store.get(name))
+        return None
 
-    @override
     def is_first_to_fail(self) -> bool:
+        """Whether this process reports its failure, as no other has reported one yet."""
         try:
-            return self._store.add("failures", 1) == 1
+            return self._store is None or bool(self._store.add("failures", 1) == 1)
         except RuntimeError:
             return False
 
-    @override
     def leave(self) -> None:
-        dist.destroy_process_group()
+        """Leave the group: no call may follow."""
+        if self._store is not None:
+            dist.destroy_process_group()
 
 
 def join() -> Processes:
@@ -192,7 +170,7 @@ def join() -> Processes:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _save_when_the_launcher_dies()
     try:
-        return ManyProcesses()
+        return Processes(launched=True)
     except (RuntimeError, ValueError) as error:
         raise DeviceError(
             f"The {os.environ['WORLD_SIZE']} processes do not find each other: {error}",

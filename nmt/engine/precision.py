@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INITIAL_SCALE, _MAX_SCALE = 2.0**15, 2.0**127
@@ -40,11 +39,6 @@ class Precision:
         has_bf16_weights = self.name == "bfloat16" and self.device_type == "cpu"
         return torch.bfloat16 if has_bf16_weights else torch.float32
 
-    @property
-    def scales_loss(self) -> bool:
-        """Whether gradients need a loss scale to stay in range."""
-        return self.name == "float16"
-
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
         if self.dtype == self.weight_dtype:
@@ -71,37 +65,24 @@ def choose_precision(
 
 
 class LossScale:
-    """A factor on the loss, divided out of the gradient before the update. This one is always 1."""
+    """A factor on the loss, divided out of the gradient before the update; 1 but in float16.
 
-    factor: Tensor | float = 1.0
-    """The factor, on the device if it changes."""
+    In float16 it keeps small gradients from becoming zero, and large ones from overflow: it halves
+    at an overflow and doubles after 2000 updates without (Micikevicius et al. 2018, section 3.2).
+    It lives on the device, so that the next update need not wait for the outcome of this one.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self.factor: Tensor | float = 1.0
+        """The factor, on the device if it changes."""
+        if precision.name == "float16":
+            self.factor = torch.full((), _INITIAL_SCALE, device=device)
+            self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
 
     def adapt(self, skipped: Tensor) -> None:
         """Adapt to the last update; ``skipped`` is 1 if its gradient was not finite, else 0."""
-
-    def counters(self) -> dict[str, float]:
-        """Return what a resumed run must know. Waits for the device."""
-        return {}
-
-    def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Take `counters` back; those of another precision say nothing."""
-
-
-class AdaptiveLossScale(LossScale):
-    """Keeps small gradients from becoming zero, and large ones from overflow.
-
-    Halves at an overflow and doubles after 2000 updates without (Micikevicius et al. 2018, section
-    3.2). Lives on the device, so that the next update need not wait for the outcome of this one.
-    """
-
-    factor: Tensor
-
-    def __init__(self, device: torch.device) -> None:
-        self.factor = torch.full((), _INITIAL_SCALE, device=device)
-        self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
-
-    @override
-    def adapt(self, skipped: Tensor) -> None:
+        if isinstance(self.factor, float):
+            return
         is_skipped = skipped > 0
         good = torch.where(is_skipped, 0, self._good_in_a_row + 1)
         grows = good == _GROWTH_INTERVAL
@@ -109,16 +90,14 @@ class AdaptiveLossScale(LossScale):
         self.factor.mul_(change).clamp_(1.0, _MAX_SCALE)
         self._good_in_a_row.copy_(good.masked_fill_(grows, 0))
 
-    @override
     def counters(self) -> dict[str, float]:
+        """Return what a resumed run must know. Waits for the device."""
+        if isinstance(self.factor, float):
+            return {}
         return {"loss_scale": float(self.factor), "good_in_a_row": int(self._good_in_a_row)}
 
-    @override
     def load_counters(self, counters: Mapping[str, float]) -> None:
-        self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
-        self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)
-
-
-def make_loss_scale(precision: Precision, device: torch.device) -> LossScale:
-    """Return what the precision needs."""
-    return AdaptiveLossScale(device) if precision.scales_loss else LossScale()
+        """Take `counters` back; those of another precision say nothing."""
+        if not isinstance(self.factor, float):
+            self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
+            self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)

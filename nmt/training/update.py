@@ -18,7 +18,7 @@ from nmt.engine.device import (
     restore_random_state,
 )
 from nmt.engine.distributed import Processes
-from nmt.engine.precision import Precision, make_loss_scale
+from nmt.engine.precision import LossScale, Precision
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.losses import CrossEntropy, LossSum, Objective, choose_form
@@ -121,7 +121,7 @@ class Updater:
         self._device = weight.device
         self.pace = choose_device_queue(weight.device)
         """How far the host may run ahead of the device."""
-        self.loss_scale = make_loss_scale(precision, weight.device)
+        self.loss_scale = LossScale(precision, weight.device)
         """Keeps fp16 gradients in range."""
         form = choose_form(precision.dtype, weight.device, len(weight))
         self._cross_entropy = CrossEntropy(0.0, form)

@@ -109,8 +109,6 @@ def test_bf16_keeps_bf16_weights_on_a_cpu_and_casts_elsewhere() -> None:
     on_gpu = choose_precision("bfloat16", torch.device("cuda"))
 
     assert (on_cpu.weight_dtype, on_gpu.weight_dtype) == (torch.bfloat16, torch.float32)
-    assert not on_cpu.scales_loss
-    assert choose_precision("float16", CPU).scales_loss
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

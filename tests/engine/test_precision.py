@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.engine import precision as module
-from nmt.engine.precision import AdaptiveLossScale, LossScale, Precision, make_loss_scale
+from nmt.engine.precision import LossScale, Precision
 
-CPU = torch.device("cpu")
+CPU, FLOAT16 = torch.device("cpu"), Precision("float16", "cpu")
 
 
 @given(
@@ -22,7 +22,7 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_GROWTH_INTERVAL", 7)
-        scale, expected, good = AdaptiveLossScale(CPU), first, 0
+        scale, expected, good = LossScale(FLOAT16, CPU), first, 0
         scale.load_counters({"loss_scale": first, "good_in_a_row": 0})
         for skipped in outcomes:
             scale.adapt(torch.tensor(float(skipped)))
@@ -32,17 +32,14 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
             elif good % 7 == 0:
                 expected = min(expected * 2, 2.0**127)
             assert scale.factor == expected
-            other = AdaptiveLossScale(CPU)  # resumed here
+            other = LossScale(FLOAT16, CPU)  # resumed here
             other.load_counters(scale.counters())
             scale = other
 
 
 def test_counters_of_another_precision_say_nothing() -> None:
-    fixed, adaptive = (
-        make_loss_scale(Precision(name, "cpu"), CPU) for name in ("bfloat16", "float16")
-    )
+    fixed, adaptive = (LossScale(Precision(name, "cpu"), CPU) for name in ("bfloat16", "float16"))
     adaptive.load_counters(fixed.counters())
     fixed.load_counters(adaptive.counters())
 
-    assert type(fixed) is LossScale
     assert (fixed.factor, adaptive.factor) == (1.0, 2.0**15)

@@ -668,10 +668,10 @@ def test_a_new_attempt_of_the_launcher_does_not_see_what_was_told_in_the_last(
     result = ranks.script(
         """
 import os
-from nmt.engine.distributed import ManyProcesses
+from nmt.engine.distributed import Processes
 for attempt in ("0", "1"):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
-    me = ManyProcesses()
+    me = Processes(launched=True)
     print(me.posted("stop"), me.is_first_to_fail())
     me.post("stop", 15)
     me.leave()
