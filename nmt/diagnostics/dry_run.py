@@ -211,8 +211,9 @@ def held_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     master = _storages([optimizer.parameters.weights])
     gradients = [p.grad for p in parameters if p.grad is not None]
     # Weights that are computed on demand are at another address each time.
-    used, again = _storages(optimizer.weights().values()), optimizer.weights()
-    temporary = used.keys() - _storages(again.values()).keys()
+    both = optimizer.weights(), optimizer.weights()
+    used, again = (_storages(tensors.values()) for tensors in both)
+    temporary = used.keys() - again.keys()
     kept = {address: size for address, size in used.items() if address not in temporary}
     others = kept | _storages(optimizer.state().values())
     return {
