@@ -183,9 +183,8 @@ class HtmlReport:
         """Write the page."""
         temporary = self._run_dir / ".tmp-report.html"
         try:
-            lines = _read(self._run_dir / "metrics.jsonl").split("\n")
-            config = _read(self._run_dir / "config.yaml")
-            page = render_report(self._title, _parsed(lines), config)
+            metrics, config = (_read(self._run_dir / n) for n in ("metrics.jsonl", "config.yaml"))
+            page = render_report(self._title, _parsed(metrics), config)
             temporary.write_text(page, encoding="utf-8")
             temporary.replace(self._run_dir / "report.html")
         except OSError:  # a full disk stops no training; the page before stays
@@ -197,8 +196,8 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def _parsed(lines: Iterable[str]) -> Iterable[_Line]:
-    for line in lines:
+def _parsed(lines: str) -> Iterable[_Line]:
+    for line in lines.split("\n"):
         with suppress(ValueError):  # the last line of a killed process may be half a line
             values = parse_json(line)
             if isinstance(values, dict):

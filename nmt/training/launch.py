@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nmt.engine import usable_cores
@@ -111,8 +111,13 @@ def _signals_as_in_one_process() -> Iterator[None]:
         if not asked:
             asked = True
             raise SignalException(f"signal {number}", sigval=signal.Signals(number))
-        if number == signal.SIGINT:
-            _kill_processes()
+        # Each with all that it has started. On Linux; elsewhere they save and leave.
+        for children in (
+            Path("/proc/self/task").glob("*/children") if number == signal.SIGINT else ()
+        ):
+            for pid in map(int, children.read_text().split()):
+                with suppress(ProcessLookupError):  # it leads no group: it is none of them
+                    os.killpg(pid, signal.SIGKILL)
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -122,22 +127,13 @@ def _signals_as_in_one_process() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _kill_processes() -> None:
-    """End them, each with all that it has started. On Linux; elsewhere they save and leave."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, children.read_text().split()):
-            with suppress(ProcessLookupError):  # it leads no group: it is none of them
-                os.killpg(pid, signal.SIGKILL)
-
-
 def _explained(error: ChildFailedError, num_processes: int, logs: Path) -> BaseException:
     """Find the process whose failure ended the others."""
-
-    def likeness(item: tuple[int, ProcessFailure]) -> tuple[bool, int]:
-        # The launcher ends the others by SIGTERM, some of them before they have noticed.
-        return item[1].exitcode == -signal.SIGTERM, item[1].timestamp
-
-    failures = sorted(error.failures.items(), key=likeness)
+    # The launcher ends the others by SIGTERM, some of them before they have noticed.
+    failures = sorted(
+        error.failures.items(),
+        key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp),
+    )
     causes = [item for item in failures if item[1].exitcode != PEER_LOST] or failures
     rank, failure = causes[0]
     code = failure.exitcode

@@ -49,9 +49,8 @@ _LARGE_VOCABULARY = 16_000
 
 def choose_form(dtype: torch.dtype, device: torch.device, vocab_size: int) -> CrossEntropyForm:
     """Return the faster form: chunks pay in float32 and where the logits are large."""
-    if device.type == "cpu" and (dtype == torch.float32 or vocab_size > _LARGE_VOCABULARY):
-        return chunked_cross_entropy
-    return plain_cross_entropy
+    pays = dtype == torch.float32 or vocab_size > _LARGE_VOCABULARY
+    return chunked_cross_entropy if device.type == "cpu" and pays else plain_cross_entropy
 
 
 def plain_cross_entropy(
@@ -68,8 +67,7 @@ def chunked_cross_entropy(
     """Sum the smoothed cross-entropy a chunk of rows at a time; no gradient in validation."""
     if torch.is_grad_enabled():
         step = partial(_cross_entropy_step, smoothing=smoothing)
-        loss: Tensor = _ChunkedLoss.apply(hidden.unsqueeze(1), weight, bias, gold, step)  # type: ignore[no-untyped-call]
-        return loss
+        return _chunked(hidden.unsqueeze(1), weight, bias, gold, step)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     chunks = (tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, gold))
     for rows, wanted in zip(*chunks, strict=True):
@@ -97,8 +95,7 @@ def r_drop_loss(
         strength: Weight of the divergence (alpha in the paper; 5 there for translation).
     """
     step = partial(_r_drop_step, smoothing=smoothing, strength=strength)
-    loss: Tensor = _ChunkedLoss.apply(torch.stack(hidden, dim=1), weight, bias, gold, step)  # type: ignore[no-untyped-call]
-    return loss
+    return _chunked(torch.stack(hidden, dim=1), weight, bias, gold, step)
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -201,6 +198,9 @@ class _ChunkedLoss(torch.autograd.Function):
         scale = gradient.to(of_hidden.dtype)
         of_bias = None if of_bias is None else of_bias * scale
         return of_hidden * scale, of_weight * scale, of_bias, None, None
+
+
+_chunked: Callable[..., Tensor] = _ChunkedLoss.apply
 
 
 class LossSum(NamedTuple):

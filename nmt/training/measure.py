@@ -174,9 +174,15 @@ def fit_batches(
     """
     if batch.max_tokens != "auto" or batch.tokens_per_update is None:
         return batch
-    own = -(-batch.tokens_per_update // processes.size)
+    own = fits = -(-batch.tokens_per_update // processes.size)
     smallest = 2 * max_length + 2
-    fits = min(processes.gather(min(_probed(batch, own, smallest, build), own)))
+    first = min(own, max(smallest, _FIRST_PROBE))
+    second = min(own, 2 * first)
+    if second > first:
+        sizes = ({"max_tokens": n, "tokens_per_update": None} for n in (first, second))
+        (low, free), (high, less) = (_probe(build(batch.model_copy(update=n))) for n in sizes)
+        fits = min(own, tokens_that_fit(low, high, free=int(_SHARE * min(free, less))))
+    fits = min(processes.gather(fits))
     if fits < smallest:
         raise DeviceError(
             f"Memory holds batches of about {fits:,} tokens, fewer than a pair with "
@@ -189,19 +195,6 @@ def fit_batches(
     return batch.model_copy(
         update={"max_tokens": max_tokens, "accumulate": accumulate, "tokens_per_update": None}
     )
-
-
-def _probed(
-    batch: BatchConfig, own: int, smallest: int, build: Callable[[BatchConfig], TrainingSetup]
-) -> int:
-    """Return how many tokens fit; ``own``, the most that are needed, where that is few."""
-    first = min(own, max(smallest, _FIRST_PROBE))
-    second = min(own, 2 * first)
-    if second <= first:
-        return own
-    sizes = ({"max_tokens": size, "tokens_per_update": None} for size in (first, second))
-    (low, free), (high, less) = (_probe(build(batch.model_copy(update=size))) for size in sizes)
-    return tokens_that_fit(low, high, free=int(_SHARE * min(free, less)))
 
 
 def _probe(setup: TrainingSetup) -> tuple[tuple[int, int], int]:

@@ -7,6 +7,7 @@ logged; `RunLog` writes those of all rooms into log.txt, too.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -57,27 +58,34 @@ class Reporter(Protocol):
 class PatientFile:
     """Appends to a file. While the disk is full, data wait in memory: that stops no training.
 
-    Raises:
-        OSError: The file cannot be opened.
+    So do data that come before `open`, which raises OSError if the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: io.FileIO | None = None
         self._waiting = b""
+        if path is not None:
+            self.open(path)
+
+    def open(self, path: Path) -> None:
+        """Begin to append to a file."""
+        self._file = path.open("ab", buffering=0)
+        self.write(b"")
 
     def write(self, data: bytes) -> None:
         """Write at once, if there is room."""
         self._waiting += data
         with suppress(OSError):
-            while self._waiting:
+            while self._file and self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file:
+            self._file.close()
 
 
-class JsonLines:
+class JsonLines(PatientFile):
     """Appends one JSON object a line to ``metrics.jsonl``: updates and validations.
 
     A number that is not finite, such as the norm of a skipped update's gradient, is null.
@@ -90,38 +98,24 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, resume_step: int, last_validation: int) -> None:
-        if path.exists():
-            _keep_lines(path, {"update": resume_step, "validation": last_validation})
-        self._file = PatientFile(path)
+        kept, last_steps = b"", {"update": resume_step, "validation": last_validation}
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            # The last line of a killed process may be half a line.
+            with suppress(ValueError, KeyError, TypeError):
+                values: dict[str, Any] = parse_json(line)
+                kept += line + b"\n" if values["step"] <= last_steps[values["kind"]] else b""
+        write_bytes(path, kept)  # a kill here must not cost the lines
+        super().__init__(path)
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
         if event.values:
-            line = {"kind": event.kind, "step": event.step}
-            line |= {key: _json(value) for key, value in event.values.items()}
+            line = {"kind": event.kind, "step": event.step, **event.values}
+            for key, value in line.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    line[key] = None  # JSON has no form of it
             text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-            self._file.write(f"{text}\n".encode())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _json(value: Any) -> Any:
-    """Numbers that are not finite have no form in JSON: None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _keep_lines(path: Path, last_steps: Mapping[str, int]) -> None:
-    kept = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            values: dict[str, Any] = parse_json(line)
-            if values["step"] <= last_steps[values["kind"]]:
-                kept.append(line + b"\n")
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line of a killed process may be half a line
-    write_bytes(path, b"".join(kept))  # a kill here must not cost the lines
+            self.write(f"{text}\n".encode())
 
 
 class RunLog(logging.Handler):
@@ -132,8 +126,7 @@ class RunLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._early = b""
-        self._file: PatientFile | None = None
+        self._file = PatientFile()
 
     def __enter__(self) -> Self:
         logging.getLogger("nmt").addHandler(self)
@@ -149,8 +142,7 @@ class RunLog(logging.Handler):
         Raises:
             OSError: It cannot be written.
         """
-        self._file = PatientFile(path)
-        self._file.write(self._early)
+        self._file.open(path)
         return self
 
     @override
@@ -163,17 +155,12 @@ class RunLog(logging.Handler):
         self._write(event.text)
 
     def _write(self, text: str) -> None:
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode()
-        if self._file is None:
-            self._early += line
-        else:
-            self._file.write(line)
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
 
     @override
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
         super().close()
 
 

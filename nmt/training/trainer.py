@@ -183,24 +183,20 @@ class Trainer:
         if step and is_due and step not in self.progress.history:
             self._validate_and_save()
 
-    def _validate_and_save(self) -> None:
-        try:
-            self._validate()
-        except Interrupted:  # in all processes
-            self._all_stop = True  # the loop saves and leaves; the next start validates first
-            return
-        self._save()
-
     def _report(self, last: UpdateStats) -> None:
         self._read()
         seconds = max(self._seconds - self._reported_seconds, 1e-9)
         self._reported_seconds = self._seconds
         self._reporter.report(self.progress.report(last.learning_rate, last.gradient_norm, seconds))
 
-    def _validate(self) -> None:
+    def _validate_and_save(self) -> None:
         self._read()
         begin = time.perf_counter()
-        scores = self._validator()
+        try:
+            scores = self._validator()
+        except Interrupted:  # in all processes
+            self._all_stop = True  # the loop saves and leaves; the next start validates first
+            return
         step, epoch = self.progress.step, self.progress.position.epoch
         self.progress.history[step] = scores.value(self._config.validation.metric)
         self._reporter.report(scores.event(step, epoch, time.perf_counter() - begin))
@@ -212,6 +208,7 @@ class Trainer:
                 f"twice a guess among all {vocab_size:,} subwords.",
                 "Lower training.schedule.peak_lr or raise its warmup_steps.",
             )
+        self._save()
 
     def _save(self) -> None:
         self._read()

@@ -168,7 +168,8 @@ class Updater:
         norm = self.optimizer.gradient_norm() / factor
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         skipped = 1 - numbers.isfinite().all().float()
-        self.optimizer.step(learning_rate, self._clipped(norm) / factor, skipped)
+        clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
+        self.optimizer.step(learning_rate, clip / factor, skipped)
         self.loss_scale.adapt(skipped)
         return UpdateStats(batches, learning_rate, tokens, numbers, stop=num_stopping > 0)
 
@@ -209,7 +210,14 @@ class Updater:
                 whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in parts]
                 halves = list(chain.from_iterable(whole))
                 if splits == _MOST_SPLITS or len(halves) == len(parts):
-                    raise _too_large(parts, splits) from error
+                    largest = max(parts, key=lambda batch: batch.num_padded_tokens)
+                    raise DeviceError(
+                        f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
+                        f"{largest.source.max_length} source and {largest.target.max_length} "
+                        f"target tokens, after it was halved {splits} times.",
+                        fix="Lower batch.max_tokens and raise batch.accumulate, lower "
+                        "filters.max_length, or set training.activation_checkpointing.",
+                    ) from error
             # Outside the except clause, which holds the failed pass' tensors.
             self.optimizer.parameters.clear()
             self.pace.release_memory()
@@ -243,17 +251,3 @@ class Updater:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-
-    def _clipped(self, norm: Tensor) -> Tensor | float:
-        return (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
-
-
-def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
-    largest = max(batches, key=lambda batch: batch.num_padded_tokens)
-    return DeviceError(
-        f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
-        f"{largest.source.max_length} source and {largest.target.max_length} target tokens, "
-        f"after it was halved {splits} times.",
-        fix="Lower batch.max_tokens and raise batch.accumulate, lower filters.max_length, or set "
-        "training.activation_checkpointing.",
-    )
