@@ -8,7 +8,7 @@ Shapes: V vocabulary, D model width, P positions.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +27,6 @@ from nmt.text.tokenizer import Tokenizer
 from nmt.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
     from nmt.checkpoint.model_folder import ModelBundle
 
 CONVERSION = 1
@@ -54,6 +50,7 @@ the others must have their defaults. One of them is ``coverage_penalty``: CTrans
 a single head of the last layer attends to, ours the mean of many."""
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024
+_LINEAR, _NORM = ("weight", "bias"), ("gamma", "beta")
 
 
 class ShortlistParts(NamedTuple):
@@ -113,13 +110,6 @@ def not_followed(options: DecodingConfig) -> list[str]:
     ]
 
 
-def followed(options: DecodingConfig) -> DecodingConfig:
-    """Return ``options`` without those of `not_followed`."""
-    single = options.sampling or options.return_alternatives  # n_best may then be any number
-    kept = set(_FOLLOWED - {"n_best"} if single else _FOLLOWED)
-    return DecodingConfig(**options.model_dump(include=kept))
-
-
 def num_positions(config: RunConfig) -> int | None:
     """Return how many tokens, EOS included, a converted model reads and writes; None: any number.
 
@@ -137,7 +127,7 @@ class CTranslate2Target:
     """Exports for CTranslate2. See `nmt.exchange.targets.ExportTarget`."""
 
     weights_name = MODEL
-    dtypes = (
+    dtypes: Sequence[str] = (
         "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16",
         "int8_bfloat16",
     )  # fmt: skip
@@ -156,8 +146,10 @@ class CTranslate2Target:
             )
 
     def decoding(self, options: DecodingConfig) -> DecodingConfig:
-        """Return the part of ``options`` that CTranslate2 can follow."""
-        return followed(options)
+        """Return ``options`` without those of `not_followed`."""
+        single = options.sampling or options.return_alternatives  # n_best may then be any number
+        kept = set(_FOLLOWED - {"n_best"} if single else _FOLLOWED)
+        return DecodingConfig(**options.model_dump(include=kept))
 
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
@@ -177,7 +169,7 @@ class CTranslate2Target:
         self.check(bundle.config)
         source, target = map(_tokens, (bundle.tokenizers.source, bundle.tokenizers.target))
         positions = num_positions(bundle.config)
-        spec = _Conversion(bundle, positions or _LEAST_POSITIONS).spec()
+        spec = _specification(bundle, positions or _LEAST_POSITIONS)
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(target)
         spec.config.unk_token = target[UNK_ID]
@@ -232,112 +224,90 @@ def _tokens(tokenizer: Tokenizer) -> list[str]:
     return tokens
 
 
-class _Conversion:
-    """Puts the weights of one model, by name, into CTranslate2's specification.
+def _specification(bundle: ModelBundle, num_positions: int) -> Any:
+    """Put the weights of a model into CTranslate2's specification.
 
     Args:
         bundle: The model.
         num_positions: Rows P of a table of positions that is not learned.
     """
-
-    def __init__(self, bundle: ModelBundle, num_positions: int) -> None:
-        self._specs = import_ctranslate2("ctranslate2.specs")
-        self._weights: Mapping[str, Tensor] = bundle.model.state_dict()
-        self._config, self._num_positions = bundle.config.model, num_positions
-
-    def spec(self) -> Any:
-        """Return the specification of the whole model."""
-        config = self._config
-        encoder = self._specs.TransformerEncoderSpec(
-            config.encoder_layers, **self._shape(config.model_dim)
+    specs = import_ctranslate2("ctranslate2.specs")
+    config, state = bundle.config.model, bundle.model.state_dict()
+    weights = {name: tensor.float().contiguous().numpy() for name, tensor in state.items()}
+    if config.activation == "swiglu":  # the gate comes first
+        for name in [name for name in weights if ".inner." in name]:
+            weights[name], weights[name.replace(".inner.", ".ungated.")] = np.split(
+                weights[name], 2
+            )
+    target = "source_vectors" if config.embeddings == "tied" else "target_vectors"
+    sides = (
+        (specs.TransformerEncoderSpec, "encoder", "source", "source_vectors"),
+        (specs.TransformerDecoderSpec, "decoder", "target", target),
+    )
+    parts = []
+    for make, name, side, table in sides:
+        dim = weights[table].shape[1]
+        part = make(
+            getattr(config, f"{name}_layers"),
+            num_heads=config.num_heads,
+            pre_norm=config.norm_position == "pre",
+            activation=specs.Activation[_ACTIVATIONS[config.activation]],
+            ffn_glu=config.activation == "swiglu",
+            rms_norm=config.norm == "rms",
+            num_heads_kv=config.num_kv_heads,
+            rotary_dim=dim // config.num_heads if config.positions == "rotary" else None,
+            rotary_interleave=False,
         )
-        decoder = self._specs.TransformerDecoderSpec(
-            config.decoder_layers, **self._shape(config.decoder_dim)
-        )
-        tied, separate = config.embeddings == "tied", config.embeddings == "separate"
-        target = "source_vectors" if tied else "target_vectors"
-        self._embedding(encoder, encoder.embeddings[0], "source", "source_vectors")
-        self._embedding(decoder, decoder.embeddings, "target", target)
-        self._layers(encoder, "encoder")
-        self._layers(decoder, "decoder")
-        decoder.projection.weight = self._array("output_vectors" if separate else target)
-        if config.output_bias:
-            decoder.projection.bias = self._array("output_bias")
-        return self._specs.TransformerSpec(encoder, decoder)
+        embeddings = part.embeddings[0] if name == "encoder" else part.embeddings
+        embeddings.weight, part.scale_embeddings = weights[table], config.scale_embeddings
+        if config.positions == "learned":
+            part.position_encodings.encodings = weights[f"{side}_embedding.positions.weight"]
+        elif config.positions != "rotary":
+            part.position_encodings.encodings = _positions(num_positions, dim, config.positions)
+        _fill(part, name, config, weights)
+        parts.append(part)
+    projection = parts[1].projection
+    projection.weight = weights["output_vectors" if config.embeddings == "separate" else target]
+    if config.output_bias:
+        projection.bias = weights["output_bias"]
+    return specs.TransformerSpec(*parts)
 
-    def _shape(self, dim: int) -> dict[str, Any]:
-        """Arguments that the specifications of encoder and decoder share."""
-        config = self._config
-        return {
-            "num_heads": config.num_heads,
-            "pre_norm": config.norm_position == "pre",
-            "activation": self._specs.Activation[_ACTIVATIONS[config.activation]],
-            "ffn_glu": config.activation == "swiglu",
-            "rms_norm": config.norm == "rms",
-            "num_heads_kv": config.num_kv_heads,
-            "rotary_dim": dim // config.num_heads if config.positions == "rotary" else None,
-            "rotary_interleave": False,
-        }
 
-    def _embedding(self, part: Any, embedding: Any, side: str, table: str) -> None:
-        """Set the vectors of tokens and of positions (P, D), whatever these are made of."""
-        embedding.weight = self._array(table)
-        part.scale_embeddings = self._config.scale_embeddings
-        kind = self._config.positions
-        if kind == "rotary":
-            return
-        if kind == "learned":
-            part.position_encodings.encodings = self._array(f"{side}_embedding.positions.weight")
-            return
-        import torch  # noqa: PLC0415 - only converting needs it
+def _positions(count: int, dim: int, kind: str) -> Any:
+    """Return a table of positions (P, D) that is not learned."""
+    if kind == "none":  # but for a table CTranslate2 would make sinusoids
+        return np.zeros((count, dim), np.float32)
+    from nmt.model.positions import sinusoids  # noqa: PLC0415 - loads torch
 
-        from nmt.model.positions import sinusoids  # noqa: PLC0415
+    return sinusoids(count, dim, kind).numpy()
 
-        shape = self._num_positions, self._weights[table].shape[1]
-        # Without positions: but for a table CTranslate2 would make sinusoids.
-        rows = torch.zeros(shape) if kind == "none" else sinusoids(*shape, kind)
-        part.position_encodings.encodings = rows.numpy()
 
-    def _layers(self, part: Any, side: str) -> None:
-        for index, layer in enumerate(part.layer):
-            name = f"{side}.{index}"
-            self._norm(layer.self_attention.layer_norm, f"{name}.self_residual.norm")
-            self._linear(layer.self_attention.linear[0], f"{name}.self_attention.query_key_value")
-            self._linear(layer.self_attention.linear[1], f"{name}.self_attention.output")
-            if side == "decoder":
-                self._norm(layer.attention.layer_norm, f"{name}.cross_residual.norm")
-                for target, linear in zip(
-                    layer.attention.linear, ("query", "key_value", "output"), strict=True
-                ):
-                    self._linear(target, f"{name}.cross_attention.{linear}")
-            self._norm(layer.ffn.layer_norm, f"{name}.feed_forward_residual.norm")
-            self._feed_forward(layer.ffn, f"{name}.feed_forward")
-        if self._config.norm_position == "pre":
-            self._norm(part.layer_norm, f"{side}_norm")
+def _fill(part: Any, side: str, config: ModelConfig, weights: Mapping[str, Any]) -> None:
+    """Set weights and biases of all layers of the encoder or the decoder."""
+    for spec, name in _named_layers(part, side, config):
+        is_norm = name.endswith("norm")
+        for kind, our_kind in zip(_NORM if is_norm else _LINEAR, _LINEAR, strict=True):
+            if f"{name}.{our_kind}" in weights:
+                setattr(spec, kind, weights[f"{name}.{our_kind}"])
+            elif is_norm and config.norm == "layer":  # without beta it would be an RMSNorm
+                spec.beta = 0 * spec.gamma
 
-    def _feed_forward(self, spec: Any, name: str) -> None:
-        self._linear(spec.linear_1, f"{name}.outer")
-        if self._config.activation != "swiglu":
-            self._linear(spec.linear_0, f"{name}.inner")
-            return
-        for half, part in enumerate((spec.linear_0, spec.linear_0_noact)):  # the gate comes first
-            self._linear(part, f"{name}.inner", half)
 
-    def _linear(self, spec: Any, name: str, half: int | None = None) -> None:
-        for kind in ("weight", "bias"):
-            if f"{name}.{kind}" in self._weights:
-                values = self._array(f"{name}.{kind}")
-                if half is not None:
-                    rows = len(values) // 2
-                    values = values[half * rows : (half + 1) * rows]
-                setattr(spec, kind, values)
-
-    def _norm(self, spec: Any, name: str) -> None:
-        spec.gamma = self._array(f"{name}.weight")
-        if f"{name}.bias" in self._weights:
-            spec.beta = self._array(f"{name}.bias")
-        elif self._config.norm == "layer":  # one without beta would be taken for an RMSNorm
-            spec.beta = 0 * spec.gamma
-
-    def _array(self, name: str) -> Any:
-        return self._weights[name].float().contiguous().numpy()
+def _named_layers(part: Any, side: str, config: ModelConfig) -> Iterator[tuple[Any, str]]:
+    """Yield CTranslate2's norms and linear layers of one side, with our names of them."""
+    for index, layer in enumerate(part.layer):
+        name = f"{side}.{index}"
+        yield layer.self_attention.layer_norm, f"{name}.self_residual.norm"
+        yield layer.self_attention.linear[0], f"{name}.self_attention.query_key_value"
+        yield layer.self_attention.linear[1], f"{name}.self_attention.output"
+        if side == "decoder":
+            yield layer.attention.layer_norm, f"{name}.cross_residual.norm"
+            for number, own in enumerate(("query", "key_value", "output")):
+                yield layer.attention.linear[number], f"{name}.cross_attention.{own}"
+        yield layer.ffn.layer_norm, f"{name}.feed_forward_residual.norm"
+        yield layer.ffn.linear_0, f"{name}.feed_forward.inner"
+        if config.activation == "swiglu":
+            yield layer.ffn.linear_0_noact, f"{name}.feed_forward.ungated"
+        yield layer.ffn.linear_1, f"{name}.feed_forward.outer"
+    if config.norm_position == "pre":
+        yield part.layer_norm, f"{side}_norm"

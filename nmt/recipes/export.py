@@ -20,9 +20,7 @@ from nmt.checkpoint.retention import by_score, write_average
 from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
-from nmt.exchange.model_card import NAME as CARD
-from nmt.exchange.model_card import model_card
-from nmt.exchange.targets import find_target
+from nmt.exchange.targets import CARD, find_target, model_card
 from nmt.files.manifest import Manifest
 from nmt.runtime.shortlist_file import ShortlistFile
 

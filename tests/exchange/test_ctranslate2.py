@@ -22,7 +22,6 @@ from nmt.exchange.ctranslate2 import (
     VOCABULARY_MAP,
     CTranslate2Target,
     ShortlistParts,
-    followed,
     not_expressed,
     not_followed,
     num_positions,
@@ -234,8 +233,9 @@ def test_a_new_key_is_refused_until_it_is_expressed() -> None:
 def test_options_are_followed_or_named() -> None:
     options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
     assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
-    assert followed(options) == DecodingConfig(seed=9, length_penalty=0.5)
-    assert not_followed(followed(options)) == []
+    followed = CTranslate2Target().decoding(options)
+    assert followed == DecodingConfig(seed=9, length_penalty=0.5)
+    assert not_followed(followed) == []
 
 
 def test_the_table_of_positions_is_as_long_as_any_output() -> None:
