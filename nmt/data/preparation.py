@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -21,7 +20,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
+from nmt.config.data import CorpusConfig
+from nmt.config.run import RunConfig
 from nmt.data.checks import CorpusCheck, HeldOut
 from nmt.data.corpus import BadPair, ReadOptions, SentencePair, corpus_names, read_corpus
 from nmt.data.filters import (
@@ -64,24 +64,11 @@ class _Encoded(NamedTuple):
     target: Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparationPlan:
-    """What is to be prepared, and how."""
-
-    data: DataConfig
-    tokenizer: TokenizerConfig
-    filters: FilterConfig
-    languages: tuple[str, str]
-    """Codes of source and target."""
-    tokenizer_from: Path | None = None
-    """Tokenizer folder of the model that training starts from; None to learn a new one."""
-
-
 class Preparation:
     """One reading of all corpora.
 
     Args:
-        plan: What is to be prepared.
+        config: The experiment.
         folder: An existing, empty folder to work in.
         stores: Whether to write the token ids too, not only to report.
 
@@ -89,17 +76,18 @@ class Preparation:
         ConfigError: A filter does not exist.
     """
 
-    def __init__(self, plan: PreparationPlan, folder: Path, *, stores: bool) -> None:
-        self._plan = plan
+    def __init__(self, config: RunConfig, folder: Path, *, stores: bool) -> None:
+        self._config = config
         self._folder = folder
         self._stores = stores
-        filters = plan.filters
-        self._options = ReadOptions(*plan.languages, filters.on_bad_utf8, filters.max_characters)
+        filters, train = config.filters, config.data.train
+        self._languages = config.source_language, config.target_language
+        self._options = ReadOptions(*self._languages, filters.on_bad_utf8, filters.max_characters)
         self._filters = {
             TRAIN: training_filters(filters),
             VALID: held_out_filters(filters),
         }
-        self._corpora = dict(zip(corpus_names(plan.data.train), plan.data.train, strict=True))
+        self._corpora = dict(zip(corpus_names(train), train, strict=True))
         self._threads = usable_cores()
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
@@ -132,7 +120,7 @@ class Preparation:
             overlap=held_out.overlap(),
             unchecked=unchecked,
             sides=tuple(side.report() for side in statistics),
-            joint=self._plan.tokenizer.joint,
+            joint=self._config.tokenizer.joint,
             warnings=tuple(warnings),
             seconds=time.perf_counter() - start,
         )
@@ -140,7 +128,7 @@ class Preparation:
 
     def _held_out(self) -> tuple[dict[str, list[tuple[str, str]]], tuple[str, ...]]:
         """Read the validation and test sets; name those that might have to be downloaded."""
-        sets = {VALID: self._plan.data.valid, **self._plan.data.test}
+        sets = {VALID: self._config.data.valid, **self._config.data.test}
         remote = tuple(name for name, each in sets.items() if each.sacrebleu or each.huggingface)
         read = {
             name: [pair[:2] for pair in self._usable(read_corpus(corpus, self._options), VALID)]
@@ -152,14 +140,14 @@ class Preparation:
     def _look(self, held_out: HeldOut) -> tuple[Reservoir, Flags]:
         """First pass. Return the sample to learn from, and which usable pairs are repetitions."""
         sample = Reservoir(
-            self._plan.tokenizer.sample_sentences // 2,
+            self._config.tokenizer.sample_sentences // 2,
             max_characters=_SAMPLE_CHARACTERS,
             seed=_SAMPLE_SEED,
         )
         with tempfile.TemporaryFile(dir=self._folder) as file:
             duplicates = DuplicateFinder(file)
             for name, corpus in self._corpora.items():
-                check = CorpusCheck(*self._plan.languages)
+                check = CorpusCheck(*self._languages)
                 self._checks[name] = check
                 for block in self._blocks("reading", name, corpus):
                     usable = [pair[:2] for pair in self._usable(block, TRAIN)]
@@ -176,10 +164,10 @@ class Preparation:
                 "The training corpora hold no pair with text on both sides.",
                 fix="Check the files that data.train names.",
             )
-        folder, config = self._folder / TOKENIZER, self._plan.tokenizer
+        folder, config = self._folder / TOKENIZER, self._config.tokenizer
         folder.mkdir()
-        if self._plan.tokenizer_from is not None:
-            return _copy_tokenizers(self._plan.tokenizer_from, folder)
+        if start_from := self._config.training.start_from:
+            return _copy_tokenizers(start_from / TOKENIZER, folder)
         if config.joint:
             texts: dict[str, Iterator[str]] = {JOINT: chain.from_iterable(sample.drain())}
         else:
@@ -193,11 +181,11 @@ class Preparation:
         self, repeated: Flags, tokenizers: Tokenizers
     ) -> tuple[SideStatistics, SideStatistics]:
         """Second pass over the training corpora."""
-        filters = self._plan.filters
+        filters = self._config.filters
         source, target = (
             SideStatistics(language, tokenizer, filters.max_length)
             for language, tokenizer in zip(
-                self._plan.languages, (tokenizers.source, tokenizers.target), strict=True
+                self._languages, (tokenizers.source, tokenizers.target), strict=True
             )
         )
         seen = 0
@@ -227,7 +215,7 @@ class Preparation:
         """Encode the validation set, and keep its text for scores of decoded output."""
         counts = self._counts[VALID] = Counter({READ: 0, KEPT: 0})
         with self._writer(VALID, tokenizers) as writer:
-            for block in self._blocks("encoding", VALID, self._plan.data.valid):
+            for block in self._blocks("encoding", VALID, self._config.data.valid):
                 usable = self._usable(block, VALID, counts)
                 encoded = self._encode(usable, tokenizers, VALID, counts)
                 if writer:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import check_files, corpus_files
-from nmt.data.preparation import Preparation, PreparationPlan
+from nmt.data.preparation import Preparation
 from nmt.data.prepared import (
     FORMAT_VERSION,
     MANIFEST,
@@ -32,7 +33,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import atomic_folder, remove_leftovers, restore_replaced, write_errors
 from nmt.files.lock import file_lock
 from nmt.files.manifest import sha256_of_file, sha256_of_json
-from nmt.text.tokenizer import Tokenizers, tokenizer_hash
+from nmt.text.tokenizer import tokenizer_hash
 
 
 def prepare(
@@ -46,7 +47,7 @@ def prepare(
 
     Args:
         config: The experiment.
-        force: Make it anew in any case.
+        force: Make it again in any case.
         report_only: Read and report, but write nothing.
         check: Given what would be written, may raise an error: then all stays as it was.
 
@@ -62,22 +63,22 @@ def prepare(
                 f"{path} is a pipe or device, and corpora are read twice.",
                 fix="Write the text to a file first.",
             )
-    folder = config.prepared_dir
-    if report_only:
-        _check(config)
-        with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
-            report, _ = Preparation(_plan(config), Path(scratch), stores=False).run()
-            return replace(report, folder=str(folder), written=False)
-    if not force and (current := _current_report(config)):
+    folder, is_left_alone = config.prepared_dir, not (force or report_only)
+    if is_left_alone and (current := _current_report(config)):
         remove_leftovers(folder.parent, folder.name)
         return current
+    _check(config)
+    if report_only:
+        with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
+            report, _ = Preparation(config, Path(scratch), stores=False).run()
+            return replace(report, folder=str(folder), written=False)
     fix = "Set prepared_dir to a folder you can write to, with room on its disk."
     with write_errors(folder, DataError, fix=fix):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f".{folder.name}.lock")
         with file_lock(lock, wait=True, remove=True) as has_waited:
             restore_replaced(folder)
-            if has_waited and not force and (current := _current_report(config)):
+            if has_waited and is_left_alone and (current := _current_report(config)):
                 return current
             return _make(config, folder, check)
 
@@ -85,38 +86,44 @@ def prepare(
 def _make(
     config: RunConfig, folder: Path, check: Callable[[PreparedManifest], None]
 ) -> PrepareReport:
-    _check(config)
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
         raise DataError(
             f"{folder} exists, but was not made by `nmt prepare`.",
             fix="Set prepared_dir to another folder, or remove this one.",
         )
     with atomic_folder(folder, replace=True) as temporary:
-        sources = _describe(_source_files(config))
-        report, tokenizers = Preparation(_plan(config), temporary, stores=True).run()
+        sources = {}
+        for path in _source_files(config):
+            with suppress(OSError):  # reading it says what is wrong
+                status, digest = path.stat(), sha256_of_file(path)
+                known = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
+                sources[str(path)] = known
+        report, tokenizers = Preparation(config, temporary, stores=True).run()
         report = replace(report, folder=str(folder))
-        if any(not _is_same_file(Path(path), known) for path, known in sources.items()):
+        if not _are_unchanged(sources):
             raise DataError(
                 "A corpus changed while it was read.",
                 fix="Prepare again when nothing writes to the corpora any more.",
             )
         text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
         (temporary / REPORT).write_text(text + "\n", encoding="utf-8")
-        manifest = _manifest(config, temporary, sources, report, tokenizers)
+        whole = hashlib.sha256()
+        for part in (TRAIN, VALID):
+            for path in sorted((temporary / part).glob("*.bin")):
+                whole.update(path.name.encode() + sha256_of_file(path).encode())
+        manifest = PreparedManifest(
+            format_version=FORMAT_VERSION,
+            config_hash=config_hash(config),
+            sources=sources,
+            data_hash=whole.hexdigest(),
+            vocab_hash=tokenizer_hash(temporary / TOKENIZER),
+            source_vocab_size=tokenizers.source.vocab_size,
+            target_vocab_size=tokenizers.target.vocab_size,
+            counts=report.counts,
+        )
         check(manifest)
         manifest.write(temporary)
     return report
-
-
-def _plan(config: RunConfig) -> PreparationPlan:
-    start_from = config.training.start_from
-    return PreparationPlan(
-        data=config.data,
-        tokenizer=config.tokenizer,
-        filters=config.filters,
-        languages=(config.source_language, config.target_language),
-        tokenizer_from=start_from / TOKENIZER if start_from else None,
-    )
 
 
 def _check(config: RunConfig) -> None:
@@ -142,16 +149,15 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     ``vocab_hash`` stands for the vocabulary of ``training.start_from`` if that is gone: a run that
     resumes does not need it any more.
     """
-    data = config.data.model_dump(mode="json", exclude={"test"})
-    for corpus in data["train"]:
-        corpus.pop("weight")
-    filters = config.filters.model_dump(mode="json")
-    if not filters["extra"]:  # folders that were made before there was such a key stay valid
-        del filters["extra"]
+    data = config.data.model_dump(
+        mode="json", exclude={"test": True, "train": {"__all__": {"weight"}}}
+    )
+    # Folders that were made before there was such a key stay valid.
+    without = None if config.filters.extra else {"extra"}
     parts = {
         "data": data,
         "tokenizer": config.tokenizer.model_dump(mode="json"),
-        "filters": filters,
+        "filters": config.filters.model_dump(mode="json", exclude=without),
         "languages": [config.source_language, config.target_language],
         "format": FORMAT_VERSION,
     }
@@ -172,14 +178,12 @@ def _current_report(config: RunConfig) -> PrepareReport | None:
             and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
             # A folder of Hugging Face files may have more or fewer.
             and set(manifest.sources) == {str(path) for path in _source_files(config)}
+            and _are_unchanged(manifest.sources)
         )
     except (DataError, OSError):
         return None
-    sources = manifest.sources.items()
-    if not is_current or not all(_is_same_file(Path(path), known) for path, known in sources):
-        return None
     try:
-        return PrepareReport.read(folder)
+        return PrepareReport.read(folder) if is_current else None
     except DataError:  # the data are whole, and of the report the counts are in the manifest
         return PrepareReport(folder=str(folder), up_to_date=True, counts=manifest.counts)
 
@@ -189,51 +193,16 @@ def _source_files(config: RunConfig) -> list[Path]:
     return sorted({path for corpus in corpora for path in corpus_files(corpus)})
 
 
-def _describe(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    described = {}
-    for path in paths:
-        try:
-            status = path.stat()
-            described[str(path)] = {
-                "size": status.st_size,
-                "mtime_ns": status.st_mtime_ns,
-                "sha256": sha256_of_file(path),
-            }
-        except OSError:
-            continue  # reading it says what is wrong
-    return described
-
-
-def _is_same_file(path: Path, known: Mapping[str, Any]) -> bool:
-    """Compare size and time, which is quick; the contents only where the time differs."""
+def _are_unchanged(sources: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Compare sizes and times, which is quick; the contents only where the time differs."""
     try:
-        status = path.stat()
-        if status.st_size != known["size"]:
-            return False
-        return status.st_mtime_ns == known["mtime_ns"] or sha256_of_file(path) == known["sha256"]
+        for path, known in sources.items():
+            status = Path(path).stat()
+            is_touched = status.st_mtime_ns != known["mtime_ns"]
+            if status.st_size != known["size"] or (
+                is_touched and sha256_of_file(Path(path)) != known["sha256"]
+            ):
+                return False
     except OSError:
         return False
-
-
-def _manifest(
-    config: RunConfig,
-    folder: Path,
-    sources: Mapping[str, Mapping[str, Any]],
-    report: PrepareReport,
-    tokenizers: Tokenizers,
-) -> PreparedManifest:
-    arrays = [path for part in (TRAIN, VALID) for path in sorted((folder / part).glob("*.bin"))]
-    whole = hashlib.sha256()
-    for path in arrays:
-        whole.update(path.name.encode())
-        whole.update(sha256_of_file(path).encode())
-    return PreparedManifest(
-        format_version=FORMAT_VERSION,
-        config_hash=config_hash(config),
-        sources=sources,
-        data_hash=whole.hexdigest(),
-        vocab_hash=tokenizer_hash(folder / TOKENIZER),
-        source_vocab_size=tokenizers.source.vocab_size,
-        target_vocab_size=tokenizers.target.vocab_size,
-        counts=report.counts,
-    )
+    return True
