@@ -19,7 +19,7 @@ from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from nmt.runtime.engine import Ensemble
-    from nmt.translation.mbr import MbrChoice
+    from nmt.translation.mbr import Mbr
 
 Format = Literal["text", "json"]
 """How lines are read or written."""
@@ -271,7 +271,7 @@ class MbrOptions:
         help="With --mbr: take candidates from samples or from a beam.", show_default="samples"
     )
 
-    def choice(self, beam_size: int | None) -> MbrChoice | None:
+    def choice(self, beam_size: int | None) -> Mbr | None:
         """Return what the flags ask for; None without ``--mbr``.
 
         Raises:
@@ -282,9 +282,9 @@ class MbrOptions:
                 flag = "--mbr-from" if self.mbr_candidates is None else "--mbr-candidates"
                 raise ConfigError(f"{flag} needs --mbr.", fix="Add --mbr chrf, or leave it out.")
             return None
-        from nmt.translation.mbr import MbrChoice
+        from nmt.translation.mbr import Mbr
 
-        choice = MbrChoice(self.mbr, self.mbr_candidates or 32, self.mbr_from or "samples")
+        choice = Mbr(self.mbr, self.mbr_candidates or 32, self.mbr_from or "samples")
         if beam_size is not None:
             raise ConfigError(
                 f"--beam-size {beam_size} does not go with --mbr, which compares "

@@ -25,8 +25,8 @@ from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_se
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import is_standard
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
-from nmt.translation.mbr import MbrChoice
-from nmt.translation.result import GuardCount
+from nmt.translation.mbr import Mbr
+from nmt.translation.result import count_alarms, guard_message
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ModelUse:
     """Run folder or model folder."""
     loading: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `Translator.load`, for example ``checkpoint``."""
-    mbr: MbrChoice | None = None
+    mbr: Mbr | None = None
     """Minimum Bayes risk decoding."""
     overrides: Sequence[str] = ()
     """``key=value`` changes of the model's configuration."""
@@ -248,11 +248,11 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
 
     translator = Translator.load(model.folder, prepare=False, **model.loading)
     if model.mbr is not None:
-        translator = translator.with_mbr(model.mbr.build(config.target_language))
+        translator = translator.with_mbr(model.mbr.of_language(config.target_language))
     logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)
     translator = translator.with_options(**config.decoding.model_dump())
     results = translator.translate(chosen.source)
-    if found := GuardCount.of(results).message():
+    if found := guard_message(len(results), *count_alarms(results)):
         logger.info("%s", found)
     engine = translator.engine
     return System(model.name, [result.text for result in results], engine.name, engine.dtype)

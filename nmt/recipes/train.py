@@ -45,7 +45,7 @@ from nmt.training.signals import (
 )
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator
-from nmt.translation.guard import calibrate_guard
+from nmt.translation.calibration import calibrate_guard
 
 logger = logging.getLogger(__name__)
 

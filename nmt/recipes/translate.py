@@ -26,7 +26,7 @@ from nmt.translation.translator import Translator
 
 if TYPE_CHECKING:
     from nmt.translation.distributed import Team
-    from nmt.translation.mbr import MbrChoice
+    from nmt.translation.mbr import Mbr
 
 
 def translate(
@@ -36,7 +36,7 @@ def translate(
     *,
     style: LineFormat | None = None,
     lines_at_once: int | None = None,
-    mbr: MbrChoice | None = None,
+    mbr: Mbr | None = None,
     overrides: Sequence[str] = (),
     loading: Mapping[str, Any] | None = None,
     **decoding: Any,
@@ -79,7 +79,7 @@ def translate(
 def selfcheck(
     model: Path | str,
     *,
-    mbr: MbrChoice | None = None,
+    mbr: Mbr | None = None,
     overrides: Sequence[str] = (),
     loading: Mapping[str, Any] | None = None,
     **decoding: Any,
@@ -115,7 +115,7 @@ def _joined_team() -> Iterator[Team | None]:
 
 def _load(
     model: Path,
-    mbr: MbrChoice | None,
+    mbr: Mbr | None,
     overrides: Sequence[str],
     loading: Mapping[str, Any] | None,
     decoding: Mapping[str, Any],
@@ -123,7 +123,7 @@ def _load(
     translator = Translator.load(model, **{"prepare": False, **(loading or {})})
     if mbr is not None:
         language = load_config(model / "config.yaml").target_language
-        translator = translator.with_mbr(mbr.build(language))
+        translator = translator.with_mbr(mbr.of_language(language))
     translator = translator.with_options(**decoding_changes(model, overrides, decoding))
     options, beam_size = translator.options, decoding.get("beam_size")
     if (options.sampling or options.return_alternatives) and beam_size not in (None, 1):

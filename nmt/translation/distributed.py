@@ -12,15 +12,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TypeAlias
+from typing import cast
 
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join
 from nmt.errors import NmtError
 from nmt.files.lines import MAX_CHUNK_LINES
 from nmt.translation.stream import LineTranslator, TranslationRun, errors_only, translate_files
-
-_Chunk: TypeAlias = tuple[Sequence[bytes], int]
-"""Lines of the input, and the number of the first, from 1."""
 
 _SECONDS_TO_REPORT = 5
 
@@ -50,7 +47,6 @@ class Team:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._is_between_chunks = True
 
     def loading(self) -> AbstractContextManager[None]:
         """Let only the first process log what all of them find while they load the model."""
@@ -68,51 +64,44 @@ class Team:
 
         Only the first process opens files, shows progress and raises what is wrong with them.
         """
-        if self._processes.rank:
+        processes = self._processes
+        if processes.rank:
             return self._help(translate)
+        is_between_chunks = True
+
+        def translate_chunk(lines: Sequence[bytes], first_number: int) -> TranslationRun:
+            nonlocal is_between_chunks
+            is_between_chunks = False
+            processes.share((lines, first_number))
+            runs = self._translate_part(translate, lines, first_number)
+            is_between_chunks = True
+            return reduce(add, runs)
+
         try:
-            return translate_files(
-                lambda lines, number: self._translate_chunk(translate, (lines, number)),
-                source,
-                output,
-                lines_at_once=(lines_at_once or MAX_CHUNK_LINES) * self._processes.size,
-            )
+            together = (lines_at_once or MAX_CHUNK_LINES) * processes.size
+            return translate_files(translate_chunk, source, output, lines_at_once=together)
         finally:
-            self._dismiss()
+            # The others end in order, unless they are not waiting for lines: something broke.
+            if is_between_chunks:
+                with suppress(PeerLostError):  # no matter now: there is nothing more to ask it
+                    processes.share(None)
+                processes.leave()
 
     def _help(self, translate: LineTranslator) -> TranslationRun:
         """Translate parts of what the first process reads, until it is done."""
-        num_lines = 0
-        while (chunk := self._next_chunk()) is not None:
+        num_lines, nothing = 0, cast("tuple[Sequence[bytes], int] | None", None)
+        while (chunk := self._processes.share(nothing)) is not None:
             num_lines += len(chunk[0])
-            self._translate_part(translate, chunk)
+            self._translate_part(translate, *chunk)
         self._processes.leave()
         return TranslationRun(num_lines=num_lines)
 
-    def _next_chunk(self) -> _Chunk | None:
-        chunk: _Chunk | None = self._processes.share(None)
-        return chunk
-
-    def _translate_chunk(self, translate: LineTranslator, chunk: _Chunk) -> TranslationRun:
-        """Have all processes translate their parts of a chunk that the first one has read."""
-        self._is_between_chunks = False
-        self._processes.share(chunk)
-        runs = self._translate_part(translate, chunk)
-        self._is_between_chunks = True
-        return reduce(add, runs)
-
-    def _translate_part(self, translate: LineTranslator, chunk: _Chunk) -> list[TranslationRun]:
-        """Return the runs of all processes over their parts."""
-        lines, first_number = chunk
+    def _translate_part(
+        self, translate: LineTranslator, lines: Sequence[bytes], first_number: int
+    ) -> list[TranslationRun]:
+        """Return the runs of all processes over their parts of a chunk that the first one read."""
         begin, part = part_of(lines, self._processes.rank, self._processes.size)
         return self._processes.gather(translate(part, first_number + begin))
-
-    def _dismiss(self) -> None:
-        """Let the others end in order, unless they are not waiting for lines: something broke."""
-        if self._is_between_chunks:
-            with suppress(PeerLostError):  # no matter now: there is nothing more to ask it
-                self._processes.share(None)
-            self._processes.leave()
 
 
 @contextmanager

@@ -1,16 +1,17 @@
 """Minimum Bayes risk decoding: of many candidates, the one most like all the others.
 
-The expected utility of a translation is its mean similarity to what
-the model might say instead (Kumar and Byrne 2004, over an n-best list; Eikema and Aziz 2020, over
-samples). The candidates stand for the references, too.
+The expected utility of a translation is its mean similarity to what the model might say instead
+(Kumar and Byrne 2004, over an n-best list; Eikema and Aziz 2020, over samples). The candidates
+stand for the references, too.
 
 It raises the metric it is run with more than any other, so a score by that metric is optimistic.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,11 +43,10 @@ def expected_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
     """
     if not texts:
         return []
-    places: dict[str, int] = {}
-    index = [places.setdefault(text, len(places)) for text in texts]
-    counts = np.bincount(index, minlength=len(places))
-    values = utility(list(places)) @ counts / len(texts)
-    return [float(values[place]) for place in index]
+    counts = Counter(texts)
+    values = utility(list(counts)) @ np.array(list(counts.values())) / len(texts)
+    of_text = dict(zip(counts, values.tolist(), strict=True))
+    return [of_text[text] for text in texts]
 
 
 def rank_by_utility(texts: Sequence[str], utility: Utility) -> list[int]:
@@ -63,39 +63,28 @@ def rank_by_utility(texts: Sequence[str], utility: Utility) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class MbrChoice:
-    """What the user asks for."""
+class Mbr:
+    """Which candidates are found, and how one is chosen."""
 
     utility: UtilityName
     """The metric that compares candidates."""
     num_candidates: int = 32
-    """Found for each sentence."""
+    """Found for each sentence; equal ones count as often as they are found."""
     kind: CandidateKind = "samples"
-    """How they are found."""
+    """Sampled, or the n best of a beam as wide."""
+    compare: Utility = pairwise_chrf
+    """The utility of texts; see `of_language`."""
 
-    def build(self, language: str | None) -> Mbr:
-        """Return what chooses among texts of this language, which chooses BLEU's tokenizer.
+    def of_language(self, language: str | None) -> Mbr:
+        """Return one for texts of this language, which chooses BLEU's tokenizer.
 
         Raises:
             ConfigError: The language's tokenizer is not installed.
         """
-        utility: Utility = pairwise_chrf
-        if self.utility == "bleu":
-            words = bleu_words(language)
-            utility = lambda texts: pairwise_bleu(texts, words)  # noqa: E731
-        return Mbr(utility, self.num_candidates, self.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Mbr:
-    """Which candidates are found, and how one is chosen."""
-
-    utility: Utility
-    """Compares them."""
-    num_candidates: int = 32
-    """Found for each sentence; equal ones count as often as they are found."""
-    kind: CandidateKind = "samples"
-    """Sampled, or the n best of a beam as wide."""
+        if self.utility == "chrf":
+            return self
+        words = bleu_words(language)
+        return replace(self, compare=lambda texts: pairwise_bleu(texts, words))
 
     def search_options(self, options: DecodingConfig) -> DecodingConfig:
         """Return the options that find the candidates, with everything else as in ``options``."""
@@ -115,4 +104,4 @@ class Mbr:
         """
         ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         texts = [text_of(candidate.ids) for candidate in ranked]
-        return [ranked[row] for row in rank_by_utility(texts, self.utility)[:count]]
+        return [ranked[row] for row in rank_by_utility(texts, self.compare)[:count]]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
-from operator import add
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizer
-from nmt.translation.guard import Alarm
 
-_ATTENTION_DIGITS = 4
 _SPACE = "\u2581"
 
+Alarm: TypeAlias = Literal[
+    "loop", "repetition", "short", "long", "compression", "coverage", "truncated"
+]
+"""A sign that a translation is wrong: see `nmt.translation.guard`. ``truncated``, which comes from
+the length of the line, means that its end is not translated."""
 Matrix = tuple[tuple[float, ...], ...]
 """A row for each target word, with a number for each source word."""
 Links = tuple[tuple[int, int], ...]
@@ -84,29 +86,24 @@ class TranslationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, with both lists of alarms always there."""
-        asked: dict[str, Any] = {}
-        if self.alignment is not None:
-            asked["alignment"] = as_pharaoh(self.alignment)
-        if self.attention is not None:
-            rows = self.attention
-            asked["attention"] = [[round(x, _ATTENTION_DIGITS) for x in row] for row in rows]
-        if self.tokens is not None:
-            asked["tokens"] = [asdict(token) for token in self.tokens]
-        return {
+        values: dict[str, Any] = {
             "source": self.source,
             "translation": self.text,
             "score": self.score,
             "alternatives": [asdict(alternative) for alternative in self.alternatives],
             "alarms": list(self.alarms),
             "retried": list(self.retried),
-            **asked,
         }
+        if self.alignment is not None:
+            values["alignment"] = as_pharaoh(self.alignment)
+        if self.attention is not None:
+            values["attention"] = [[round(x, 4) for x in row] for row in self.attention]
+        if self.tokens is not None:
+            values["tokens"] = [asdict(token) for token in self.tokens]
+        return values
 
 
-_OPTIONAL = ("alignment", "attention", "tokens")
-RESULT_FIELDS = frozenset(
-    ("source", "translation", "score", "alternatives", "alarms", "retried", *_OPTIONAL)
-)
+RESULT_FIELDS = {each.name for each in fields(TranslationResult)} - {"text"} | {"translation"}
 """Names of all fields of `TranslationResult.as_dict`."""
 
 
@@ -192,37 +189,21 @@ def subwords(tokenizer: Tokenizer) -> list[str]:
     return [piece for piece, _, _ in tokenizer.pieces()]
 
 
-@dataclass(frozen=True, slots=True)
-class GuardCount:
-    """How many lines had alarms. Counts add up."""
+def count_alarms(results: Iterable[TranslationResult]) -> tuple[int, int]:
+    """Return how many first translations had an alarm, and how many of the second have none."""
+    found = [(bool(result.alarms), bool(result.retried)) for result in results]
+    return sum(map(any, found)), found.count((False, True))
 
-    num_lines: int = 0
-    """Lines in all."""
-    num_alarmed: int = 0
-    """Lines whose first translation had an alarm."""
-    num_retried: int = 0
-    """Of these, lines whose second translation has none."""
 
-    @classmethod
-    def of(cls, results: Iterable[TranslationResult]) -> Self:
-        """Count results."""
-        found = [(bool(result.alarms), bool(result.retried)) for result in results]
-        alarmed = sum(has_alarms or was_retried for has_alarms, was_retried in found)
-        retried = sum(was_retried and not has_alarms for has_alarms, was_retried in found)
-        return cls(len(found), alarmed, retried)
+def guard_message(num_lines: int, num_alarmed: int, num_cleared: int) -> str | None:
+    """Return what the user should know of `count_alarms`; None without alarms.
 
-    def __add__(self, other: GuardCount) -> GuardCount:
-        return GuardCount(*map(add, astuple(self), astuple(other)))
-
-    def message(self) -> str | None:
-        """Return what the user should know; None without alarms.
-
-        >>> GuardCount(1000, 3, 2).message()
-        'guard: 3 of 1,000 lines raised an alarm; a retry cleared 2 (--no-guard turns this off)'
-        """
-        if not self.num_alarmed:
-            return None
-        return (
-            f"guard: {self.num_alarmed:,} of {self.num_lines:,} lines raised an alarm; a retry "
-            f"cleared {self.num_retried:,} (--no-guard turns this off)"
-        )
+    >>> guard_message(1000, 3, 2)
+    'guard: 3 of 1,000 lines raised an alarm; a retry cleared 2 (--no-guard turns this off)'
+    """
+    if not num_alarmed:
+        return None
+    return (
+        f"guard: {num_alarmed:,} of {num_lines:,} lines raised an alarm; a retry cleared "
+        f"{num_cleared:,} (--no-guard turns this off)"
+    )

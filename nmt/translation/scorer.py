@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +22,9 @@ from nmt.errors import CheckpointError
 from nmt.runtime.engine import EngineOptions, Ensemble, LoadedEngine
 from nmt.runtime.torch_engine import load_torch_engine
 from nmt.search.hypothesis import length_penalty
-from nmt.text.tokenizer import Tokenizer, Tokenizers
+from nmt.text.tokenizer import Tokenizer
 from nmt.translation.result import TokenScore, score_tokens, subwords
-from nmt.translation.segment import is_far_too_long
+from nmt.translation.segment import encode_fitting
 from nmt.translation.translator import change_options
 
 logger = logging.getLogger(__name__)
@@ -78,22 +78,17 @@ class Scorer:
     Args:
         loaded: The engine, and what belongs to them.
         options: The length normalisation and the size of batches; the model's own when None.
-        check: Called between batches; may raise to interrupt.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedEngine,
-        options: DecodingConfig | None = None,
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.options = options or loaded.config.decoding
-        self._loaded, self._check = loaded, check
-        self._longest_source = loaded.config.filters.max_length
-        self._longest_target = _longest_target(
-            self._longest_source, loaded.config.decoding, loaded.engine.max_positions
+    def __init__(self, loaded: LoadedEngine, options: DecodingConfig | None = None) -> None:
+        own, most = loaded.config.decoding, loaded.engine.max_positions
+        self.options, self._loaded = options or own, loaded
+        self._longest_source = longest = loaded.config.filters.max_length
+        self._longest_target = max(
+            int(longest * own.max_length_factor) + own.max_length_offset, longest
         )
+        if most is not None:
+            self._longest_target = min(self._longest_target, most - 1)
         self._pieces = subwords(loaded.tokenizers.target)
 
     @classmethod
@@ -118,8 +113,7 @@ class Scorer:
         Raises:
             ConfigError: An option is unknown or out of bounds. Lists every problem.
         """
-        options = change_options(self.options, changes)
-        return Scorer(self._loaded, options, check=self._check)
+        return Scorer(self._loaded, change_options(self.options, changes))
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> list[PairScore]:
         """Score pairs of source and target lines; results come in the same order.
@@ -128,18 +122,17 @@ class Scorer:
             CheckpointError: The model's weights are broken.
         """
         texts = list(pairs)
-        tokenizers: Tokenizers = self._loaded.tokenizers
-        sources, targets = (
-            _encode(tokenizer, [pair[side] for pair in texts], longest, name)
-            for side, name, tokenizer, longest in (
-                (0, "source", tokenizers.source, self._longest_source),
-                (1, "target", tokenizers.target, self._longest_target),
-            )
+        tokenizers = self._loaded.tokenizers
+        sources = _encode(
+            tokenizers.source, [source for source, _ in texts], self._longest_source, "source"
+        )
+        targets = _encode(
+            tokenizers.target, [target for _, target in texts], self._longest_target, "target"
         )
         usable = {
             row: (source, target)
             for row, (source, target) in enumerate(zip(sources, targets, strict=True))
-            if source is not None and target is not None and source
+            if source and target is not None
         }
         found = dict(zip(usable, self.score_ids(list(usable.values())), strict=True))
         results = []
@@ -169,7 +162,6 @@ class Scorer:
         """
         found: list[list[float]] = [[] for _ in pairs]
         for rows in self._batches(pairs):
-            self._check()
             sources, targets = zip(*(pairs[row] for row in rows), strict=True)
             log_probs = self._loaded.engine.token_log_probs(sources, targets)
             for row, own in zip(rows, log_probs, strict=True):
@@ -190,24 +182,13 @@ class Scorer:
             yield rows.tolist()
 
 
-def _longest_target(longest_source: int, options: DecodingConfig, max_positions: int | None) -> int:
-    """Most target subwords: of the longest output, and of the positions that there are."""
-    longest = int(longest_source * options.max_length_factor) + options.max_length_offset
-    limits = [] if max_positions is None else [max_positions - 1]
-    return min((max(longest, longest_source), *limits))
-
-
 def _encode(
     tokenizer: Tokenizer, texts: Sequence[str], longest: int, side: str
 ) -> list[list[int] | None]:
     """Ids of every text; [] for a blank one, None and a warning for one that has too many."""
-    short = [row for row, text in enumerate(texts) if not is_far_too_long(text, longest)]
-    encoded = dict(zip(short, tokenizer.encode_batch([texts[row] for row in short]), strict=True))
-    found: list[list[int] | None] = []
-    for row, text in enumerate(texts):
-        ids = encoded.get(row)
-        found.append(ids if ids is not None and len(ids) <= longest else None)
-        if found[-1] is None:
+    found = encode_fitting(tokenizer, texts, longest)
+    for text, ids in zip(texts, found, strict=True):
+        if ids is None:
             logger.warning(
                 "%s line of %s characters has no score: the model reads %d %s subwords at once",
                 side,

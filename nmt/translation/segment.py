@@ -1,4 +1,4 @@
-"""Lines -> segments that a model can read -> batches.
+"""Lines -> segments that a model can read, with their constraints -> batches.
 
 A segment is a line, or a part of one that has more subwords than the model was trained for.
 """
@@ -7,34 +7,40 @@ from __future__ import annotations
 
 import logging
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from itertools import groupby
+from typing import TypeAlias
 
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError, DataError
 from nmt.runtime.engine import Task
-from nmt.search.hypothesis import NONE, Constraints
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizer
+from nmt.translation.result import Alarm, AlignedSegment, TokenScore
 
 logger = logging.getLogger(__name__)
 
 LONGEST_LINE = 50_000
 """Characters of a line that are translated. The rest is left out, with a warning and an alarm, so
 that the time for one line is bounded."""
+Phrases = Sequence[Sequence[str]]
+"""Of each line, any number of phrases."""
+
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
-_MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
-_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")  # and the names of their characters:
+_UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
 _BORDERS = (
     re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*"),  # sentences
     re.compile(r"(?<=[,;:])\s+|(?<=[\uff0c\u3001\uff1b\uff1a\u060c\u061b])\s*"),  # clauses
     re.compile(r"\s+"),  # words
 )
 
-_Value = TypeVar("_Value")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Segment:
-    """What is translated by itself."""
+    """What is translated by itself, and what is found for it, step by step."""
 
     line: int
     """The line it is part of, from 0."""
@@ -42,15 +48,19 @@ class Segment:
     """Its source ids, without EOS; never empty."""
     constraints: Constraints = NONE
     """What its translation must look like."""
+    hypotheses: Sequence[Hypothesis] = ()
+    """Its translations, the best first."""
+    alarms: tuple[Alarm, ...] = ()
+    """Of the best."""
+    retried: tuple[Alarm, ...] = ()
+    """Of the first output, where a stricter search has found one without them."""
+    aligned: AlignedSegment | None = None
+    """Its words and those of the best, where asked for."""
+    tokens: tuple[TokenScore, ...] = ()
+    """Of the best, where asked for."""
 
 
-def is_far_too_long(text: str, max_length: int) -> bool:
-    """Whether a text need not be encoded to know that it does not fit.
-
-    >>> is_far_too_long("a" * 60, max_length=3), is_far_too_long("a" * 61, max_length=3)
-    (False, True)
-    """
-    return len(text) > _CHARACTERS_OF_SUBWORD * max_length
+SearchResults: TypeAlias = Iterable[tuple[Segment, list[Hypothesis]]]
 
 
 def joiner_for(language: str) -> str:
@@ -62,34 +72,24 @@ def joiner_for(language: str) -> str:
     return "" if re.split("[-_]", language)[0].lower() in _UNSPACED else " "
 
 
-def truncate(texts: Sequence[str], first_line: int = 1) -> tuple[list[str], set[int]]:
-    """Return the beginnings of lines that fit `LONGEST_LINE`, and which lines were longer.
-
-    Args:
-        texts: The lines.
-        first_line: The number of the first line in warnings about longer ones.
-    """
-    longer = {row for row, text in enumerate(texts) if len(text) > LONGEST_LINE}
-    for row in sorted(longer):
-        logger.warning(
-            "line %s has %s characters; only the first %s are translated",
-            f"{row + first_line:,}",
-            f"{len(texts[row]):,}",
-            f"{LONGEST_LINE:,}",
-        )
-    shortened = [
-        text.lstrip()[:LONGEST_LINE] if row in longer else text for row, text in enumerate(texts)
-    ]
-    return shortened, longer
+def encode_fitting(
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int
+) -> list[list[int] | None]:
+    """Encode texts; None for each that has more subwords than ``max_length``."""
+    # Texts that are far too long are not even encoded.
+    short = [i for i, x in enumerate(texts) if len(x) <= _CHARACTERS_OF_SUBWORD * max_length]
+    encoded = dict(zip(short, tokenizer.encode_batch([texts[i] for i in short]), strict=True))
+    found = map(encoded.get, range(len(texts)))
+    return [ids if ids is not None and len(ids) <= max_length else None for ids in found]
 
 
 def segment_lines(
-    texts: Sequence[str], tokenizer: Tokenizer, max_length: int, first_line: int = 1
+    texts: Iterable[str], tokenizer: Tokenizer, max_length: int, first_line: int = 1
 ) -> list[Segment]:
     """Encode lines: a blank one gives no segment, an over-long one several.
 
     Args:
-        texts: The lines.
+        texts: The lines; of each, `LONGEST_LINE` characters are taken.
         tokenizer: Of the source language.
         max_length: Most subwords of a segment.
         first_line: The number of the first line in warnings about those that are cut.
@@ -97,26 +97,33 @@ def segment_lines(
     Returns:
         The segments of all lines, in order.
     """
-    full = [i for i, text in enumerate(texts) if text.strip()]
-    short = [i for i in full if not is_far_too_long(texts[i], max_length)]
-    encoded = dict(zip(short, tokenizer.encode_batch([texts[i] for i in short]), strict=True))
+    shortened = []
+    for number, text in enumerate(texts, first_line):
+        is_too_long = len(text) > LONGEST_LINE
+        shortened.append(text.lstrip()[:LONGEST_LINE] if is_too_long else text)
+        if is_too_long:
+            logger.warning(
+                "line %s has %s characters; only the first %s are translated",
+                f"{number:,}",
+                f"{len(text):,}",
+                f"{LONGEST_LINE:,}",
+            )
     segments: list[Segment] = []
-    for i in full:
-        ids = encoded.get(i)
-        if ids is not None and len(ids) <= max_length:
-            # A text of characters that normalisation drops is blank, too.
-            parts = [ids] if ids else []
-        else:
-            parts = _encode_parts(texts[i], tokenizer, max_length)
+    encoded = encode_fitting(tokenizer, shortened, max_length)
+    for row, (text, ids) in enumerate(zip(shortened, encoded, strict=True)):
+        if not text.strip():
+            continue
+        # Without ids it is blank, too: normalisation drops some characters.
+        parts = [ids] if ids else [] if ids == [] else _encode_parts(text, tokenizer, max_length)
         if len(parts) > 1:
             logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
-                f"{i + first_line:,}",
-                f"{len(texts[i]):,}",
+                f"{row + first_line:,}",
+                f"{len(text):,}",
                 f"{len(parts):,}",
                 max_length,
             )
-        segments += [Segment(i, part) for part in parts]
+        segments += [Segment(row, part) for part in parts]
     return segments
 
 
@@ -125,23 +132,14 @@ def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list
 
     def size(part: str) -> int:
         """Subwords of a part; more than fit if it is far too long."""
-        if is_far_too_long(part, max_length):
-            return max_length + 1
-        return len(tokenizer.encode(part))
+        (ids,) = encode_fitting(tokenizer, [part], max_length)
+        return max_length + 1 if ids is None else len(ids)
 
     parts = tokenizer.encode_batch(split_text(text, size, max_length))
     # Some are too long still: a character of many bytes, or parts that joined badly.
     return [
         ids[start : start + max_length] for ids in parts for start in range(0, len(ids), max_length)
     ]
-
-
-class _Span(NamedTuple):
-    """A part of the text."""
-
-    start: int
-    end: int
-    size: int
 
 
 def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:
@@ -159,19 +157,20 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
     >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
     """
-    merged: list[_Span] = []
-    for span in _spans(text, 0, len(text), size_of, limit, 0):
-        if merged and merged[-1].size + span.size <= limit:
-            merged[-1] = _Span(merged[-1].start, span.end, merged[-1].size + span.size)
+    merged: list[tuple[int, int, int]] = []  # start, end and size
+    for start, end, size in _spans(text, 0, len(text), size_of, limit, 0):
+        if merged and merged[-1][2] + size <= limit:
+            first, _, before = merged.pop()
+            merged.append((first, end, before + size))
         else:
-            merged.append(span)
-    return [text[span.start : span.end] for span in merged]
+            merged.append((start, end, size))
+    return [text[start:end] for start, end, _ in merged]
 
 
 def _spans(
     text: str, start: int, end: int, size_of: Callable[[str], int], limit: int, level: int
-) -> Iterator[_Span]:
-    """Yield parts that fit, without the white space at the borders between them."""
+) -> Iterator[tuple[int, int, int]]:
+    """Yield start, end and size of parts that fit, without the white space between them."""
     piece = text[start:end].strip()
     if not piece:
         return
@@ -179,7 +178,7 @@ def _spans(
     end = start + len(piece)
     size = size_of(piece)
     if size <= limit or len(piece) == 1:
-        yield _Span(start, end, size)
+        yield start, end, size
         return
     cuts = [(len(piece) // 2, len(piece) // 2)]
     if level < len(_BORDERS):
@@ -191,37 +190,133 @@ def _spans(
         begin = cut_end
 
 
-def max_batch_rows(num_hypotheses: int, vocab_size: int, num_workers: int = 1) -> int:
-    """Return how many sentences a batch may have, by the memory of their probabilities.
+def encode_constraints(
+    tokenizer: Tokenizer,
+    num_lines: int,
+    prefixes: Sequence[str] | None,
+    required: Phrases | None,
+    forbidden: Phrases | None,
+) -> list[Constraints]:
+    """Return the constraints of each line. Blank text is no constraint.
+
+    Raises:
+        DataError: There are more or fewer entries than lines.
+    """
+    for name, given in (("prefixes", prefixes), ("required", required), ("forbidden", forbidden)):
+        if given is not None and len(given) != num_lines:
+            raise DataError(
+                f"{name} has {len(given):,} entries for {num_lines:,} lines.",
+                fix="Give one entry a line, an empty one for no constraint.",
+            )
+    none: Phrases = [()] * num_lines
+    lines = zip(prefixes or [""] * num_lines, required or none, forbidden or none, strict=True)
+    return [
+        Constraints(
+            prefix=tuple(tokenizer.encode(prefix)) if prefix else (),
+            required=_phrases(tokenizer, phrases),
+            forbidden=_phrases(tokenizer, banned) + _inside_words(tokenizer, banned),
+        )
+        for prefix, phrases, banned in lines
+    ]
+
+
+def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Encode phrases as they follow a space."""
+    return tuple(ids for text in texts if (ids := tuple(tokenizer.encode(text))))
+
+
+def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Encode phrases as they follow a letter, if they need no space before them."""
+    found = []
+    for text in filter(str.strip, texts):
+        starts_word = unicodedata.category(text[0])[0] in "LMN"
+        if not starts_word or unicodedata.name(text[0], "").startswith(_UNSPACED_SCRIPTS):
+            before, both = tokenizer.encode_batch(["a", "a" + text])
+            if both[: len(before)] == before and len(both) > len(before):
+                found.append(tuple(both[len(before) :]))
+    return tuple(found)
+
+
+def constrain(
+    segments: Iterable[Segment],
+    constraints: Sequence[Constraints],
+    options: DecodingConfig,
+    *,
+    longest_output: int,
+    first_line: int = 1,
+) -> None:
+    """Give segments the constraints of their lines; prefix and required phrases to the first.
 
     Args:
-        num_hypotheses: Of each sentence.
-        vocab_size: Probabilities of each hypothesis.
-        num_workers: Batches searched at the same time.
+        segments: Of all lines, in order.
+        constraints: Of each line.
+        options: Rules of the search, which constraints may contradict.
+        longest_output: Most subwords of an output without constraints.
+        first_line: The number of the first line in messages.
+
+    Raises:
+        DataError: The constraints of a line contradict each other or the search, or are too long.
     """
-    return max(1, _MOST_PROBABILITIES // num_workers // (num_hypotheses * vocab_size))
+    for line, (first, *others) in groupby(segments, key=lambda segment: segment.line):
+        own = constraints[line]
+        problem, fix = (
+            own.contradiction(options.no_repeat_ngram_size),
+            "Drop one of the constraints.",
+        )
+        is_forced = not options.prefix_bias_beta
+        if is_forced and any(contains(own.prefix, phrase) for phrase in own.forbidden):
+            problem = "the prefix contains a forbidden phrase"
+        elif problem is None and own.num_tokens > longest_output:
+            problem = (
+                f"its prefix and required phrases have {own.num_tokens:,} subwords, and a "
+                f"translation has at most {longest_output:,}"
+            )
+            fix = "Require less, or cut the line into sentences."
+        if problem is not None:
+            raise DataError(f"Line {line + first_line:,}: {problem}.", fix=fix)
+        first.constraints = own
+        for other in others:
+            other.constraints = Constraints(forbidden=own.forbidden)
+
+
+def check_outputs(segments: Iterable[Segment], first_line: int = 1) -> None:
+    """Check that the search found an output for every segment.
+
+    Raises:
+        DataError: No output follows the constraints of a line.
+        CheckpointError: There is none, and no constraint is to blame.
+    """
+    for segment in segments:
+        if not segment.hypotheses and segment.constraints != NONE:
+            raise DataError(
+                f"Line {segment.line + first_line:,}: no output has its prefix and its required "
+                "phrases and none of the forbidden ones.",
+                fix="Drop some of the constraints, or the rule of repeated n-grams.",
+            )
+        if not segment.hypotheses:
+            raise CheckpointError(
+                "The model's probabilities are not numbers: its weights are broken.",
+                fix="Use another checkpoint, or train again.",
+            )
 
 
 def batch_by_length(
-    lengths: Sequence[int], *, max_tokens: int, max_rows: int
-) -> Iterator[list[int]]:
-    """Yield rows of similar length, the shortest first.
+    segments: Iterable[Segment], *, max_tokens: int, max_rows: int
+) -> Iterator[list[Segment]]:
+    """Yield segments of similar length together, the shortest first.
 
     Args:
-        lengths: Source tokens of each row, without EOS.
-        max_tokens: Most tokens of a batch, with EOS and padding; a longer row is one by itself.
-        max_rows: Most rows of a batch; the limit for short lines and wide beams.
-
-    >>> list(batch_by_length([7, 2, 3, 2], max_tokens=8, max_rows=2))
-    [[1, 3], [2], [0]]
+        segments: In any order; of equal length they stay in it.
+        max_tokens: Most tokens of a batch, with EOS and padding; a longer one is by itself.
+        max_rows: Most segments of a batch; the limit for short lines and wide beams.
     """
-    batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        tokens = (len(batch) + 1) * (lengths[row] + 1)  # and EOS
+    batch: list[Segment] = []
+    for segment in sorted(segments, key=lambda segment: len(segment.ids)):
+        tokens = (len(batch) + 1) * (len(segment.ids) + 1)  # and EOS
         if batch and (tokens > max_tokens or len(batch) == max_rows):
             yield batch
             batch = []
-        batch.append(row)
+        batch.append(segment)
     if batch:
         yield batch
 
@@ -231,17 +326,3 @@ def make_task(segments: Sequence[Segment]) -> Task:
     constraints = [segment.constraints for segment in segments]
     is_free = all(own == NONE for own in constraints)
     return Task([segment.ids for segment in segments], None if is_free else constraints)
-
-
-def group_by_line(
-    segments: Iterable[Segment], values: Iterable[_Value], num_lines: int
-) -> list[list[_Value]]:
-    """Return the values of the segments of each line; none for a blank line.
-
-    >>> group_by_line([Segment(0, [5]), Segment(2, [6]), Segment(2, [7])], "abc", num_lines=3)
-    [['a'], [], ['b', 'c']]
-    """
-    grouped: list[list[_Value]] = [[] for _ in range(num_lines)]
-    for segment, value in zip(segments, values, strict=True):
-        grouped[segment.line].append(value)
-    return grouped

@@ -10,10 +10,10 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import open_output
@@ -27,13 +27,19 @@ from nmt.files.lines import (
     read_chunks,
 )
 from nmt.files.progress import progress_bar
-from nmt.translation.result import RESULT_FIELDS, GuardCount, TranslationResult, as_pharaoh
+from nmt.translation.result import (
+    RESULT_FIELDS,
+    TranslationResult,
+    as_pharaoh,
+    count_alarms,
+    guard_message,
+)
 from nmt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 
-_KNOWN = ("source", "prefix", "required", "forbidden")
 _ERROR = "error"
+_RESERVED = {"prefix", "required", "forbidden", _ERROR, *RESULT_FIELDS}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -53,55 +59,45 @@ class Request:
     """Fields that pass through to the output. None has the name of a field of results."""
 
 
-def parse_requests(lines: Iterable[str], first_number: int) -> Iterator[Request]:
-    """Read JSON objects, one a line: ``{"source": ..., "prefix": ..., "required": [...], ...}``.
+def parse_request(line: str, number: int) -> Request:
+    """Read a JSON object: ``{"source": ..., "prefix": ..., "required": [...], ...}``.
 
     A blank line is a blank text. Lone surrogates, which JSON may escape, become U+FFFD in text.
 
     Raises:
-        DataError: A line is something else; names it.
+        DataError: The line is something else; has its number.
     """
-    for number, line in enumerate(lines, start=first_number):
-        yield _parse(line, number) if line.strip() else Request("")
 
+    def refused(what: str) -> DataError:
+        return DataError(
+            f"Line {number:,} {what}.",
+            fix='Write one object a line, such as {"source": "Ein Hund.", "prefix": "A"}.',
+        )
 
-def _parse(line: str, number: int) -> Request:
+    if not line.strip():
+        return Request("")
     try:
         values = parse_json(line, finite=True)
     except json.JSONDecodeError as error:
-        where = f"{error.msg}, at column {error.colno}"
-        raise _not_understood(number, f"is not JSON ({where})") from error
+        raise refused(f"is not JSON ({error.msg}, at column {error.colno})") from error
     except ValueError as error:  # a number too long, brackets too deep
-        raise _not_understood(number, f"cannot be read as JSON ({error})") from error
+        raise refused(f"cannot be read as JSON ({error})") from error
     if not isinstance(values, dict):
-        raise _not_understood(number, "holds no JSON object")
+        raise refused("holds no JSON object")
+    texts, phrases = {"source": None, "prefix": "", **values}, []
     for name in ("source", "prefix"):
-        if not isinstance(values.get(name, ""), str) or (name == "source" and name not in values):
-            raise _not_understood(number, f"has no text in {name}")
+        if not isinstance(texts[name], str):
+            raise refused(f"has no text in {name}")
+        texts[name] = _SURROGATES.sub("\ufffd", texts[name])
     for name in ("required", "forbidden"):
-        phrases = values.get(name, [])
-        if not (isinstance(phrases, list) and all(isinstance(each, str) for each in phrases)):
-            raise _not_understood(number, f"has no list of texts in {name}")
-    reserved = {*_KNOWN, *RESULT_FIELDS, _ERROR}
-    return Request(
-        # A line break would make two lines of one; other separators of Unicode are text.
-        re.sub(r"[\r\n]+", " ", _clean(values["source"]).strip("\r\n")),
-        _clean(values.get("prefix", "")),
-        tuple(map(_clean, values.get("required", ()))),
-        tuple(map(_clean, values.get("forbidden", ()))),
-        {name: value for name, value in values.items() if name not in reserved},
-    )
-
-
-def _clean(text: str) -> str:
-    return _SURROGATES.sub("\ufffd", text)
-
-
-def _not_understood(number: int, what: str) -> DataError:
-    return DataError(
-        f"Line {number:,} {what}.",
-        fix='Write one object a line, such as {"source": "Ein Hund.", "prefix": "A"}.',
-    )
+        given = values.get(name, [])
+        if not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
+            raise refused(f"has no list of texts in {name}")
+        phrases.append(tuple(_SURROGATES.sub("\ufffd", each) for each in given))
+    # A line break would make two lines of one; other separators of Unicode are text.
+    source = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
+    others = {name: value for name, value in values.items() if name not in _RESERVED}
+    return Request(source, texts["prefix"], phrases[0], phrases[1], others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +125,14 @@ class LineFormat:
         return tuple(name for name in names if getattr(self, name))
 
     def __post_init__(self) -> None:
-        asked = {"--attention": self.attention, "--token-scores": self.token_scores}
-        if self.kind == "text" and any(asked.values()):
-            flags = " and ".join(flag for flag, is_on in asked.items() if is_on)
+        if self.kind == "json":
+            return
+        if flags := [f"--{x.replace('_', '-')}" for x in self.outputs if x != "alignments"]:
             raise ConfigError(
-                f"Text output has no place for {flags}.",
+                f"Text output has no place for {' and '.join(flags)}.",
                 fix="Add --format json, or leave that out.",
             )
-        if self.kind == "text" and self.alignments and self.n_best > 1:
+        if self.alignments and self.n_best > 1:
             raise ConfigError(
                 f"Text output has no place for the alignments of {self.n_best} translations.",
                 fix="Add --format json, which has those of the best, or leave out --alignments.",
@@ -149,7 +145,7 @@ class LineFormat:
             DataError: A line is not a request; names it.
         """
         if self.reads_json:
-            return list(parse_requests(lines, first_number))
+            return [parse_request(line, number) for number, line in enumerate(lines, first_number)]
         return [Request(text) for text in lines]
 
     def write(self, number: int, request: Request, result: TranslationResult) -> Iterator[str]:
@@ -161,21 +157,15 @@ class LineFormat:
         elif self.n_best == 1:
             yield result.text
         else:
-            alternatives = [(x.text, x.score) for x in result.alternatives]
-            for text, score in alternatives or [(result.text, result.score)]:
-                yield f"{number} ||| {text} ||| {score:.4f}"
-
-    def write_error(self, request: Request, problem: str) -> str:
-        """Return the JSON output line for a line that has no translation."""
-        return _as_json({**request.others, _ERROR: problem})
+            for each in result.alternatives or [result]:
+                yield f"{number} ||| {each.text} ||| {each.score:.4f}"
 
 
 def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Why a line has no translation: a `DataError` as a value that can go to another process."""
 
     problem: str
@@ -192,14 +182,16 @@ class TranslationRun:
     """Whole lines."""
     num_lines: int = 0
     """Lines in ``output``, be it with an error."""
-    guard: GuardCount = field(default_factory=GuardCount)
-    """How many of them had alarms."""
+    num_alarmed: int = 0
+    """Lines whose first translation had an alarm."""
+    num_cleared: int = 0
+    """Of these, lines whose second translation has none."""
     num_failures: int = 0
     """Lines written with an error."""
-    first_failure: Failure | None = None
-    """The error of the first of these."""
     num_damaged: int = 0
     """Lines that were not UTF-8, or were cut off."""
+    first_failure: Failure | None = None
+    """The error of the first line written with one."""
     end: Failure | None = None
     """Why nothing may be written after ``output``; None if it has all lines."""
 
@@ -209,10 +201,11 @@ class TranslationRun:
         return TranslationRun(
             self.output + later.output,
             self.num_lines + later.num_lines,
-            self.guard + later.guard,
+            self.num_alarmed + later.num_alarmed,
+            self.num_cleared + later.num_cleared,
             self.num_failures + later.num_failures,
-            self.first_failure or later.first_failure,
             self.num_damaged + later.num_damaged,
+            self.first_failure or later.first_failure,
             later.end,
         )
 
@@ -244,68 +237,57 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
     def translate_lines(lines: Sequence[bytes], first_number: int) -> TranslationRun:
         before = decoder.num_damaged
         texts = decoder.decode(lines, first_number)
-        run = TranslationRun(num_damaged=decoder.num_damaged - before)
-        output = bytearray()
-        for request, result in _translate_all(translator, texts, first_number, style):
+        output, results, failures, end = bytearray(), [], [], None
+        found = _translate_all(translator, texts, first_number, style)
+        for number, (request, result) in enumerate(found, first_number - 1):
             if not isinstance(result, DataError):
-                one = TranslationRun(num_lines=1, guard=GuardCount.of([result]))
-                written = [*style.write(first_number - 1 + run.num_lines, request, result)]
+                results.append(result)
+                written = list(style.write(number, request, result))
+            elif style.kind == "text":
+                end = Failure(result.problem, result.fix)
+                break
             else:
-                failure = Failure(result.problem, result.fix)
-                if style.kind == "text":
-                    return replace(run, output=bytes(output), end=failure)
-                one = TranslationRun(num_lines=1, num_failures=1, first_failure=failure)
-                written = [style.write_error(request, failure.problem)]
-            run += one
+                failures.append(Failure(result.problem, result.fix))
+                written = [_as_json({**request.others, _ERROR: result.problem})]
             # A lone surrogate of a field that passes through becomes the escape of JSON again.
             output += b"".join(x.encode("utf-8", "backslashreplace") + b"\n" for x in written)
-        return replace(run, output=bytes(output))
+        return TranslationRun(
+            bytes(output),
+            len(results) + len(failures),
+            *count_alarms(results),
+            len(failures),
+            decoder.num_damaged - before,
+            next(iter(failures), None),
+            end,
+        )
 
     return translate_lines
 
 
 def _translate_all(
-    translator: Translator,
-    texts: Sequence[str],
-    first_number: int,
-    style: LineFormat,
-    *,
-    is_logged: bool = True,
+    translator: Translator, texts: Sequence[str], first_number: int, style: LineFormat
 ) -> Iterator[tuple[Request, TranslationResult | DataError]]:
     """Yield the result of every line: all at once, or in halves down to the lines that fail."""
-    requests = None
+    requests = []
     try:
         requests = style.read(texts, first_number)
-        with nullcontext() if is_logged else errors_only():
-            results = translator.translate(
-                [request.source for request in requests],
-                prefixes=[request.prefix for request in requests],
-                required=[request.required for request in requests],
-                forbidden=[request.forbidden for request in requests],
-                alignments=style.alignments,
-                attention=style.attention,
-                token_scores=style.token_scores,
-                first_line=first_number,
-            )
-    except DataError as error:
-        if len(texts) == 1:
-            yield _readable(style, texts[0], first_number), error.with_traceback(None)
-            return
-    else:
+        results = translator.translate(
+            [request.source for request in requests],
+            prefixes=[request.prefix for request in requests],
+            required=[request.required for request in requests],
+            forbidden=[request.forbidden for request in requests],
+            first_line=first_number,
+            **dict.fromkeys(style.outputs, True),
+        )
         yield from zip(requests, results, strict=True)
-        return
-    is_logged = is_logged and requests is None  # otherwise its warnings have been logged
-    middle = len(texts) // 2
-    for part, number in ((texts[:middle], first_number), (texts[middle:], first_number + middle)):
-        yield from _translate_all(translator, part, number, style, is_logged=is_logged)
-
-
-def _readable(style: LineFormat, text: str, number: int) -> Request:
-    """Return what a line that fails asks for, as far as it can be read."""
-    try:
-        return style.read([text], number)[0]
-    except DataError:
-        return Request("")
+    except DataError as error:
+        if len(texts) == 1:  # of a line that cannot be read, nothing passes through
+            yield requests[0] if requests else Request(""), error.with_traceback(None)
+            return
+        middle = len(texts) // 2
+        with errors_only() if requests else nullcontext():  # its warnings have been logged
+            yield from _translate_all(translator, texts[:middle], first_number, style)
+            yield from _translate_all(translator, texts[middle:], first_number + middle, style)
 
 
 def translate_stream(
@@ -343,7 +325,9 @@ def translate_stream(
         if progress is not None:
             progress(len(lines))
         total += replace(run, output=b"")
-    if message := total.guard.message():
+    if message := guard_message(
+        total.num_lines - total.num_failures, total.num_alarmed, total.num_cleared
+    ):
         logger.info(message)
     if total.num_damaged > MAX_NOTES:
         changed = f"{total.num_damaged:,}"
@@ -367,11 +351,9 @@ def translate_files(
         DataError: The input cannot be read or the output cannot be written, or a line has no
             translation: in JSON after all others are written.
     """
-    with ExitStack() as stack:
-        reader = stack.enter_context(open_input(source))
-        writer = stack.enter_context(open_output(output))
-        is_file = not is_standard(source)
-        bar = stack.enter_context(progress_bar("translating", unit="lines", shown=is_file))
+    is_file = not is_standard(source)  # a bar would mix with what is typed
+    bar = progress_bar("translating", unit="lines", shown=is_file)
+    with open_input(source) as reader, open_output(output) as writer, bar:
         run = translate_stream(
             translate,
             reader,

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -27,9 +26,9 @@ from nmt.runtime.engine import (
 from nmt.runtime.loading import load_engine
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.constraints import Phrases, check_outputs, constrain, encode_constraints
-from nmt.translation.guard import Alarm, Guard, GuardOutcome, SourceCoverage, read_thresholds
+from nmt.translation.guard import Guard, read_thresholds
 from nmt.translation.result import (
+    Alarm,
     Alternative,
     TranslationResult,
     align_words,
@@ -38,14 +37,17 @@ from nmt.translation.result import (
     subwords,
 )
 from nmt.translation.segment import (
+    LONGEST_LINE,
+    Phrases,
+    SearchResults,
     Segment,
     batch_by_length,
-    group_by_line,
+    check_outputs,
+    constrain,
+    encode_constraints,
     joiner_for,
     make_task,
-    max_batch_rows,
     segment_lines,
-    truncate,
 )
 
 if TYPE_CHECKING:  # its metrics take time to load
@@ -53,9 +55,7 @@ if TYPE_CHECKING:  # its metrics take time to load
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _LINES_AT_ONCE = 2000
-
-_Value = TypeVar("_Value")
-_Ids = Sequence[Sequence[int]]
+_MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
 
 
 class Translator:
@@ -123,19 +123,15 @@ class Translator:
             ConfigError: The engine or the device does not go with it.
             CheckpointError: A part is missing or damaged, or the models do not go together.
         """
-        folder = Path(folder)
         options = EngineOptions(
             engine=engine, device=device, dtype=parse_dtype(dtype), checkpoint=checkpoint,
             threads=threads, ensemble=ensemble,
         )  # fmt: skip
-        loaded = load_engine(folder, options)
+        loaded = load_engine(Path(folder), options)
         config, guardian = loaded.config, None
         if guard:
-            guardian = Guard(
-                read_thresholds(folder),
-                loaded.tokenizers,
-                lambda: SourceCoverage.load(loaded.shortlist),
-            )
+            limits = read_thresholds(Path(folder))
+            guardian = Guard(limits, loaded.tokenizers, loaded.shortlist)
         translator = cls(
             loaded.engine,
             loaded.tokenizers,
@@ -190,15 +186,10 @@ class Translator:
             lines_at_once: Lines of a chunk: more are faster; 1 answers each before it reads on.
             options: As of `translate`, for all lines alike.
         """
-        first_line = options.pop("first_line", 1)
-        chunk: list[str] = []
-        for line in lines:
-            chunk.append(line)
-            if len(chunk) >= lines_at_once:
-                yield from self.translate(chunk, first_line=first_line, **options)
-                first_line += len(chunk)
-                chunk = []
-        yield from self.translate(chunk, first_line=first_line, **options)
+        first_line, rest = options.pop("first_line", 1), iter(lines)
+        while chunk := list(islice(rest, lines_at_once)):
+            yield from self.translate(chunk, first_line=first_line, **options)
+            first_line += len(chunk)
 
     def translate(
         self,
@@ -240,170 +231,111 @@ class Translator:
         texts = list(lines)
         if isinstance(lines, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("lines are a list of str, one sentence each")
-        translator = self.with_options(**changes) if changes else self
-        constraints = None
-        if any((prefixes, required, forbidden)):
-            constraints = list(
-                encode_constraints(
-                    self._tokenizers.target, len(texts), prefixes, required, forbidden
-                )
-            )
         details = {"alignments": alignments, "attention": attention, "token_scores": token_scores}
         wanted = frozenset(name for name, is_wanted in details.items() if is_wanted)
-        is_constrained = any(own != NONE for own in constraints or ())
-        request = Request(translator._search_options, constraints=is_constrained, outputs=wanted)
-        served = copy(translator)
-        served._engine = self._engine.serving(request)
-        return served._translate(texts, constraints, wanted, first_line)
+        translator, target = self.with_options(**changes), self._tokenizers.target
+        constraints = encode_constraints(target, len(texts), prefixes, required, forbidden)
+        is_constrained = any(own != NONE for own in constraints)
+        request = Request(translator._search_options, is_constrained, wanted)
+        translator._engine = self._engine.serving(request)
+        return translator._translate(
+            texts, constraints if is_constrained else None, wanted, first_line
+        )
 
     def _translate(
         self,
         texts: Sequence[str],
-        constraints: Iterable[Constraints] | None,
+        constraints: Sequence[Constraints] | None,
         wanted: frozenset[str],
         first_line: int,
     ) -> list[TranslationResult]:
-        shortened, longer = truncate(texts, first_line)
-        segments = segment_lines(shortened, self._tokenizers.source, self._max_length, first_line)
+        options = self.options
+        segments = segment_lines(texts, self._tokenizers.source, self._max_length, first_line)
         if constraints is not None:
-            segments = constrain(
-                segments,
-                constraints,
-                self.options,
-                longest_output=self._longest_output,
-                first_line=first_line,
+            longest = int(options.max_length_factor * self._max_length + options.max_length_offset)
+            constrain(segments, constraints, options, longest_output=longest, first_line=first_line)
+        for segment, hypotheses in self._search(segments):
+            segment.hypotheses = hypotheses
+        check_outputs(segments, first_line)
+        if self._guard is not None:
+            self._guard.retry(
+                segments, options, lambda some, changes: self.with_options(**changes)._search(some)
             )
-        found = self._search(segments)
-        check_outputs(segments, found, first_line)
-        outcomes = self._retry(segments, found)
-        by_line = group_by_line(segments, zip(found, outcomes, strict=True), len(texts))
-        results = [
-            self._result(text, outputs, is_truncated=line in longer)
-            for line, (text, outputs) in enumerate(zip(texts, by_line, strict=True))
-        ]
-        best = [outputs[0].ids for outputs in found]
-        return self._add_details(results, wanted, segments, best) if wanted else results
+        if wanted:
+            self._add_details(segments, wanted)
+        lines: list[list[Segment]] = [[] for _ in texts]
+        for segment in segments:
+            lines[segment.line].append(segment)
+        return [self._result(*line, wanted) for line in zip(texts, lines, strict=True)]
 
-    def _add_details(
-        self,
-        results: Sequence[TranslationResult],
-        wanted: frozenset[str],
-        segments: Sequence[Segment],
-        ids: _Ids,
-    ) -> list[TranslationResult]:
-        """Return the results of all lines with what is wanted of the best output of each segment.
-
-        Raises:
-            ConfigError: The engine cannot compute that.
-        """
-        detailed = list(results)
-        pieces = subwords(self._tokenizers.target)
-        if wanted & {"alignments", "attention"}:
-            of_source = subwords(self._tokenizers.source)
-            attention = self._read_outputs(self._engine.attention, segments, ids)
-            aligned = [
-                align_words(weights, [of_source[i] for i in segment.ids], [pieces[i] for i in own])
-                for weights, segment, own in zip(attention, segments, ids, strict=True)
-            ]
-            for line, parts in enumerate(group_by_line(segments, aligned, len(results))):
-                links, matrix = join_alignments(parts)
-                detailed[line] = replace(
-                    detailed[line],
-                    alignment=links if "alignments" in wanted else None,
-                    attention=matrix if "attention" in wanted else None,
-                )
-        if "token_scores" in wanted:
-            log_probs = self._read_outputs(self._engine.token_log_probs, segments, ids)
-            tokens = [score_tokens(pieces, *pair) for pair in zip(ids, log_probs, strict=True)]
-            for line, scored in enumerate(group_by_line(segments, tokens, len(results))):
-                detailed[line] = replace(detailed[line], tokens=tuple(chain(*scored)))
-        return detailed
-
-    def _read_outputs(
-        self, read: Callable[[_Ids, _Ids], Sequence[_Value]], segments: Sequence[Segment], ids: _Ids
-    ) -> list[_Value]:
-        """Return what the engine's ``read`` says of the source and target ids of each segment."""
-        found: dict[int, _Value] = {}
-        for rows in self._batches(segments):
-            sources, targets = [segments[row].ids for row in rows], [ids[row] for row in rows]
-            found.update(zip(rows, read(sources, targets), strict=True))
-        return [found[row] for row in range(len(segments))]
-
-    def _search(self, segments: Sequence[Segment]) -> list[list[Hypothesis]]:
-        """Find the n best of each segment; none where there is no output."""
-        found: list[list[Hypothesis]] = [[] for _ in segments]
-        options, mbr = self._search_options, self._mbr
+    def _search(self, segments: Iterable[Segment]) -> SearchResults:
+        """Return the n best of each segment, in any order; none where there is no output."""
+        mbr, n_best = self._mbr, self.options.n_best
+        found: list[tuple[Segment, list[Hypothesis]]] = []
         # The longest first: the last to be done is then a short one.
         batches = list(self._batches(segments))[::-1]
-        tasks = [make_task([segments[row] for row in rows]) for rows in batches]
+        tasks = [make_task(batch) for batch in batches]
         # Closed at once when interrupted: no worker may go on with a model that trains again.
-        with closing(self._engine.search_all(tasks, options)) as results:
-            for rows, hypotheses in zip(batches, results, strict=True):
+        with closing(self._engine.search_all(tasks, self._search_options)) as results:
+            for batch, hypotheses in zip(batches, results, strict=True):
                 self._check()
-                for row, best in zip(rows, hypotheses, strict=True):
-                    found[row] = mbr.choose(best, self._text, self.options.n_best) if mbr else best
+                for segment, own in zip(batch, hypotheses, strict=True):
+                    found.append((segment, mbr.choose(own, self._text, n_best) if mbr else own))
         return found
 
-    @property
-    def _longest_output(self) -> int:
-        """Most tokens of any output without constraints."""
-        options = self.options
-        return int(options.max_length_factor * self._max_length + options.max_length_offset)
+    def _add_details(self, segments: Iterable[Segment], wanted: frozenset[str]) -> None:
+        """Give each segment what is wanted of its best output."""
+        source, target = subwords(self._tokenizers.source), subwords(self._tokenizers.target)
+        for batch in self._batches(segments):
+            best = [segment.hypotheses[0].ids for segment in batch]
+            pairs = [segment.ids for segment in batch], best
+            if wanted & {"alignments", "attention"}:
+                attention = self._engine.attention(*pairs)
+                for segment, ids, weights in zip(batch, best, attention, strict=True):
+                    words = [source[i] for i in segment.ids], [target[i] for i in ids]
+                    segment.aligned = align_words(weights, *words)
+            if "token_scores" in wanted:
+                log_probs = self._engine.token_log_probs(*pairs)
+                for segment, ids, own in zip(batch, best, log_probs, strict=True):
+                    segment.tokens = score_tokens(target, ids, own)
 
     @property
     def _search_options(self) -> DecodingConfig:
         """What the engine is asked for: with MBR more than what comes out."""
         return self._mbr.search_options(self.options) if self._mbr else self.options
 
-    def _batches(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
-        """Rows of like length that the engine takes at once."""
-        return batch_by_length(
-            [len(segment.ids) for segment in segments],
-            max_tokens=self.options.batch_tokens,
-            max_rows=max_batch_rows(
-                self._search_options.num_hypotheses,
-                self._tokenizers.target.vocab_size,
-                self._engine.num_workers,
-            ),
-        )
-
-    def _retry(
-        self, segments: Sequence[Segment], found: list[list[Hypothesis]]
-    ) -> list[GuardOutcome]:
-        """Replace outputs that raise alarms where a stricter search finds better ones."""
-        if self._guard is None:
-            return [GuardOutcome()] * len(segments)
-
-        def search_again(rows: Sequence[int], changes: Mapping[str, Any]) -> list[list[Hypothesis]]:
-            return self.with_options(**changes)._search([segments[row] for row in rows])
-
-        sources = [segment.ids for segment in segments]
-        return self._guard.retry(sources, found, self.options, search_again)
+    def _batches(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+        """Segments of like length that the engine takes at once."""
+        row = self._search_options.num_hypotheses * self._tokenizers.target.vocab_size
+        max_rows = max(1, _MOST_PROBABILITIES // self._engine.num_workers // row)
+        return batch_by_length(segments, max_tokens=self.options.batch_tokens, max_rows=max_rows)
 
     def _result(
-        self,
-        source: str,
-        outputs: Sequence[tuple[Sequence[Hypothesis], GuardOutcome]],
-        *,
-        is_truncated: bool,
+        self, source: str, segments: Sequence[Segment], wanted: frozenset[str]
     ) -> TranslationResult:
         """Join what was found for the independent segments of a line: the best of each."""
-        if not outputs:
-            return TranslationResult(source, "", 0.0)
-        found = [[Alternative(self._text(h.ids), h.score) for h in own] for own, _ in outputs]
-        alternatives = found[0]
-        if len(found) > 1:
-            text = self._joiner.join(best.text for best, *_ in found)
-            alternatives = [Alternative(text, sum(best.score for best, *_ in found) / len(found))]
+        links, attention = join_alignments([own.aligned for own in segments if own.aligned])
+        if len(segments) == 1:
+            found = [Alternative(self._text(h.ids), h.score) for h in segments[0].hypotheses]
+        else:
+            best = [segment.hypotheses[0] for segment in segments]
+            text = self._joiner.join(self._text(hypothesis.ids) for hypothesis in best)
+            score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
+            found = [Alternative(text, score)]
+        is_truncated = bool(segments) and len(source) > LONGEST_LINE
         truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()
+        tokens = tuple(chain(*(segment.tokens for segment in segments)))
         return TranslationResult(
             source,
-            alternatives[0].text,
-            alternatives[0].score,
-            tuple(alternatives) if self.options.n_best > 1 else (),
+            found[0].text,
+            found[0].score,
+            tuple(found) if segments and self.options.n_best > 1 else (),
             # Every alarm once, in the order of the first ones.
-            alarms=(*truncated, *dict.fromkeys(chain(*(own.alarms for _, own in outputs)))),
-            retried=tuple(dict.fromkeys(chain(*(own.retried for _, own in outputs)))),
+            alarms=(*truncated, *dict.fromkeys(chain(*(own.alarms for own in segments)))),
+            retried=tuple(dict.fromkeys(chain(*(own.retried for own in segments)))),
+            alignment=links if "alignments" in wanted else None,
+            attention=attention if "attention" in wanted else None,
+            tokens=tokens if "token_scores" in wanted else None,
         )
 
     def _text(self, ids: Sequence[int]) -> str:

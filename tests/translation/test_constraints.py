@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,8 +13,14 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.constraints import check_outputs, constrain, encode_constraints
-from nmt.translation.segment import Segment, make_task, segment_lines
+from nmt.translation.segment import (
+    Segment,
+    check_outputs,
+    constrain,
+    encode_constraints,
+    make_task,
+    segment_lines,
+)
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
@@ -80,7 +87,7 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     found = encode_constraints(
         tokenizers.target, 3, None, [["die", ""], [], ["der"]], [[], [], ["die"]]
     )
-    assert list(found) == [
+    assert found == [
         Constraints(required=(die,)), NONE, Constraints(required=(der,), forbidden=(die,)),
     ]  # fmt: skip
 
@@ -124,11 +131,10 @@ def test_constraints_that_contradict_are_named(translator: Translator) -> None:
 def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden() -> None:
     own = Constraints(prefix=(5,), required=((6,),), forbidden=((7,),))
     segments = [Segment(0, [5]), Segment(1, [5]), Segment(1, [6])]
-    found = constrain(segments, [NONE, own], OPTIONS, longest_output=2)
+    constrain(segments, [NONE, own], OPTIONS, longest_output=2)
     later = Constraints(forbidden=((7,),))
-    assert [segment.constraints for segment in found] == [NONE, own, later]
-    assert make_task(found).constraints == [NONE, own, later]
-    assert make_task(found[:1]).constraints is None
+    assert make_task(segments).constraints == [NONE, own, later]
+    assert make_task(segments[:1]).constraints is None
     with pytest.raises(DataError, match="Line 2: its prefix and required phrases have 2 subwords"):
         constrain(segments, [NONE, own], OPTIONS, longest_output=1)
 
@@ -136,11 +142,12 @@ def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden() -> 
 def test_a_segment_without_an_output_names_its_constraints_or_the_weights() -> None:
     best = [Hypothesis((5,), -1.0, -1.0)]
     free, bound = Segment(0, [5]), Segment(3, [5], Constraints(prefix=(5,)))
-    check_outputs([free, bound], [best, best])
-    with pytest.raises(DataError, match="Line 13: no output"):
-        check_outputs([free, bound], [best, []], first_line=10)
-    with pytest.raises(CheckpointError, match="not numbers"):
-        check_outputs([free, bound], [[], best])
+    for free.hypotheses, bound.hypotheses, problem in (
+        (best, best, None), (best, [], (DataError, "Line 13: no output")),
+        ([], best, (CheckpointError, "not numbers")),
+    ):  # fmt: skip
+        with pytest.raises(problem[0], match=problem[1]) if problem else nullcontext():
+            check_outputs([free, bound], first_line=10)
 
 
 def test_a_forbidden_phrase_in_a_forced_prefix_refuses_the_line(translator: Translator) -> None:

@@ -29,21 +29,19 @@ from nmt.runtime.shortlist_file import ShortlistFile, likely_translations, short
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.calibration import calibrate, expected_translations
 from nmt.translation.guard import (
-    Alarm,
     Guard,
     GuardedLine,
     GuardThresholds,
     SourceCoverage,
     alarms,
-    calibrate,
     compressed_share,
-    expected_translations,
     longest_loop,
     read_thresholds,
     repeated_ngrams,
 )
-from nmt.translation.result import GuardCount, TranslationResult
+from nmt.translation.result import Alarm, TranslationResult, count_alarms
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
 
@@ -266,15 +264,8 @@ def test_limits_come_back_from_their_file(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(limits.text(), "utf-8")
 
     assert read_thresholds(tmp_path) == limits
-
-
-def test_limits_of_an_earlier_release_lack_coverage_and_expected_words(tmp_path: Path) -> None:
-    old = asdict(STRICT)
-    del old["coverage"], old["expected"]
-    (tmp_path / NAME).write_text(json.dumps(old))
-
-    assert read_thresholds(tmp_path) == STRICT
-    assert STRICT.coverage == 0
+    (tmp_path / NAME).write_text('{"loop": 1}')
+    assert read_thresholds(tmp_path) == GuardThresholds(loop=1)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +273,6 @@ def test_limits_of_an_earlier_release_lack_coverage_and_expected_words(tmp_path:
     [
         "",
         "[]",
-        "{}",
-        '{"loop": 1}',
         "\xff",
         *(
             json.dumps(asdict(STRICT) | change)
@@ -376,7 +365,7 @@ def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
         else:
             assert after == before
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
-    assert GuardCount.of(found) == GuardCount(42, len(stuttering), len(stuttering))
+    assert count_alarms(found) == (len(stuttering), len(stuttering))
 
 
 @pytest.mark.parametrize("engine", [Stutterer(is_curable=False), Stutterer(can_be_strict=False)])
@@ -391,7 +380,7 @@ def test_what_a_retry_does_not_improve_stays_and_keeps_its_alarms(
     alarmed = [result for result in found if result.alarms]
     assert all("loop" in result.alarms for result in alarmed)
     assert json.loads(json.dumps(alarmed[0].as_dict()))["alarms"] == list(alarmed[0].alarms)
-    assert GuardCount.of(found) == GuardCount(20, len(alarmed), 0)
+    assert count_alarms(found) == (len(alarmed), 0)
     assert len(alarmed) > 5
 
 
@@ -501,7 +490,8 @@ def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -
 
     size = tokenizers.source.vocab_size
     coverage = SourceCoverage([], [[token] for token in range(size)])  # each means itself
-    guard = Guard(replace(GuardThresholds(), coverage=0.95), tokenizers, lambda: coverage)
+    guard = Guard(replace(GuardThresholds(), coverage=0.95), tokenizers)
+    guard.coverage = coverage
     translator = Translator(Dreamer(), tokenizers, OPTIONS, max_length=32, guard=guard)
     found = translator.translate(["Hund Katze Haus", "Garten Fluss"])
 

@@ -12,8 +12,9 @@ from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
 from nmt.recipes.train import train
 from nmt.training.signals import StoppedBySignal
-from nmt.translation import guard as module
-from nmt.translation.guard import GuardThresholds, calibrate_guard, read_thresholds
+from nmt.translation import calibration
+from nmt.translation.calibration import calibrate_guard
+from nmt.translation.guard import GuardThresholds, read_thresholds
 from nmt.translation.translator import Translator
 from tests.training.toy import make_config, write_corpus
 
@@ -58,7 +59,7 @@ def test_a_training_that_is_stopped_writes_none_and_one_that_goes_on_does(
 
     # Few lines say nothing.
     data = PreparedData.open(config.prepared_dir)
-    monkeypatch.setattr(module, "_MOST_LINES", 99)
+    monkeypatch.setattr(calibration, "_MOST_LINES", 99)
     calibrate_guard(config.run_dir, data)
     assert read_thresholds(config.run_dir) == GuardThresholds()
     with pytest.raises(CheckpointError, match=r"guard\.json cannot be written"):

@@ -11,6 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
+from nmt.metrics.pairwise import pairwise_chrf
 from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
@@ -18,14 +19,12 @@ from nmt.text.tokenizer import Tokenizers
 from nmt.translation.mbr import (
     EPSILON,
     Mbr,
-    MbrChoice,
     expected_utilities,
     rank_by_utility,
 )
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
-CHRF_UTILITY = MbrChoice("chrf").build("en").utility
 WORDS = "the a dog dogs cat, cat. runs running in on house-boat".split()  # noqa: SIM905
 
 
@@ -41,7 +40,7 @@ def test_the_expected_utility_is_the_mean_of_sacrebleus_sentence_scores(seed: in
     assert len(set(texts)) < len(texts)
     chrf, bleu = CHRF(), BLEU(effective_order=True)
     for metric, name in ((chrf, "chrf"), (bleu, "bleu")):
-        utility = MbrChoice("chrf" if name == "chrf" else "bleu").build("en").utility
+        utility = Mbr("chrf" if name == "chrf" else "bleu").of_language("en").compare
         found = expected_utilities(texts, utility)
         for text, value in zip(texts, found, strict=True):
             scores = [metric.sentence_score(text, [other]).score for other in texts]
@@ -50,13 +49,13 @@ def test_the_expected_utility_is_the_mean_of_sacrebleus_sentence_scores(seed: in
 
 def test_the_most_frequent_text_wins_where_texts_have_nothing_in_common() -> None:
     texts = ["aaa", "bbb", "ccc", "bbb"]
-    assert rank_by_utility(texts, CHRF_UTILITY) == [1, 0, 2]
+    assert rank_by_utility(texts, pairwise_chrf) == [1, 0, 2]
 
 
 def test_a_text_in_the_middle_wins_over_a_frequent_odd_one() -> None:
     """Hand-made: three variants of one sentence, and twice something else."""
     texts = ["zzzz", "a dog runs", "a dog runs home", "dog runs home", "zzzz"]
-    assert texts[rank_by_utility(texts, CHRF_UTILITY)[0]] == "a dog runs home"
+    assert texts[rank_by_utility(texts, pairwise_chrf)[0]] == "a dog runs home"
 
 
 def test_of_equals_the_first_comes_first() -> None:
@@ -65,30 +64,30 @@ def test_of_equals_the_first_comes_first() -> None:
         return np.ones((len(texts), len(texts)))
 
     assert rank_by_utility(["b", "a", "c", "a"], same) == [0, 1, 2]
-    assert rank_by_utility(["", " ", ""], CHRF_UTILITY) == [0, 1]
-    assert rank_by_utility([], CHRF_UTILITY) == []
-    assert rank_by_utility(["a"], CHRF_UTILITY) == [0]
+    assert rank_by_utility(["", " ", ""], pairwise_chrf) == [0, 1]
+    assert rank_by_utility([], pairwise_chrf) == []
+    assert rank_by_utility(["a"], pairwise_chrf) == [0]
 
 
 def test_each_text_is_shown_with_its_best_score() -> None:
     found = [Hypothesis((ids,), score, score) for ids, score in ((7, -3), (5, -2), (6, -1))]
     texts = {7: "dog", 5: "cat", 6: "dog"}
-    chosen = Mbr(CHRF_UTILITY).choose(found, lambda ids: texts[ids[0]], 5)
+    chosen = Mbr("chrf").choose(found, lambda ids: texts[ids[0]], 5)
     assert [(hypothesis.ids, hypothesis.score) for hypothesis in chosen] == [((6,), -1), ((5,), -2)]
-    assert Mbr(CHRF_UTILITY).choose([], str, 1) == []
+    assert Mbr("chrf").choose([], str, 1) == []
 
 
 def test_candidates_are_asked_for_as_the_options_say() -> None:
     plain = DecodingConfig()
-    found = Mbr(CHRF_UTILITY, 16).search_options(plain)
+    found = Mbr("chrf", 16).search_options(plain)
     assert (found.sampling, found.n_best, found.epsilon_cutoff) == (True, 16, EPSILON)
     own = DecodingConfig(sampling=True, top_p=0.9, seed=7)
-    found = Mbr(CHRF_UTILITY, 16).search_options(own)
+    found = Mbr("chrf", 16).search_options(own)
     assert (found.n_best, found.epsilon_cutoff, found.top_p, found.seed) == (16, 0.0, 0.9, 7)
-    found = Mbr(CHRF_UTILITY, 16, "beam").search_options(plain)
+    found = Mbr("chrf", 16, "beam").search_options(plain)
     assert (found.sampling, found.n_best, found.beam_size) == (False, 16, 16)
     with pytest.raises(ConfigError, match="beam_size"):
-        Mbr(CHRF_UTILITY, 1000, "beam").search_options(plain)
+        Mbr("chrf", 1000, "beam").search_options(plain)
 
 
 @pytest.mark.parametrize("kind", ["samples", "beam"])
@@ -96,7 +95,7 @@ def test_the_translator_gives_the_candidate_that_the_definition_names(
     translator: Translator, kind: str
 ) -> None:
     lines = ["", *sentences(8, seed=3), " "]
-    mbr = Mbr(CHRF_UTILITY, 12, "beam" if kind == "beam" else "samples")
+    mbr = Mbr("chrf", 12, "beam" if kind == "beam" else "samples")
     options = mbr.search_options(OPTIONS)
     candidates = translator.translate(lines, **options.model_dump())
     chosen = translator.with_mbr(mbr).translate(lines)
@@ -106,7 +105,7 @@ def test_the_translator_gives_the_candidate_that_the_definition_names(
             assert result == found
             continue
         assert len(texts) == 12
-        values = dict(zip(texts, expected_utilities(texts, CHRF_UTILITY), strict=True))
+        values = dict(zip(texts, expected_utilities(texts, pairwise_chrf), strict=True))
         assert values[result.text] == pytest.approx(max(values.values()))
         assert result.alternatives == ()
         assert result.score == max(x.score for x in found.alternatives if x.text == result.text)
@@ -114,7 +113,7 @@ def test_the_translator_gives_the_candidate_that_the_definition_names(
 
 def test_several_translations_are_ranked_by_utility(translator: Translator) -> None:
     line = sentences(1, seed=3)
-    mbr = Mbr(CHRF_UTILITY, 12)
+    mbr = Mbr("chrf", 12)
     found = translator.with_mbr(mbr).translate(line, n_best=3)[0].alternatives
     texts = [
         x.text
@@ -122,14 +121,14 @@ def test_several_translations_are_ranked_by_utility(translator: Translator) -> N
             0
         ].alternatives
     ]
-    values = dict(zip(texts, expected_utilities(texts, CHRF_UTILITY), strict=True))
+    values = dict(zip(texts, expected_utilities(texts, pairwise_chrf), strict=True))
     expected = sorted(set(values.values()), reverse=True)[:3]
     assert [values[alternative.text] for alternative in found] == pytest.approx(expected)
 
 
 def test_the_choice_does_not_depend_on_batches(translator: Translator) -> None:
     lines = sentences(12, seed=5)
-    mbr = translator.with_mbr(Mbr(CHRF_UTILITY, 8))
+    mbr = translator.with_mbr(Mbr("chrf", 8))
     expected = [result.text for result in mbr.translate(lines)]
     for batch_tokens in (1, 40):
         turned = mbr.translate(lines[::-1], batch_tokens=batch_tokens)[::-1]
@@ -139,5 +138,5 @@ def test_the_choice_does_not_depend_on_batches(translator: Translator) -> None:
 def test_a_batch_counts_its_candidates(model: Transformer, tokenizers: Tokenizers) -> None:
     """As many rows as the memory allows for 32 hypotheses of each."""
     translator = Translator(TorchEngine(model), tokenizers, OPTIONS)
-    assert translator.with_mbr(Mbr(CHRF_UTILITY, 32))._search_options.num_hypotheses == 32
+    assert translator.with_mbr(Mbr("chrf", 32))._search_options.num_hypotheses == 32
     assert translator._search_options is translator.options

@@ -200,7 +200,7 @@ def test_every_segment_of_a_line_has_an_end(model: Transformer, tokenizers: Toke
 
 
 def test_token_scores_are_those_of_the_chosen_candidate(translator: Translator) -> None:
-    chosen = translator.with_mbr(Mbr(lambda texts: np.eye(len(texts))[::-1], 8))
+    chosen = translator.with_mbr(Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1]))
     for result in chosen.translate(LINES[:4], token_scores=True):
         assert_they_make_up_the_score(result)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation import segment as module
-from nmt.translation.segment import segment_lines, split_text, truncate
+from nmt.translation.segment import segment_lines, split_text
 from tests.translation.conftest import sentences
 
 
@@ -34,15 +34,15 @@ def test_nothing_of_a_long_line_is_dropped(
 
 
 def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fault 37: the time for one line is bounded, whatever it holds."""
     monkeypatch.setattr(module, "LONGEST_LINE", 10)
+    lines = ["a" * 10, " " * 30 + "b" * 5, "c" * 11]
 
-    assert truncate(["a" * 10, " " * 30 + "b" * 5, "c" * 11], first_line=7) == (
-        ["a" * 10, "b" * 5, "c" * 10],
-        {1, 2},
-    )
+    segments = segment_lines(lines, tokenizers.source, 32, first_line=7)
+    texts = [tokenizers.source.decode(segment.ids) for segment in segments]
+    assert texts == ["a" * 10, "b" * 5, "c" * 10]
     assert caplog.messages == [
         "line 8 has 35 characters; only the first 10 are translated",
         "line 9 has 11 characters; only the first 10 are translated",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nmt.errors import DataError
 from nmt.translation.result import RESULT_FIELDS, TokenScore, TranslationResult
-from nmt.translation.stream import LineFormat, Request, parse_requests
+from nmt.translation.stream import LineFormat, Request, parse_request
 
 RESERVED = {"prefix", "required", "forbidden", "error", *RESULT_FIELDS}
 VALUES = st.recursive(
@@ -35,27 +35,27 @@ def test_unknown_fields_pass_through_and_text_stays_as_it_is(
 ) -> None:
     line = json.dumps({**others, "source": source})
 
-    assert list(parse_requests([line], 1)) == [Request(source, others=others)]
+    assert parse_request(line, 1) == Request(source, others=others)
 
 
 def test_constraints_are_read() -> None:
     line = '{"source": "Ein Hund.", "prefix": "A", "required": ["dog"], "forbidden": ["cat", "x"]}'
 
-    assert list(parse_requests([line], 1)) == [Request("Ein Hund.", "A", ("dog",), ("cat", "x"))]
+    assert parse_request(line, 1) == Request("Ein Hund.", "A", ("dog",), ("cat", "x"))
 
 
 def test_a_blank_line_is_a_blank_text() -> None:
-    assert list(parse_requests(["", "  "], 1)) == [Request(""), Request("")]
+    assert parse_request("", 1) == parse_request("  ", 1) == Request("")
 
 
 def test_a_line_break_in_a_text_does_not_make_two_lines() -> None:
-    assert next(parse_requests(['{"source": "a\\r\\nb\\n"}'], 1)).source == "a b"
+    assert parse_request('{"source": "a\\r\\nb\\n"}', 1).source == "a b"
 
 
 def test_other_separators_of_unicode_stay_text() -> None:
     line = '{"source": "a\\u2028b\\u0085c\\fd"}'
 
-    assert next(parse_requests([line], 1)).source == "a\u2028b\x85c\fd"
+    assert parse_request(line, 1).source == "a\u2028b\x85c\fd"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_other_separators_of_unicode_stay_text() -> None:
 )
 def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) -> None:
     with pytest.raises(DataError) as caught:
-        list(parse_requests(['{"source": "a"}', line], 6))
+        LineFormat(reads_json=True).read(['{"source": "a"}', line], 6)
 
     assert caught.value.problem.startswith(problem)
     assert '{"source": ' in caught.value.fix
@@ -90,9 +90,8 @@ def test_no_field_of_a_request_looks_like_one_of_the_answer() -> None:
     )
     assert every.as_dict().keys() == RESULT_FIELDS
     own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}
-    (request,) = parse_requests([json.dumps(own)], 1)
-    style = LineFormat("json")
+    request = parse_request(json.dumps(own), 1)
 
-    (line,) = style.write(0, request, TranslationResult("a", "b", 0.0))
+    (line,) = LineFormat("json").write(0, request, TranslationResult("a", "b", 0.0))
     assert json.loads(line) == {**TranslationResult("a", "b", 0.0).as_dict(), "id": "theirs"}
-    assert json.loads(style.write_error(request, "Bad.")) == {"id": "theirs", "error": "Bad."}
+    assert request.others == {"id": "theirs"}

@@ -16,7 +16,7 @@ from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
 from nmt.training.signals import Interrupted
-from nmt.translation import segment as segment_module
+from nmt.translation import translator as module
 from nmt.translation.segment import LONGEST_LINE, segment_lines
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -49,12 +49,13 @@ def test_batches_keep_to_both_of_their_limits(
     monkeypatch.setattr(TorchEngine, "num_workers", 1)  # each worker holds a batch
     segments = segment_lines(sentences(60), tokenizers.source, max_length=32)
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
-        monkeypatch.setattr(segment_module, "_MOST_PROBABILITIES", 21 * size)
+        monkeypatch.setattr(module, "_MOST_PROBABILITIES", 21 * size)
         limited = translator.with_options(beam_size=beam_size, batch_tokens=100)
         batches = list(limited._batches(segments))
-        assert sorted(row for batch in batches for row in batch) == list(range(len(segments)))
+        lines = [own.line for batch in batches for own in batch]
+        assert sorted(lines) == [own.line for own in segments]
         assert max(len(batch) for batch in batches) <= most_rows
-        assert all(len(b) * max(len(segments[row].ids) for row in b) <= 100 for b in batches)
+        assert all(len(b) * max(len(own.ids) for own in b) <= 100 for b in batches)
         assert most_rows == 21 or any(len(batch) == most_rows for batch in batches)
 
 
