@@ -1,27 +1,33 @@
 """A corpus section -> sentence pairs, one at a time, whatever the format.
 
 Both sides of a pair always move together: a blank line, bad bytes or an over-long line on one
-side makes the pair blank, bad or over-long, and never shifts the other side.
+side makes the pair blank, bad or over-long, and never shifts the other side. The libraries of hubs
+(Hugging Face ``datasets``, and sacrebleu with its test sets) are imported on use only; both may
+download.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nmt.config.data import CorpusConfig
-from nmt.data.hub import huggingface_pairs, local_files, published_pairs, text_in
-from nmt.errors import DataError
-from nmt.files.lines import decode_line, open_binary, split_lines
+from nmt.config.keys import nearest_word
+from nmt.errors import ConfigError, DataError
+from nmt.files.lines import decode_line, open_binary, read_lines, split_lines
 
 _MOST_BYTES_PER_CHARACTER = 4
-# A line of TSV or JSON holds both sides, other fields, and characters spelt \uXXXX.
+# A line of TSV or JSON holds both sides, other fields, and characters written as \uXXXX.
 _LINE_PER_SIDE = 8
+_LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+"""What `datasets` calls the formats of local files."""
+_ROWS_AT_ONCE = 1000
 
 
 class SentencePair(NamedTuple):
@@ -67,7 +73,9 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the files that a corpus is read from; none for hubs and the demo."""
     paths = [config.source, config.target, config.tsv, config.jsonl]
     if config.huggingface is not None:
-        paths += local_files(config.huggingface)
+        place = Path(config.huggingface)
+        local = [place] if place.is_file() else sorted(place.rglob("*"))
+        paths += [path for path in local if path.is_file()]
     return tuple(path for path in paths if path is not None)
 
 
@@ -95,39 +103,48 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
 
 def _is_missing(path: Path) -> bool:
     try:
-        path.stat()
-    except FileNotFoundError:
-        return True
+        return not path.exists()
     except OSError:  # reading it says what is wrong
         return False
-    return False
 
 
 def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
     """Yield the pairs of a corpus in order, unfiltered.
 
     Raises:
-        DataError: A file is missing, damaged or not parallel, or the format is not as promised.
+        DataError: A file is missing, empty, damaged or not parallel, or the format is not as
+            promised.
     """
-    return islice(_all_pairs(config, options), config.max_pairs)
+    pairs = islice(_all_pairs(config, options), config.max_pairs)
+    first = next(pairs, None)
+    if first is None:
+        files = (config.source, config.target, config.tsv, config.jsonl)
+        place = " and ".join(str(path) for path in files if path)
+        raise DataError(
+            f"There is no pair in {place or f'{config.huggingface} (split {config.split})'}.",
+            fix="Name files with one sentence or pair a line, or a split that has rows.",
+        )
+    return chain([first], pairs)
 
 
 def _all_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
+    languages = (options.source_language, options.target_language)
     if config.source is not None and config.target is not None:
         return _aligned_pairs(config.source, config.target, options)
     if config.tsv is not None:
-        return _tsv_pairs(config.tsv, config.columns, options)
+        wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
+        return _records(config.tsv, options, partial(_tsv_texts, config.columns), wanted)
     if config.jsonl is not None:
-        return _jsonl_pairs(config.jsonl, options)
-    languages = (options.source_language, options.target_language)
+        wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
+        return _records(config.jsonl, options, partial(_json_texts, languages), wanted)
     if config.demo is not None:
         from nmt.data.demo import demo_pairs  # noqa: PLC0415 - reads its words
 
         texts = demo_pairs(config.demo, *languages)
     elif config.huggingface is not None:
-        texts = huggingface_pairs(config, *languages)
+        texts = _huggingface_pairs(config.huggingface, config, languages)
     else:
-        texts = published_pairs(str(config.sacrebleu), *languages)
+        texts = _published_pairs(str(config.sacrebleu), *languages)
     return (_pair(*pair, line, options) for line, pair in enumerate(texts, start=1))
 
 
@@ -145,108 +162,181 @@ def _one_line(text: str) -> str:
 
 
 def _numbered_lines(
-    path: Path, options: ReadOptions, max_characters: int, stack: ExitStack
+    path: Path, options: ReadOptions, max_characters: int
 ) -> Iterator[tuple[int, str | BadPair]]:
-    max_bytes = max_characters * _MOST_BYTES_PER_CHARACTER
-    stream = stack.enter_context(open_binary(path))
-    name = str(path)
-    for number, line in enumerate(split_lines(stream, name, max_bytes=max_bytes), start=1):
-        if line is None:
-            yield number, BadPair("too many characters", number)
-            continue
-        try:
-            text = decode_line(line, name, number)
-        except DataError:
-            if options.on_bad_utf8 == "error":
-                raise
-            yield number, BadPair("bad utf-8", number)
-            continue
-        too_long = len(text) > max_characters
-        yield number, BadPair("too many characters", number) if too_long else text
+    name, max_bytes = str(path), max_characters * _MOST_BYTES_PER_CHARACTER
+    with open_binary(path) as stream:
+        for number, line in enumerate(split_lines(stream, name, max_bytes=max_bytes), start=1):
+            try:
+                text = None if line is None else decode_line(line, name, number)
+            except DataError:
+                if options.on_bad_utf8 == "error":
+                    raise
+                yield number, BadPair("bad utf-8", number)
+                continue
+            if text is None or len(text) > max_characters:
+                yield number, BadPair("too many characters", number)
+            else:
+                yield number, text
 
 
 def _aligned_pairs(
     source: Path, target: Path, options: ReadOptions
 ) -> Iterator[SentencePair | BadPair]:
-    with ExitStack() as stack:
-        sources = _numbered_lines(source, options, options.max_characters, stack)
-        targets = _numbered_lines(target, options, options.max_characters, stack)
-        number = 0
-        for left, right in zip_longest(sources, targets):
-            if left is None or right is None:
-                longer = targets if left is None else sources
-                rest = 1 + sum(1 for _ in longer)
-                counts = (number, number + rest) if left is None else (number + rest, number)
-                raise DataError.not_parallel(str(source), str(target), counts)
-            number += 1
-            if isinstance(left[1], BadPair):
-                yield left[1]
-            elif isinstance(right[1], BadPair):
-                yield right[1]
-            else:
-                yield SentencePair(left[1], right[1], number)
-        if number == 0:
-            raise DataError(
-                f"{source} and {target} are empty.", fix="Name files with one sentence a line."
-            )
-
-
-def _records(path: Path, options: ReadOptions) -> Iterator[tuple[int, str | BadPair]]:
-    """Yield the lines of a file that holds both sides on each."""
-    number = 0
-    with ExitStack() as stack:
-        most = options.max_characters * _LINE_PER_SIDE
-        for number, line in _numbered_lines(path, options, most, stack):
-            yield number, line
-    if number == 0:
-        raise DataError(f"{path} is empty.", fix="Name a file with one pair a line.")
-
-
-def _tsv_pairs(
-    path: Path, columns: tuple[int, int], options: ReadOptions
-) -> Iterator[SentencePair | BadPair]:
-    for number, line in _records(path, options):
-        if isinstance(line, BadPair):
-            yield line
-            continue
-        cells = line.split("\t")
-        if max(columns) < len(cells):
-            yield _pair(cells[columns[0]], cells[columns[1]], number, options)
-        elif line.strip():
-            raise DataError(
-                f"{path}, line {number:,}: {len(cells)} columns, but column {max(columns)} "
-                "(counted from 0) is wanted.",
-                fix="Set columns of the corpus, or repair the line.",
-            )
+    sources = _numbered_lines(source, options, options.max_characters)
+    targets = _numbered_lines(target, options, options.max_characters)
+    for number, (left, right) in enumerate(zip_longest(sources, targets), start=1):
+        if left is None or right is None:
+            longer = number + sum(1 for _ in (targets if left is None else sources))
+            counts = (number - 1, longer) if left is None else (longer, number - 1)
+            raise DataError.not_parallel(str(source), str(target), counts)
+        if isinstance(left[1], BadPair):
+            yield left[1]
+        elif isinstance(right[1], BadPair):
+            yield right[1]
         else:
-            yield SentencePair("", "", number)
+            yield SentencePair(left[1], right[1], number)
 
 
-def _jsonl_pairs(path: Path, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
-    for number, line in _records(path, options):
+def _records(
+    path: Path, options: ReadOptions, texts_of: Callable[[str], tuple[str, str]], wanted: str
+) -> Iterator[SentencePair | BadPair]:
+    """Yield the pairs of a file that holds both sides on each line."""
+    for number, line in _numbered_lines(path, options, options.max_characters * _LINE_PER_SIDE):
         if isinstance(line, BadPair):
             yield line
-            continue
-        if not line.strip():
+        elif not line.strip():
             yield SentencePair("", "", number)
-            continue
+        else:
+            try:
+                texts = texts_of(line)
+            except (LookupError, ValueError, TypeError, RecursionError) as error:
+                raise DataError(
+                    f"{path}, line {number:,}: no {wanted} ({type(error).__name__}: {error}).",
+                    fix="Repair the line, or correct the languages and the columns of the corpus.",
+                ) from error
+            yield _pair(*texts, number, options)
+
+
+def _tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
+    cells = line.split("\t")
+    return cells[columns[0]], cells[columns[1]]
+
+
+def _json_texts(languages: tuple[str, str], line: str) -> tuple[str, str]:
+    source, target = _in_languages(json.loads(line)["translation"], languages)
+    for text in (source, target):
+        if not isinstance(text, str | None):
+            raise TypeError(f"{text!r:.40} is not text")
+    return source or "", target or ""
+
+
+def _in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
+    """Return both texts; data may have ``pt_BR`` where we say ``pt-BR``."""
+    source, target = (
+        texts[language if language in texts else language.replace("-", "_")]
+        for language in languages
+    )
+    return source, target
+
+
+def _huggingface_pairs(
+    name: str, config: CorpusConfig, languages: tuple[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield both texts of each row; a missing one is empty.
+
+    A row has a ``translation`` column with both language codes, or a column named after each.
+    """
+    for number, row in enumerate(_rows(name, config), start=1):
         try:
-            translation = json.loads(line)["translation"]
-            left = _json_text(text_in(options.source_language, translation))
-            right = _json_text(text_in(options.target_language, translation))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            source, target = _in_languages(row.get("translation") or row, languages)
+        except (KeyError, TypeError) as error:
             raise DataError(
-                f'{path}, line {number:,}: no {{"translation": '
-                f'{{"{options.source_language}": ..., "{options.target_language}": ...}}}}'
-                f" ({type(error).__name__}: {error}).",
-                fix="Write one JSON object with both languages on each line.",
+                f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
+                f"its columns are {', '.join(map(str, row))}.",
+                fix="Name data with a `translation` column or a column for each language code.",
             ) from error
-        yield _pair(left, right, number, options)
+        yield "" if source is None else str(source), "" if target is None else str(target)
 
 
-def _json_text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    raise TypeError(f"{value!r:.40} is not text")
+def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
+    path = Path(name)
+    options: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
+    if path.is_file():
+        if path.suffix not in _LOADERS:
+            raise DataError(
+                f"{path}: `datasets` reads {', '.join(_LOADERS)} here, not {path.suffix}.",
+                fix="Convert the file, or name it as source + target, tsv or jsonl.",
+            )
+        # A single local file is one split, whatever name the configuration asks for. It is always
+        # streamed: a copy in the cache of `datasets` would gain nothing.
+        options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
+        options["streaming"] = True
+        if path.suffix == ".csv":
+            options["keep_default_na"] = False  # "null" and "NA" are words
+    else:
+        options |= {"path": name, "name": config.subset}
+    try:
+        import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
+
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
+        for block in datasets.load_dataset(**options).iter(batch_size=_ROWS_AT_ONCE):
+            for values in zip(*block.values(), strict=True):
+                yield dict(zip(block, values, strict=True))
+    except Exception as error:  # of the network, of a format, of `datasets` itself
+        raise DataError(
+            f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
+            f"{type(error).__name__}: {error}",
+            fix="Check the name, the subset and the network, or download it and name the files.",
+        ) from error
+
+
+def _published_pairs(
+    name: str, source_language: str, target_language: str
+) -> Iterator[tuple[str, str]]:
+    source, references = published_test_set(name, f"{source_language}-{target_language}")
+    sources, targets = read_lines(source), read_lines(references[0])
+    if len(sources) != len(targets):
+        counts = (len(sources), len(targets))
+        raise DataError.not_parallel(str(source), str(references[0]), counts)
+    return zip(sources, targets, strict=True)
+
+
+def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
+    """Return the source and reference files of a test set of sacrebleu, downloaded on first use.
+
+    Args:
+        name: sacrebleu's name, for example ``wmt14``.
+        pair: Source and target language, for example ``en-de``.
+
+    Raises:
+        ConfigError: There is no such test set or pair. Names what is near or what there is.
+        DataError: The download fails, or it has no reference.
+    """
+    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
+
+    if name not in DATASETS:
+        near = nearest_word(name, list(DATASETS))
+        raise ConfigError(
+            f"There is no test set {name!r}.",
+            fix=f"Did you mean {near}?" if near else "`sacrebleu --list` shows all.",
+        )
+    pairs = utils.get_langpairs_for_testset(name)
+    if pair not in pairs:
+        raise ConfigError(
+            f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
+        )
+    try:
+        source = utils.get_source_file(name, pair)
+        references = utils.get_reference_files(name, pair)
+    except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits
+        raise DataError(
+            f"The test set {name} ({pair}) cannot be downloaded: {error}",
+            fix="Check the connection, or set SACREBLEU to a folder that holds it already.",
+        ) from error
+    if not references:
+        raise DataError(
+            f"The test set {name} ({pair}) has no reference.", fix="Choose another test set."
+        )
+    return Path(source), [Path(reference) for reference in references]

@@ -8,8 +8,14 @@ from pathlib import Path
 
 from nmt.config.keys import did_you_mean
 from nmt.config.run import RunConfig, check_languages
-from nmt.data.corpus import BadPair, ReadOptions, check_files, corpus_files, read_corpus
-from nmt.data.hub import published_test_set
+from nmt.data.corpus import (
+    BadPair,
+    ReadOptions,
+    check_files,
+    corpus_files,
+    published_test_set,
+    read_corpus,
+)
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, is_standard, open_input, split_lines
 

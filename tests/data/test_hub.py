@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nmt.config.data import CorpusConfig
-from nmt.data.hub import huggingface_pairs, local_files, published_test_set
+from nmt.data.corpus import ReadOptions, corpus_files, published_test_set, read_corpus
 from nmt.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
@@ -24,7 +24,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pairs_of(place: Path | str, **options: Any) -> list[tuple[str, str]]:
     config = CorpusConfig.model_validate({"huggingface": str(place), **options})
-    return list(huggingface_pairs(config, "de", "en"))
+    return [(pair[0], str(pair[1])) for pair in read_corpus(config, ReadOptions("de", "en"))]
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -72,8 +72,7 @@ def test_a_folder_is_a_data_set_with_splits(tmp_path: Path, streaming: bool) -> 
 
     assert pairs_of(folder, streaming=streaming) == PAIRS[:3]
     assert pairs_of(folder, streaming=streaming, split="test") == PAIRS[:1]
-    assert local_files(str(folder)) == files
-    assert local_files("wmt/wmt14") == []
+    assert corpus_files(CorpusConfig(huggingface=str(folder))) == tuple(files)
 
 
 def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
