@@ -41,7 +41,7 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 if TYPE_CHECKING:  # what is found without loading weights needs no torch
     from nmt.model.transformer import Transformer
 
-CONFIG, _TOKENIZER = "config.yaml", "tokenizer"
+CONFIG, TOKENIZER = "config.yaml", "tokenizer"
 GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
 EXTRAS = (GUARD, SHORTLIST)
 """Files that a finished run has. They depend on its data alone, not on the weights."""
@@ -85,9 +85,13 @@ class ModelBundle(ModelFiles):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Turn the errors of the operating system while a model is read into `CheckpointError`."""
+    """Turn errors of the system and of tokenizers while a model is read into `CheckpointError`."""
     try:
         yield
+    except TokenizerError as error:
+        raise CheckpointError(
+            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
+        ) from error
     except OSError as error:
         if error.filename is None:  # of a library that does not load, say
             raise
@@ -122,20 +126,6 @@ def load_folder_config(folder: Path) -> RunConfig:
         ) from error
 
 
-def load_folder_tokenizers(folder: Path) -> Tokenizers:
-    """Load the tokenizers that a model was trained with.
-
-    Raises:
-        CheckpointError: They are missing or damaged.
-    """
-    try:
-        return load_tokenizers(folder / _TOKENIZER)
-    except TokenizerError as error:
-        raise CheckpointError(
-            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
-        ) from error
-
-
 @readable()
 def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     """Find and check all of a model but its weights. Loads no torch. Arguments as of `load_model`.
@@ -158,7 +148,7 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     else:
         manifest.verify(weights_dir, (STATE,))
         _check_run_files(folder, weights_dir, config)
-    tokenizers = load_folder_tokenizers(folder)
+    tokenizers = load_tokenizers(folder / TOKENIZER)
     if MODEL not in manifest.files:
         raise CheckpointError(f"{weights_dir / MODEL} is missing.", fix="Use another checkpoint.")
     return ModelFiles(config, tokenizers, manifest.step, weights_dir, manifest)
@@ -245,7 +235,7 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
             f"{folder / CONFIG} is not of these weights:\n  " + "\n  ".join(found),
             fix="Restore these settings in it.",
         )
-    expected, place = recorded.get("vocab_hash"), folder / _TOKENIZER
+    expected, place = recorded.get("vocab_hash"), folder / TOKENIZER
     if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
         raise CheckpointError(
             f"{place} is not the tokenizer this model was trained with.",
@@ -341,8 +331,8 @@ def write_model_folder(
     try:
         with atomic_folder(folder) as temporary:  # fails if somebody has put something there
             shutil.copyfile(source / CONFIG, temporary / CONFIG)
-            (temporary / _TOKENIZER).mkdir()
-            for path in (*(source / name for name in EXTRAS), *(source / _TOKENIZER).iterdir()):
+            (temporary / TOKENIZER).mkdir()
+            for path in (*(source / name for name in EXTRAS), *(source / TOKENIZER).iterdir()):
                 if path.is_file():
                     shutil.copyfile(path, temporary / path.relative_to(source))
             write(temporary)

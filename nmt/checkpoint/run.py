@@ -204,19 +204,14 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
             with atomic_folder(tokenizer, replace=True) as temporary:
                 for file in tokenizer_dir.iterdir():  # copytree would lose why it failed
                     shutil.copyfile(file, temporary / file.name)
-        changes = _changes(path, config)
+        try:
+            recorded = load_config(path) if path.is_file() else config
+            was, now = (each.model_dump(mode="json") for each in (recorded, config))
+            changes = changed_settings(was, now)
+        except ConfigError as error:
+            changes = [f"{path} could not be read and is replaced: {error.problem}"]
         write_text(path, dump_config(config))
     return changes
-
-
-def _changes(path: Path, config: RunConfig) -> list[str]:
-    if not path.is_file():
-        return []
-    try:
-        recorded = load_config(path)
-    except ConfigError as error:
-        return [f"{path} could not be read and is written again: {error.problem}"]
-    return changed_settings(recorded.model_dump(mode="json"), config.model_dump(mode="json"))
 
 
 def read_measured(run_dir: Path, conditions: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import get_args
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import (
+    TOKENIZER,
     ModelFiles,
     find_model,
     load_folder_config,
-    load_folder_tokenizers,
     readable,
 )
 from nmt.errors import ConfigError
@@ -34,6 +34,7 @@ from nmt.runtime.engine import (
 )
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import limits_of
+from nmt.text.tokenizer import load_tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def _load_export(folder: Path, options: EngineOptions) -> LoadedEngine:
             f"{folder} was exported in {engine.dtype}.",
             fix=f"Leave --dtype out, or export again with --quantization {options.dtype}.",
         )
-    tokenizers = load_folder_tokenizers(folder)
+    tokenizers = load_tokenizers(folder / TOKENIZER)
     shortlist = ShortlistFile(folder, tokenizers.vocab_sizes)
     return LoadedEngine(engine, load_folder_config(folder), tokenizers, shortlist)
 

@@ -25,6 +25,7 @@ from nmt.checkpoint.retention import average_weights, by_score, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from nmt.translation.guard import GuardThresholds, read_thresholds
+from tests.checkpoint.test_files import contents
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
 SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
@@ -64,7 +65,7 @@ def test_scored_steps_are_in_order_the_earlier_of_equals_first(
     assert all((-scores[x], x) < (-scores[y], y) for x, y in pairwise(ordered))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 20])
+@pytest.mark.parametrize("count", [1, 3, 10])
 def test_the_mean_of_equal_checkpoints_is_that_checkpoint(tmp_path: Path, count: int) -> None:
     paths = [save(tmp_path, step, {"weight": HARD}) for step in range(1, count + 1)]
     found = average_weights(paths)
@@ -81,7 +82,7 @@ def test_numbers_that_cancel_leave_what_is_left(tmp_path: Path) -> None:
     assert same_bits(average_weights(paths)["w"], torch.tensor([1 / 3]))
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 10])
+@pytest.mark.parametrize("count", [2, 7])
 def test_the_mean_is_numpy_s_of_float64_rounded_once(tmp_path: Path, count: int) -> None:
     """Within half a float32 unit in the last place, and the rounding of the float64 sums."""
     paths = save_random(tmp_path, count)
@@ -150,11 +151,10 @@ def test_checkpoints_of_different_models_are_refused(
     assert "step-00000020 holds another model than" in caught.value.problem
 
 
-@pytest.mark.parametrize("position", [0, 2])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "no weights", "no manifest", "gone"])
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, position: int, damage: str) -> None:
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
     paths = save_random(tmp_path, 3)
-    weights, manifest = paths[position] / "model.safetensors", paths[position] / "manifest.json"
+    weights, manifest = paths[2] / "model.safetensors", paths[2] / "manifest.json"
     content = weights.read_bytes()
     if damage == "flipped":
         weights.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
@@ -165,9 +165,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, position: int, damage: st
     elif damage == "no manifest":
         manifest.unlink()
     else:
-        paths[position].rename(tmp_path / "elsewhere")
+        paths[2].rename(tmp_path / "elsewhere")
 
-    with pytest.raises(CheckpointError, match=f"step-0000000{position + 1}/m") as caught:
+    with pytest.raises(CheckpointError, match="step-00000003/m") as caught:
         average_weights(paths)
     assert caught.value.exit_code == 4
 
@@ -209,21 +209,15 @@ def checkpoints(run_dir: Path) -> list[Path]:
     return sorted((run_dir / "checkpoints").iterdir())
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     run_dir: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models" / "mean"
+    (run_dir / GUARD).write_text(GuardThresholds(loop=7).text())
     before = contents(run_dir)
     write_average(folder, run_dir, checkpoints(run_dir))
 
+    assert read_thresholds(folder).loop == 7
     found = contents(folder)
     manifest = Manifest.read(folder)
     assert found.keys() == {*manifest.files, "manifest.json"}
@@ -235,14 +229,6 @@ def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     assert contents(run_dir) == before
     assert [path.name for path in folder.parent.iterdir()] == ["mean"]
     assert len({(folder / name).stat().st_mode for name in found}) == 1
-
-
-def test_the_guard_of_the_run_goes_along(run_dir: Path, tmp_path: Path) -> None:
-    (run_dir / GUARD).write_text(GuardThresholds(loop=7).text())
-    write_average(tmp_path / "mean", run_dir, checkpoints(run_dir))
-
-    assert GUARD in Manifest.read(tmp_path / "mean").files
-    assert read_thresholds(tmp_path / "mean").loop == 7
 
 
 def test_the_record_tells_what_was_averaged(run_dir: Path, tmp_path: Path) -> None:

@@ -125,13 +125,6 @@ def test_flops_are_shared_out_over_the_target_tokens(report: DryRunReport) -> No
     assert flops["training"] == pytest.approx(45 * flops["update"])
 
 
-def test_two_passes_are_twice_the_work(folder: Path, report: DryRunReport) -> None:
-    twice = dry_run(config_in(folder, r_drop=5.0), num_updates=4)
-
-    assert twice.flops["epoch"]["total"] == 2 * report.flops["epoch"]["total"]
-    assert "2 passes (training.r_drop)" in twice.as_text()
-
-
 def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunReport) -> None:
     memory, number = report.memory_bytes, report.parameters["total"]
 
@@ -215,16 +208,19 @@ def test_the_limit_that_comes_first_ends_training(
     assert found.budget["updates"] == pytest.approx(updates.get(limit, epochs_updates), abs=2)
 
 
-def test_with_patience_only_nobody_knows_the_end(folder: Path) -> None:
-    config = config_in(folder, max_steps=None, patience=3)
+def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_end(
+    folder: Path, report: DryRunReport
+) -> None:
+    config = config_in(folder, max_steps=None, patience=3, r_drop=5.0)
 
-    report = dry_run(config, num_updates=4)
+    twice = dry_run(config, num_updates=4)
 
-    raw = report.as_dict()
-    assert raw["budget"]["updates"] is raw["budget"]["epochs"] is None
-    assert raw["seconds"]["training"] is raw["flops"]["training"] is None
-    assert raw["seconds"]["epoch"] > 0
-    assert "only training.patience ends training" in report.as_text()
+    assert twice.flops["epoch"]["total"] == 2 * report.flops["epoch"]["total"]
+    assert "2 passes (training.r_drop)" in twice.as_text()
+    assert twice.budget["updates"] is twice.budget["epochs"] is None
+    assert twice.seconds["training"] is twice.flops["training"] is None
+    assert twice.seconds["epoch"] > 0
+    assert "only training.patience ends training" in twice.as_text()
 
 
 def test_a_batch_too_large_for_the_device_is_told(
@@ -314,7 +310,8 @@ def base_on_two_pairs() -> DryRunReport:
 
 
 def test_the_table() -> None:
-    shown = [line.split("  ") for line in base_on_two_pairs().as_text().splitlines()]
+    lines = base_on_two_pairs().as_text().splitlines()
+    shown = [line.split("  ") for line in lines]
     rows = {cells[1]: [cell.strip() for cell in cells[2:] if cell.strip()] for cells in shown
             if len(cells) > 1}  # fmt: skip
 
@@ -330,9 +327,5 @@ def test_the_table() -> None:
     assert rows["padding waste"][0] == "15.4%"
     assert rows["float32 master weights"] == ["0", "exact"]
     assert rows["FLOPs per second"][0] == "86.1 G"
-
-
-def test_the_numbers_stand_below_each_other() -> None:
-    lines = [line for line in base_on_two_pairs().as_text().splitlines() if line[:2] == "  "]
-
+    lines = [line for line in lines if line[:2] == "  "]
     assert all(line[36:50].strip() and line[49] != " " for line in lines)

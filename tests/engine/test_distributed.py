@@ -26,11 +26,8 @@ from nmt.errors import DeviceError
 
 @given(values=st.lists(st.integers()), size=st.integers(1, 6))
 def test_what_was_dealt_out_is_put_together_in_the_same_order(values: list[int], size: int) -> None:
-    assert interleave([values[rank::size] for rank in range(size)]) == values
-
-
-def test_nothing_interleaves_to_nothing() -> None:
     assert interleave([]) == []
+    assert interleave([values[rank::size] for rank in range(size)]) == values
 
 
 def test_one_process_is_alone_with_its_values() -> None:
@@ -48,25 +45,20 @@ def test_one_process_is_alone_with_its_values() -> None:
     assert alone.posted("notice") is None
 
 
-def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("world_size", [None, "1"])
+def test_without_others_there_is_one_process(
+    monkeypatch: pytest.MonkeyPatch, world_size: str | None
+) -> None:
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
 
-    assert isinstance(join(), Processes)
+    assert join().size == 1
     assert is_first()
     assert local_rank() == 0
-
-
-def test_a_launcher_of_one_process_gives_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-
-    assert isinstance(join(), Processes)
-
-
-def test_the_place_of_a_process_is_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("LOCAL_RANK", "1")
-
     assert not is_first()
     assert local_rank() == 1
 
