@@ -7,7 +7,6 @@ import json
 import resource
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,48 +55,24 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 # --- The published numbers ---------------------------------------------------------------------
 
-Rows = list[dict[str, str]]
 
-
-def published(folder: Path) -> dict[tuple[str, str, str], Rows]:
-    """The rows of SCORES.tsv by test set, references and subset."""
-    header, *lines = (folder / "SCORES.tsv").read_text("utf-8").splitlines()
-    groups: dict[tuple[str, str, str], Rows] = defaultdict(list)
-    for line in lines:
-        row = dict(zip(header.split("\t"), line.split("\t"), strict=True))
-        groups[row["testset"], row["refs"], row["subset"]].append(row)
-    return groups
-
-
-@pytest.mark.parametrize(
-    ("testset", "refs", "subset"),
-    [
-        ("newstest2021.en-de", "D", "first300"),
-        ("newstest2021.en-de", "all", "first300"),
-        ("newstest2021.en-zh", "all", "first300"),
-    ],
-)
-def test_published_scores_are_reproduced(
-    shared_data: Path, testset: str, refs: str, subset: str
-) -> None:
+@pytest.mark.parametrize("testset", ["newstest2021.en-de", "newstest2021.en-zh"])
+def test_published_scores_are_reproduced(shared_data: Path, testset: str) -> None:
     folder = shared_data / "wmt_sample"
-    rows = published(folder)[testset, refs, subset]
+    header, *lines = (folder / "SCORES.tsv").read_text("utf-8").splitlines()
+    table = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
+    wanted = (testset, "all", "first300")
+    rows = [row for row in table if (row["testset"], row["refs"], row["subset"]) == wanted]
     pair = testset.partition(".")[2]
     target = pair.partition("-")[2]
-    arguments: list[object] = ["-l", pair, "--resamples", 0]
-    names = (
-        sorted(folder.glob(f"{testset}.ref.*"))
-        if refs == "all"
-        else [folder / f"{testset}.ref.{refs}.{target}"]
-    )
-    for path in names:
+    files = [f"{testset}.hyp.{system}.{target}" for system in sorted({x["system"] for x in rows})]
+    arguments: list[object] = ["-l", pair, "--resamples", 0, "--limit", 300]
+    for path in sorted(folder.glob(f"{testset}.ref.*")):
         arguments += ["--reference", path]
-    for system in sorted({row["system"] for row in rows}):
-        arguments += ["--hypothesis", folder / f"{testset}.hyp.{system}.{target}"]
+    for name in files:
+        arguments += ["--hypothesis", folder / name]
     for metric in sorted({METRIC_OF_COLUMN[row["metric"]] for row in rows}):
         arguments += ["--metric", metric]
-    if subset == "first300":
-        arguments += ["--limit", 300]
     found = scores_of(*arguments)
 
     assert found["num_sentences"] == int(rows[0]["n_lines"])
@@ -106,7 +81,7 @@ def test_published_scores_are_reproduced(
         for system in found["systems"]
         for score in system["scores"]
     }
-    assert len(values) == len(rows)
+    assert len(values) == len(rows) > 0
     for row in rows:
         name = f"{testset}.hyp.{row['system']}.{target}"
         score = values[name, METRIC_OF_COLUMN[row["metric"]]]
@@ -117,11 +92,14 @@ def test_published_scores_are_reproduced(
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ([], ["-m", "bleu"]),
-        (["--lowercase"], ["-m", "bleu", "-lc"]),
-        (["--tokenize", "intl"], ["-m", "bleu", "--tokenize", "intl"]),
-        (["--metric", "chrf++"], ["-m", "chrf", "--chrf-word-order", "2"]),
-        (["--metric", "ter"], ["-m", "ter"]),
+        (
+            ["--metric", "bleu,chrf++,ter"],
+            ["-m", "bleu", "chrf", "ter", "--chrf-word-order", "2"],
+        ),
+        (
+            ["--metric", "bleu", "--lowercase", "--tokenize", "intl"],
+            ["-m", "bleu", "-lc", "--tokenize", "intl"],
+        ),
     ],
 )
 def test_scores_and_signatures_are_those_of_sacrebleus_own_command(
@@ -130,7 +108,7 @@ def test_scores_and_signatures_are_those_of_sacrebleus_own_command(
     paths = []
     for name in ("hyp.ICL", "ref.A", "ref.C"):
         whole = shared_data / "wmt_sample" / f"newstest2021.en-de.{name}.de"
-        paths.append(write(tmp_path / name, whole.read_text("utf-8").split("\n")[:60]))
+        paths.append(write(tmp_path / name, whole.read_text("utf-8").split("\n")[:20]))
     hypothesis, *references = paths
     command = [sys.executable, "-m", "sacrebleu", *map(str, references), "-i", str(hypothesis)]
     process = subprocess.run(
@@ -138,10 +116,10 @@ def test_scores_and_signatures_are_those_of_sacrebleus_own_command(
     )
     expected = json.loads(process.stdout)
     arguments = [part for path in references for part in ("--reference", path)]
-    found = scores_of("--hypothesis", hypothesis, *arguments, *(ours or ["--metric", "bleu"]))
-    score = found["systems"][0]["scores"][0]
-    assert score["value"] == pytest.approx(expected["score"], abs=1e-9)
-    assert score["signature"] == expected["signature"]
+    found = scores_of("--hypothesis", hypothesis, *arguments, *ours)["systems"][0]["scores"]
+    for score, known in zip(found, expected if len(found) > 1 else [expected], strict=True):
+        assert score["value"] == pytest.approx(known["score"], abs=1e-9)
+        assert score["signature"] == known["signature"]
 
 
 # --- What is printed ---------------------------------------------------------------------------
@@ -203,20 +181,15 @@ def test_chinese_is_tokenized_as_chinese_once_its_name_is_known(tmp_path: Path) 
     [
         ("今日は天気がいいので、公園へ。", "-l en-ja) or the tokenizer (--tokenize ja-mecab or ch"),
         ("列夫・托尔斯泰是一位伟大的作家。", "-l en-zh) or the tokenizer (--tokenize zh)"),
+        ("this looks tokenized .", "nmt: warning: text: 3 lines end in a space and a full stop"),
     ],
 )  # fmt: skip
-def test_the_tokenizer_that_is_advised_fits_the_script(
+def test_text_that_another_tokenizer_fits_gets_a_warning(
     tmp_path: Path, line: str, advice: str
 ) -> None:
     path = write(tmp_path / "text", [line] * 3)
-    result = invoke("--hypothesis", path, "--reference", path)
-    assert (result.exit_code, advice in result.stderr) == (0, True)
-
-
-def test_tokenized_text_gets_a_warning(tmp_path: Path) -> None:
-    path = write(tmp_path / "text.en", ["this looks tokenized ."] * 3)
     result = invoke("--hypothesis", path, "--reference", path, "--quiet")
-    assert "nmt: warning: text.en: 3 lines end in a space and a full stop" in result.stderr
+    assert (result.exit_code, advice in result.stderr) == (0, True)
 
 
 # --- Reading -----------------------------------------------------------------------------------
@@ -234,25 +207,14 @@ def test_odd_line_ends_and_compression_keep_lines_aligned(tmp_path: Path) -> Non
     assert all(s["value"] == pytest.approx(100) for s in found["systems"][0]["scores"])
 
 
-def test_hypotheses_come_from_standard_input(files: tuple[Path, Path]) -> None:
-    _, reference = files
-    result = CliRunner().invoke(
-        app,
-        ["evaluate", "--hypothesis", "-", "--reference", str(reference), "--json"],
-        input="".join(f"{line}\n" for line in SENTENCES),
-    )
-    system = json.loads(result.stdout)["systems"][0]
-    assert system["name"] == "standard input"
-    assert system["scores"][0]["value"] == pytest.approx(100)
-
-
 def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
-    short = write(hypothesis.parent / "short.en", SENTENCES[:4])
-    found = scores_of(
-        "--hypothesis", short, "--hypothesis", hypothesis, "--reference", reference, "--limit", 4
-    )
+    flags = ("--hypothesis", "-", "--hypothesis", hypothesis, "--reference", reference)
+    text = "".join(f"{line}\n" for line in SENTENCES[:4])
+    arguments = ["evaluate", *map(str, flags), "--limit", "4", "--json"]
+    found = json.loads(CliRunner().invoke(app, arguments, input=text).stdout)
     assert found["num_sentences"] == 4
+    assert found["systems"][0]["name"] == "standard input"
     assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
     assert found["systems"][1]["scores"][0]["value"] < 100
 
@@ -293,8 +255,6 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
         (["--limit", "0"], "--limit"),
         (["-l", "german"], "not a pair of languages"),
         (["-l", "en-jp"], "the code of Japanese is ja"),
-        (["-l", "cz-de"], "the code of Czech is cs"),
-        (["-l", "en-ar_MA"], "write ar"),
         (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
         (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
@@ -351,25 +311,17 @@ def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
     cut = folder / "cut.gz"
     cut.write_bytes(gzip.compress(b"a line\n" * 10_000)[:-20])
     empty = write(folder / "empty.en", [])
-    for path in (folder / "missing.en", folder, cut, empty):
-        for flags in (
-            ("--hypothesis", path, "--reference", reference),
-            ("--hypothesis", hypothesis, "--reference", path),
-            ("--hypothesis", hypothesis, "--reference", reference, "--baseline", path),
-        ):
-            result = invoke(*flags)
-            assert result.exit_code == 3
-            assert str(path) in result.stderr
-            assert "fix:" in result.stderr
-
-
-def test_text_that_is_not_utf8_is_named_to_the_byte(files: tuple[Path, Path]) -> None:
-    """Fault 34."""
-    hypothesis, reference = files
-    hypothesis.write_bytes(b"fine\nna\xefve\n")
-    result = invoke("--hypothesis", hypothesis, "--reference", reference)
-    assert result.exit_code == 3
-    assert f"{hypothesis}, line 2, byte 3" in result.stderr
+    missing = folder / "missing.en"
+    for flags in (
+        ("--hypothesis", missing, "--reference", reference),
+        ("--hypothesis", hypothesis, "--reference", cut),
+        ("--hypothesis", empty, "--reference", reference),
+        ("--hypothesis", hypothesis, "--reference", reference, "--baseline", folder),
+    ):
+        result = invoke(*flags)
+        assert result.exit_code == 3
+        assert sum(str(path) in result.stderr for path in (missing, cut, empty, folder)) >= 1
+        assert "fix:" in result.stderr
 
 
 # --- From a model ------------------------------------------------------------------------------
@@ -492,14 +444,6 @@ def test_a_model_translates_files_beside_other_systems(
     assert values[1] < 100
 
 
-def test_the_only_test_set_needs_no_name(model: Path) -> None:
-    text = (model / "config.yaml").read_text("utf-8")
-    start = text.index("    two:")
-    end = text.index("tokenizer:")
-    (model / "config.yaml").write_text(text[:start] + text[end:], "utf-8")
-    assert scores_of(model)["test"] == "one"
-
-
 def test_test_sets_are_listed_when_one_must_be_chosen(model: Path) -> None:
     result = invoke(model)
     assert (result.exit_code, "one, two" in result.stderr) == (2, True)
@@ -536,12 +480,6 @@ def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:
         result = invoke(folder)
         assert result.exit_code == 4
         assert f"{folder} has no config.yaml, so it is no model folder." in result.stderr
-
-
-def test_translations_are_not_made_when_they_could_not_be_saved(model: Path) -> None:
-    UpperCaser.calls = {}
-    result = invoke(model, "-t", "one", "--save-hypotheses", model / "missing" / "out.txt")
-    assert (result.exit_code, UpperCaser.calls) == (2, {})
 
 
 @pytest.mark.parametrize(
@@ -581,26 +519,25 @@ def test_translations_are_never_saved_over_an_input(
 
 
 @pytest.mark.parametrize(
-    ("place", "message"), [("out.zst", "no way to write .zst"), ("-", "standard output")]
+    ("place", "message"),
+    [
+        ("out.zst", "no way to write .zst"),
+        ("-", "standard output"),
+        ("missing/out.txt", "missing"),
+        ("test.upper", "both input and output"),
+    ],
 )
-def test_translations_are_not_saved_in_a_form_that_there_is_not(
+def test_a_place_that_takes_no_translations_is_refused_before_they_are_made(
     model: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
 ) -> None:
     monkeypatch.chdir(model.parent)
     UpperCaser.calls = {}
+    before = sorted(model.parent.iterdir())
     result = invoke(model, "-t", "one", "--save-hypotheses", place)
 
     assert (result.exit_code, message in result.stderr, UpperCaser.calls) == (2, True, {})
-    assert not Path(place).exists()
-
-
-def test_a_test_set_of_the_configuration_is_not_saved_over(model: Path) -> None:
-    target = model.parent / "test.upper"
-    before = target.read_bytes()
-    result = invoke(model, "-t", "two", "--save-hypotheses", target)
-
-    assert (result.exit_code, "both input and output" in result.stderr) == (2, True)
-    assert target.read_bytes() == before
+    assert sorted(model.parent.iterdir()) == before
+    assert (model.parent / "test.upper").read_text("utf-8").isupper()
 
 
 def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> None:
@@ -632,15 +569,11 @@ def test_exit_codes_reach_the_shell_and_torch_is_not_loaded(files: tuple[Path, P
         "finally: print('torch' in sys.modules, file=sys.stderr)"
     )
     command = [sys.executable, "-c", script, "evaluate", "--reference", str(reference)]
-    for flags, code in (
-        (["--hypothesis", str(hypothesis)], 0),
-        (["--hypothesis", str(hypothesis), "--fail-under", "bleu=100"], 6),
-        (["no-such-model"], 4),
-    ):
-        process = subprocess.run([*command, *flags], capture_output=True, check=False, timeout=60)
-        assert process.returncode == code, process.stderr
-        assert process.stderr.decode().splitlines()[-1] == "False"
-        assert b"Traceback" not in process.stderr
+    command += ["--hypothesis", str(hypothesis), "--fail-under", "bleu=100"]
+    process = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert process.returncode == 6, process.stderr
+    assert process.stderr.decode().splitlines()[-1] == "False"
+    assert b"Traceback" not in process.stderr
 
 
 def test_the_python_function_takes_one_reference_or_several() -> None:

@@ -7,8 +7,7 @@ import json
 import math
 import os
 import select
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,59 +15,30 @@ from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
 from nmt.recipes import score as score_module
-from nmt.text.tokenizer import load_tokenizers
+from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.translation.conftest import sentences
-from tests.translation.models import (
-    run_config,
-    save_run,
-    small_model,
-    speak_whole_words,
-    train_tokenizer,
-)
 
 SOURCE, TARGET = sentences(30, seed=4, longest=8), sentences(30, seed=5, longest=8)
 TABLE = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCE, TARGET, strict=True))
-FLAGS = ("--device", "cpu", "--threads", "1")
-COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "score")
 PATIENCE_SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Run folders of two models over one vocabulary."""
-    place = tmp_path_factory.mktemp("runs")
-    words = train_tokenizer(place / "tokenizer")
-    folders = []
-    for shape in ("learned", "modern"):
-        tokenizers = load_tokenizers(words)
-        model = small_model(tokenizers, shape)
-        if shape == "learned":
-            speak_whole_words(model, tokenizers)
-        folders.append(save_run(place / shape, model, words, run_config()))
-    return folders[0], folders[1]
+@pytest.fixture(scope="session")
+def models(runs: dict[str, Path]) -> tuple[Path, Path]:
+    return runs["learned"], runs["modern"]
 
 
 def score(run: Path, *arguments: object, text: str | bytes = "") -> Result:
-    flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
-    return CliRunner().invoke(app, ["score", *flags], input=text)
+    return call("score", run, *arguments, text=text)
 
 
 def scored(run: Path, *arguments: object, text: str | bytes = TABLE) -> list[str]:
     """The output lines of a run that succeeds."""
-    result = score(run, *arguments, text=text)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout == "" or result.stdout.endswith("\n")
-    return result.stdout.split("\n")[:-1]
+    return lines_of(score(run, *arguments, text=text))
 
 
-def refused(result: Result, code: int, *words: str) -> None:
-    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
-    assert "Traceback" not in result.stderr
-    assert all(word in result.stderr for word in words), result.stderr
-
-
-def test_as_many_lines_come_out_as_pairs_go_in(runs: tuple[Path, Path]) -> None:
-    run = runs[0]
+def test_as_many_lines_come_out_as_pairs_go_in(models: tuple[Path, Path]) -> None:
+    run = models[0]
     found = scored(run)
     assert len(found) == len(SOURCE)
     assert all(-100 < float(line) < 0 for line in found)
@@ -84,43 +54,46 @@ def test_as_many_lines_come_out_as_pairs_go_in(runs: tuple[Path, Path]) -> None:
 
 
 def test_files_are_scored_as_the_table_is(
-    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target, output = (tmp_path / name for name in ("in.de.gz", "in.en", "out.gz"))
     source.write_bytes(gzip.compress("\n".join(SOURCE).encode()))
     target.write_text("\n".join(TARGET) + "\n", "utf-8")
     files = ("--source", source, "--target", target)
-    expected = scored(runs[0])
-    assert scored(runs[0], *files) == expected
-    assert scored(runs[0], *files, "-o", output) == []
+    expected = scored(models[0])
+    assert scored(models[0], *files) == expected
+    assert scored(models[0], *files, "-o", output) == []
     assert gzip.decompress(output.read_bytes()).decode().split("\n")[:-1] == expected
     monkeypatch.setattr(score_module, "_MOST_CHARACTERS", 100)
-    numbers = [float(line) for line in scored(runs[0], *files)]
+    numbers = [float(line) for line in scored(models[0], *files)]
     assert numbers == pytest.approx([float(line) for line in expected], abs=1e-5)
-    lines = scored(runs[0], "--source", "-", "--target", target, text="\n".join(SOURCE))
+    lines = scored(models[0], "--source", "-", "--target", target, text="\n".join(SOURCE))
     assert [float(line) for line in lines] == pytest.approx(numbers, abs=1e-5)
 
 
-def test_a_pair_is_answered_before_the_next_one_comes(runs: tuple[Path, Path]) -> None:
-    with subprocess.Popen(
-        [*COMMAND, runs[0], *FLAGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+def test_a_pair_is_answered_before_the_next_one_comes(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, pairs = os.pipe()
+    answers, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as stdout, os.fdopen(answers) as told:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stdout", stdout)
+        thread = threading.Thread(target=score_module.score, args=(models[0], None, None, None))
+        thread.start()
         for _ in range(2):
-            process.stdin.write(b"Hund\tdog\n")
-            process.stdin.flush()
-            assert select.select([process.stdout], [], [], PATIENCE_SECONDS)[0], "no answer"
-            assert float(os.read(process.stdout.fileno(), 1 << 16)) < 0
-        process.stdin.close()
-        assert process.stdout.read() == b""
-        assert process.wait(PATIENCE_SECONDS) == 0
+            os.write(pairs, b"Hund\tdog\n")
+            assert select.select([told], [], [], PATIENCE_SECONDS)[0], "no answer"
+            assert float(told.readline()) < 0
+        os.close(pairs)
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
 
 
-def test_json_has_the_score_of_every_token(runs: tuple[Path, Path]) -> None:
-    found = [json.loads(line) for line in scored(runs[0], "--format", "json")]
-    numbers = [float(line) for line in scored(runs[0])]
-    sums = [float(line) for line in scored(runs[0], "--sum")]
+def test_json_has_the_score_of_every_token(models: tuple[Path, Path]) -> None:
+    found = [json.loads(line) for line in scored(models[0], "--format", "json")]
+    numbers = [float(line) for line in scored(models[0])]
+    sums = [float(line) for line in scored(models[0], "--sum")]
     for item, source, target, score_, total in zip(
         found, SOURCE, TARGET, numbers, sums, strict=True
     ):
@@ -132,13 +105,13 @@ def test_json_has_the_score_of_every_token(runs: tuple[Path, Path]) -> None:
         assert item["score"] == pytest.approx(score_, abs=1e-5)
         assert item["score"] == pytest.approx(total / len(log_probs), abs=1e-5)
         assert item["tokens"][-1]["piece"] == "</s>"
-    blank = json.loads(scored(runs[0], "--format", "json", text="\tdog\n")[0])
+    blank = json.loads(scored(models[0], "--format", "json", text="\tdog\n")[0])
     assert (blank["score"], blank["tokens"]) == (None, [])
 
 
-def test_what_translate_wrote_has_the_score_it_wrote(runs: tuple[Path, Path]) -> None:
+def test_what_translate_wrote_has_the_score_it_wrote(models: tuple[Path, Path]) -> None:
     text = "\n".join(SOURCE)
-    flags = [str(x) for x in (runs[0], *FLAGS, "--n-best", 3, "-b", 3, "--format", "json")]
+    flags = [str(x) for x in (models[0], *FLAGS, "--n-best", 3, "-b", 3, "--format", "json")]
     result = CliRunner().invoke(app, ["translate", "--no-guard", *flags], input=text)
     assert result.exit_code == 0, result.stderr
     pairs = [
@@ -148,12 +121,12 @@ def test_what_translate_wrote_has_the_score_it_wrote(runs: tuple[Path, Path]) ->
     ]
     assert len(pairs) == 3 * len(SOURCE)
     table = "".join(f"{source}\t{target}\n" for source, target, _ in pairs)
-    found = [float(line) for line in scored(runs[0], text=table)]
+    found = [float(line) for line in scored(models[0], text=table)]
     assert found == pytest.approx([score for _, _, score in pairs], abs=1e-4)
 
 
-def test_options_change_the_score_as_they_change_the_search(runs: tuple[Path, Path]) -> None:
-    run = runs[0]
+def test_options_change_the_score_as_they_change_the_search(models: tuple[Path, Path]) -> None:
+    run = models[0]
     plain = scored(run, "--sum")
     assert scored(run, "--length-penalty", 0) == plain
     assert scored(run, "--set", "decoding.length_penalty=0") == plain
@@ -164,8 +137,8 @@ def test_options_change_the_score_as_they_change_the_search(runs: tuple[Path, Pa
     assert small == pytest.approx([float(line) for line in scored(run)], abs=1e-5)
 
 
-def test_several_models_score_together(runs: tuple[Path, Path]) -> None:
-    first, second = runs
+def test_several_models_score_together(models: tuple[Path, Path]) -> None:
+    first, second = models
     alone = [float(line) for line in scored(first)]
     together = scored(first, "--with", second)
     turned = [float(line) for line in scored(second, "--with", first, "--weights", "1,1")]
@@ -177,61 +150,46 @@ def test_several_models_score_together(runs: tuple[Path, Path]) -> None:
     refused(score(first, "--with", second, "--weights", "1,x"), 2, "1,x")
 
 
-def test_files_that_are_not_parallel_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_files_that_are_not_parallel_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
     long, short = tmp_path / "long.de", tmp_path / "short.en"
     long.write_text("Hund\n" * 5, "utf-8")
     short.write_text("dog\n" * 3, "utf-8")
     words = ("has 5", "has 3", "long.de", "short.en")
-    refused(score(runs[0], "--source", long, "--target", short), 3, *words)
-    refused(score(runs[0], "--source", short, "--target", long), 3, *words)
+    refused(score(models[0], "--source", long, "--target", short), 3, *words)
+    refused(score(models[0], "--source", short, "--target", long), 3, *words)
 
 
-def test_no_input_is_overwritten(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    source, target = tmp_path / "in.de", tmp_path / "in.en"
-    for path in (source, target):
-        path.write_text("Hund\n", "utf-8")
-    for path in (source, target):
-        files = ("--source", source, "--target", target, "-o", path)
-        refused(score(runs[0], *files), 2, f"{path} is both input and output", "fix:")
+def test_no_input_is_overwritten(models: tuple[Path, Path], tmp_path: Path) -> None:
+    source = tmp_path / "in.de"
+    source.write_text("Hund\n", "utf-8")
+    for other in (source, tmp_path / "other"):
+        for files in ((source, other), (other, source)):
+            flags = ("--source", files[0], "--target", files[1], "-o", source)
+            refused(score(models[0], *flags), 2, f"{source} is both input and output", "fix:")
 
 
-def test_a_dash_is_standard_output(
-    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(scored(runs[0], "-o", "-")) == len(SOURCE)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_notes_about_odd_lines_end(runs: tuple[Path, Path]) -> None:
-    said = score(runs[0], text=b"Hund\tdog\xff\n" * 30).stderr
-
-    assert said.count("is not UTF-8;") == 20
-    assert said.count("more lines are not UTF-8") == 1
-
-
-def test_a_line_without_its_tab_is_named(runs: tuple[Path, Path]) -> None:
-    refused(score(runs[0], text="Hund\tdog\nHund dog\n"), 3, "line 2", "1 column,", "not 2")
-    refused(score(runs[0], text="Hund\tdog\t0.5\n"), 3, "line 1", "3 columns", "cut -f 1,2")
+def test_a_line_without_its_tab_is_named(models: tuple[Path, Path]) -> None:
+    refused(score(models[0], text="Hund\tdog\nHund dog\n"), 3, "line 2", "1 column,", "not 2")
+    refused(score(models[0], text="Hund\tdog\t0.5\n"), 3, "line 1", "3 columns", "cut -f 1,2")
 
 
 def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(
-    runs: tuple[Path, Path], tmp_path: Path
+    models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    result = score(runs[0], text=b"Hund\tdog\nKat\xffze\tcat\n")
+    result = score(models[0], text=b"Hund\tdog\nKat\xffze\tcat\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 2
     assert "nmt: warning: line 2, byte 4: 0xff is not UTF-8" in result.stderr
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_bytes(b"Hund\nKatze\n")
     target.write_bytes(b"dog\nc\xffat\n")
-    result = score(runs[0], "--source", source, "--target", target)
+    result = score(models[0], "--source", source, "--target", target)
     assert result.stdout.count("\n") == 2
     assert f"nmt: warning: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
 
 
-def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]) -> None:
-    found = score(runs[0], text="und " * 200 + "\tdog\nHund\tdog\n")
+def test_a_pair_that_is_too_long_gives_a_line_and_a_note(models: tuple[Path, Path]) -> None:
+    found = score(models[0], text="und " * 200 + "\tdog\nHund\tdog\n")
     assert found.exit_code == 0
     lines = found.stdout.splitlines()
     assert lines[0] == "-inf"
@@ -239,8 +197,8 @@ def test_a_pair_that_is_too_long_gives_a_line_and_a_note(runs: tuple[Path, Path]
     assert "nmt: warning: source line of 800 characters has no score" in found.stderr
 
 
-def test_bad_flags_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    run = runs[0]
+def test_bad_flags_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    run = models[0]
     refused(score(run, "--source", tmp_path / "a"), 2, "--target is missing")
     refused(score(run, "--target", tmp_path / "a"), 2, "--source is missing")
     refused(score(run, "--source", "-", "--target", "-"), 2, "once")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
+from tests.cli.commands import refused
 
 NUMBERS = ["null", "eins", "zwei", "drei", "vier", "sechs", "sieben", "acht", "neun", "zehn", "elf"]
 ENGLISH = ["zero", "one", "two", "three", "four", "six", "seven", "eight", "nine", "ten", "eleven"]
@@ -19,15 +19,6 @@ ENGLISH = ["zero", "one", "two", "three", "four", "six", "seven", "eight", "nine
 
 def nmt(*arguments: object, text: str | None = None) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
-
-
-def refused(code: int, message: str, *arguments: object) -> None:
-    """The command fails with ``code`` and a message, not with a traceback, and prints no data."""
-    result = nmt(*arguments)
-    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 def write_pairs(folder: Path, name: str, count: int, seed: int) -> None:
@@ -101,24 +92,14 @@ def test_training_says_when_bleu_is_not_counted_as_usual(world: Path, tmp_path: 
     assert "(tokenizer char), chrF" in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 
-def test_flags_out_of_bounds_are_refused_by_every_command(world: Path) -> None:
-    """Fault 49."""
-    source = ("-i", world / "test.de")
-    refused(2, "beam_size", "evaluate", world / "run", "-b", 300)
-    refused(2, "beam_size", "translate", world / "run", *source, "-b", 300)
-    refused(2, "n_best", "translate", world / "run", *source, "-b", 2, "--n-best", 3)
-    refused(2, "training.max_steps", "train", world / "config.yaml", "--set", "training.max_step=1")
-    refused(2, "lr", "train", world / "config.yaml", "--set", "training.schedule.peak_lr=abc")
-
-
 def test_weights_that_were_changed_are_not_used(run: Path) -> None:
     """Faults 10 and 47."""
     for weights in run.glob("checkpoints/*/model.safetensors"):
         content = bytearray(weights.read_bytes())
         content[-9] ^= 1
         weights.write_bytes(content)
-    refused(4, "model.safetensors", "evaluate", run)
-    refused(4, "model.safetensors", "translate", run)
+    for command in ("evaluate", "translate"):
+        refused(nmt(command, run), 4, "model.safetensors")
 
 
 def test_an_older_checkpoint_than_asked_for_is_not_used_in_silence(run: Path) -> None:
@@ -145,40 +126,3 @@ def test_a_place_that_cannot_be_written_is_named(world: Path) -> None:
         assert result.exit_code in (2, 3, 4), (command, result.output)
         assert "test.de" in result.stderr
         assert "Traceback" not in result.stderr
-
-
-def test_input_that_is_not_there_is_named(world: Path) -> None:
-    """Fault 33."""
-    missing = world / "missing.de"
-    refused(3, str(missing), "translate", world / "run", "-i", missing)
-    refused(
-        3, str(missing), "evaluate", world / "run", "--source", missing,
-        "--reference", world / "test.en",
-    )  # fmt: skip
-    refused(
-        3, str(missing), "prepare", world / "config.yaml",
-        "--set", f"data.valid.source={missing}", "--set", f"prepared_dir={world / 'other'}",
-    )  # fmt: skip
-    assert not (world / "other").exists()
-
-
-def test_output_goes_through_links_and_pipes_instead_of_replacing_them(
-    world: Path, tmp_path: Path
-) -> None:
-    source, flags = world / "test.de", ("-b", 1, "--quiet")
-    plain, link, pipe = tmp_path / "plain.en", tmp_path / "link.en", tmp_path / "pipe.en"
-    plain.write_text("old", "utf-8")
-    link.symlink_to(plain)
-    assert nmt("translate", world / "run", "-i", source, "-o", link, *flags).exit_code == 0
-    assert link.is_symlink()
-    assert plain.read_bytes().count(b"\n") == 12
-
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # the text fits into the pipe's buffer
-    try:
-        assert nmt("translate", world / "run", "-i", source, "-o", pipe, *flags).exit_code == 0
-        assert os.read(reader, 1 << 16) == plain.read_bytes()
-    finally:
-        os.close(reader)
-    assert pipe.is_fifo()
-    assert sorted(tmp_path.iterdir()) == [link, pipe, plain]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -125,12 +126,18 @@ def test_a_file_that_is_not_what_its_suffix_says_is_named(tmp_path: Path) -> Non
         read_lines(path)
 
 
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FAULTS 33."""
     with pytest.raises(DataError, match="nowhere does not exist"):
         read_lines(tmp_path / "nowhere")
     with pytest.raises(DataError, match="is a folder"):
         read_lines(tmp_path)
+    path = written(tmp_path, b"text\n")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(DataError, match=r"text\.de cannot be read: Permission denied"):
+        read_lines(path)
 
 
 def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:

@@ -254,6 +254,17 @@ def test_a_mark_of_wide_characters_is_refused(encoding: str) -> None:
         next(read_chunks(io.BytesIO(data), name="it"))
 
 
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # the text fits into the pipe's buffer
+    with open_output(path) as stream:
+        stream.write(b"text\n")
+    assert os.read(reader, 99) == b"text\n"
+    os.close(reader)
+    assert path.is_fifo()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     for path in (Path("/dev/full"), tmp_path, tmp_path / "none" / "out"):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.files import save_checkpoint
-from nmt.checkpoint.run import write_run_files
+from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
@@ -18,7 +18,7 @@ from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text import EOS_ID
-from nmt.text.tokenizer import Tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash, train_sentencepiece
 from tests.translation.conftest import OPTIONS, sentences
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -77,7 +77,9 @@ def save_run(folder: Path, model: Transformer, tokenizer: Path, config: RunConfi
     """Write a run folder with one checkpoint."""
     config = config.model_copy(update={"model": model.config})
     write_run_files(folder, config, tokenizer)
-    save_checkpoint(folder, 1, model=model.state_dict(), optimizer={"m": torch.zeros(1)}, state={})
+    state = {"identity": identity(config, data_hash="d", vocab_hash=tokenizer_hash(tokenizer))}
+    moments = {"m": torch.zeros(1)}
+    save_checkpoint(folder, 1, model=model.state_dict(), optimizer=moments, state=state)
     return folder
 
 
