@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from nmt.runtime.shortlist_file import ShortlistFile
 
 logger = logging.getLogger(__name__)
 
-_NAME = ".cache"
 _KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
 
 
@@ -47,41 +45,29 @@ def converted_model(
         CheckpointError: The weights are damaged.
         NoCacheError: No place can be written.
     """
-    places = list(_places(folder))
-    name = _name(files, dtype, shortlist)
-    for place, _ in places:
-        if _is_whole(place / name):
-            return place / name
-    problems = []
-    for place, kept in places:
-        try:
-            return _convert(place / name, kept, files, dtype, shortlist)
-        except OSError as error:
-            problems.append(f"{place} cannot be written ({error.strerror or error})")
-    raise NoCacheError("; ".join(problems))
-
-
-def _places(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Where converted models may lie, and how many of them are kept there."""
-    yield folder / _NAME, _KEPT_IN_RUN
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        users = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # a user without a home
-        return
-    yield users / "nmt", _KEPT_OF_USER
-
-
-def _name(files: ModelFiles, dtype: str, shortlist: ShortlistFile | None) -> str:
-    """Say what a conversion is made of: whatever changes a byte of it."""
-    made_of = {
+    made_of = {  # whatever changes a byte
         "conversion": CONVERSION,
         "weights": files.sha256,
         "model": files.config.model.model_dump(mode="json"),
         "positions": num_positions(files.config),
         "shortlist": shortlist.sha256 if shortlist else None,
     }
-    return f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
+    name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
+    places = {folder / ".cache": _KEPT_IN_RUN}
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    with suppress(RuntimeError):  # a user without a home
+        users = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+        places[users / "nmt"] = _KEPT_OF_USER
+    for place in places:
+        if _is_whole(place / name):
+            return place / name
+    problems = []
+    for place, kept in places.items():
+        try:
+            return _convert(place / name, kept, files, dtype, shortlist)
+        except OSError as error:
+            problems.append(f"{place} cannot be written ({error.strerror or error})")
+    raise NoCacheError("; ".join(problems))
 
 
 def _is_whole(folder: Path) -> bool:
@@ -102,18 +88,14 @@ def _convert(
         if _is_whole(folder):  # another process was faster
             return folder
         logger.info("converting the model for CTranslate2, once: %s", folder)
-        bundle, lists = read_weights(files), shortlist.parts if shortlist else None
+        bundle, parts = read_weights(files), shortlist.parts if shortlist else None
         with atomic_folder(folder, replace=True) as place:
-            CTranslate2Target().write(place, bundle, dtype, lists)
+            CTranslate2Target().write(place, bundle, dtype, parts)
             names = sorted(path.name for path in place.iterdir())
             Manifest.of(place, names, files.step).write(place)
-        _prune(folder.parent, kept)
+        # The oldest conversions are of checkpoints that are gone, or of other types.
+        found = sorted(folder.parent.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
+        for old in found[kept:]:
+            logger.debug("removing an old conversion: %s", old)
+            remove_folder(old)
     return folder
-
-
-def _prune(place: Path, kept: int) -> None:
-    """Remove the oldest conversions: of checkpoints that are gone, or of other types."""
-    found = sorted(place.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
-    for folder in found[kept:]:
-        logger.debug("removing an old conversion: %s", folder)
-        remove_folder(folder)

@@ -17,10 +17,10 @@ a trained model is next to nothing; and of more than K hypotheses that finish to
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -34,7 +34,7 @@ from nmt.exchange.ctranslate2 import (
     not_followed,
 )
 from nmt.files.json_file import field, read_json
-from nmt.runtime.engine import Engine, Request, Task
+from nmt.runtime.engine import Engine, Request
 from nmt.search.hypothesis import (
     Constraints,
     Hypothesis,
@@ -50,6 +50,7 @@ _OUTPUTS = frozenset({"token_scores"})
 _NO_PENALTY = 1e-30  # 0 would also mean another end of the search
 _TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
 _IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
+_Tokens = list[str]
 
 
 def lacking(request: Request) -> list[str]:
@@ -61,14 +62,6 @@ def lacking(request: Request) -> list[str]:
     found = not_followed(request.options)
     found += ["a prefix or phrases for single lines"] if request.constraints else []
     return found + sorted(request.outputs - _OUTPUTS)
-
-
-class _Output(NamedTuple):
-    """A hypothesis as CTranslate2 returns it; without EOS it was cut off at its limit."""
-
-    row: int
-    tokens: list[str]
-    log_prob: float
 
 
 class CTranslate2Engine(Engine):
@@ -114,8 +107,11 @@ class CTranslate2Engine(Engine):
                 inter_threads=self._threads,
                 intra_threads=1,
             )
-            self._source_tokens = _vocabulary(folder, "source")
-            self._target_tokens = _vocabulary(folder, "target")
+            shared = folder / "shared_vocabulary.json"
+            paths = [folder / f"{side}_vocabulary.json" for side in ("source", "target")]
+            self._source_tokens, self._target_tokens = (
+                field(read_json(shared if shared.is_file() else path), kind=list) for path in paths
+            )
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{folder} cannot be loaded by CTranslate2: {error}.",
@@ -145,20 +141,6 @@ class CTranslate2Engine(Engine):
         return self._threads if self._model.device == "cpu" else 1
 
     @override
-    def search_all(
-        self, tasks: Sequence[Task], options: DecodingConfig
-    ) -> Generator[list[list[Hypothesis]], None, None]:
-        with ThreadPoolExecutor(max(1, min(self.num_workers, len(tasks)))) as pool:
-            waiting = [
-                pool.submit(self.search, task.sources, options, task.constraints) for task in tasks
-            ]
-            try:
-                for future in waiting:
-                    yield future.result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
-
-    @override
     def search(
         self,
         sources: Sequence[Sequence[int]],
@@ -166,31 +148,32 @@ class CTranslate2Engine(Engine):
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
         self.serving(Request(options, constraints is not None))
+        texts = self._texts(sources)
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
 
-        def run(rows: Sequence[int], *, to_the_limit: bool) -> None:
-            batch = [sources[row] for row in rows]
-            longest = max(limits[row].longest for row in rows)
-            together = Limits(limits[rows[0]].shortest, longest)
-            outputs = self._run(batch, together, options, to_the_limit=to_the_limit)
-            for row, hypotheses in zip(rows, outputs, strict=True):
-                found[row] = hypotheses
+        def run(rows: Iterable[int], key: Callable[[int], Any], *, to_the_limit: bool) -> None:
+            for _, group in groupby(sorted(rows, key=key), key):
+                batch = list(group)
+                longest = max(limits[row].longest for row in batch)
+                together = Limits(limits[batch[0]].shortest, longest)
+                own = [texts[row] for row in batch]
+                outputs = self._run(own, together, options, to_the_limit=to_the_limit)
+                for row, hypotheses in zip(batch, outputs, strict=True):
+                    found[row] = hypotheses
 
-        for rows in _grouped((limit.shortest, row) for row, limit in enumerate(limits)):
-            run(rows, to_the_limit=False)
+        run(range(len(sources)), lambda row: limits[row].shortest, to_the_limit=False)
         at_limit = [
-            (limit, row)
+            row
             for row, limit in enumerate(limits)
             if any(len(hypothesis.ids) >= limit.longest - 1 for hypothesis in found[row])
         ]
-        for rows in _grouped(at_limit):
-            run(rows, to_the_limit=True)
+        run(at_limit, limits.__getitem__, to_the_limit=True)
         return [hypotheses[: options.n_best] for hypotheses in found]
 
     def _run(
         self,
-        sources: Sequence[Sequence[int]],
+        texts: Sequence[_Tokens],
         limits: Limits,
         options: DecodingConfig,
         *,
@@ -198,14 +181,9 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits: all finished hypotheses, best first.
 
-        Args:
-            sources: Source ids of each sentence.
-            limits: Of all of them.
-            options: How to search.
-            to_the_limit: They are known to reach their limit. There a whole beam is cut off, which
-                crowds out what finished before: so all is returned. It changes no step before.
+        With ``to_the_limit`` outputs are known to reach their limit. There a whole beam is cut off,
+        which crowds out what finished before: so all is returned. It changes no step before.
         """
-        texts = self._texts(sources)
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)
         if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis
@@ -227,70 +205,41 @@ class CTranslate2Engine(Engine):
             use_vmap=options.shortlist,
         )
         outputs = [
-            _Output(row, tokens, score * len(tokens) ** options.length_penalty)
+            (row, tokens, score * len(tokens) ** options.length_penalty)
             for row, result in enumerate(results)
             for tokens, score in zip(result.hypotheses, result.scores, strict=True)
         ]
-        found: list[list[Hypothesis]] = [[] for _ in sources]
-        for output in self._ended(outputs, texts) if to_the_limit else outputs:
-            if output.log_prob > _IMPOSSIBLE:  # nor not a number
-                found[output.row].append(self._hypothesis(output, options))
+        end, penalty = self._target_tokens[EOS_ID], length_penalty(options)
+        cut = [(texts[row], tokens) for row, tokens, _ in outputs if tokens[-1] != end]
+        # What was cut off at its limit pays for its end.
+        ends = iter(self._score(cut)) if to_the_limit else repeat([0.0])
+        found: list[list[Hypothesis]] = [[] for _ in texts]
+        for row, tokens, log_prob in outputs:
+            is_cut = tokens[-1] != end
+            total = log_prob + next(ends)[-1] if is_cut else log_prob
+            ids = tuple(self._ids[token] for token in tokens[: None if is_cut else -1])
+            if total > _IMPOSSIBLE:  # nor not a number
+                found[row].append(Hypothesis(ids, total, total / penalty(len(ids) + 1)))
         return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
-
-    def _ended(self, outputs: Iterable[_Output], texts: Sequence[list[str]]) -> Iterator[_Output]:
-        """Let outputs that were cut off at their limit pay for their end."""
-        cut = []
-        for output in outputs:
-            if output.tokens[-1] == self._target_tokens[EOS_ID]:
-                yield output
-            else:
-                cut.append(output)
-        scores = self._score([texts[each.row] for each in cut], [each.tokens for each in cut])
-        for each, (*_, of_eos) in zip(cut, scores, strict=True):
-            yield each._replace(log_prob=each.log_prob + of_eos)
 
     @override
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        texts = [[self._target_tokens[index] for index in ids] for ids in targets]
-        return self._score(self._texts(sources), texts)
+        texts = ([self._target_tokens[index] for index in ids] for ids in targets)
+        return self._score(list(zip(self._texts(sources), texts, strict=True)))
 
-    def _texts(self, sources: Sequence[Sequence[int]]) -> list[list[str]]:
+    def _texts(self, sources: Sequence[Sequence[int]]) -> list[_Tokens]:
         return [[self._source_tokens[index] for index in ids] for ids in sources]
 
-    def _score(
-        self, sources: Sequence[list[str]], targets: Sequence[list[str]]
-    ) -> list[list[float]]:
+    def _score(self, pairs: Sequence[tuple[_Tokens, _Tokens]]) -> list[list[float]]:
         """Log probability of every token of each target, and of EOS."""
-        if not sources:
+        if not pairs:
             return []
         results = self._model.score_batch(
-            sources,
-            targets,
+            *map(list, zip(*pairs, strict=True)),
             max_input_length=0,
             max_batch_size=_TOKENS_SCORED,
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
-
-    def _hypothesis(self, output: _Output, options: DecodingConfig) -> Hypothesis:
-        ids = tuple(self._ids[token] for token in output.tokens)
-        ids = ids[:-1] if ids[-1] == EOS_ID else ids
-        score = output.log_prob / length_penalty(options)(len(ids) + 1)
-        return Hypothesis(ids, output.log_prob, score)
-
-
-def _vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:
-    shared = folder / "shared_vocabulary.json"
-    path = shared if shared.is_file() else folder / f"{side}_vocabulary.json"
-    tokens: list[str] = field(read_json(path), kind=list)
-    return tokens
-
-
-def _grouped(keys: Iterable[tuple[Any, int]]) -> list[list[int]]:
-    """Rows of equal keys, in lists of their own."""
-    groups: dict[Any, list[int]] = {}
-    for key, row in keys:
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -114,8 +115,19 @@ class Engine:
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
         """Yield what `search` finds for each task, in order."""
-        for task in tasks:
-            yield self.search(task.sources, options, task.constraints)
+        count = max(1, min(self.num_workers, len(tasks)))
+        with ThreadPoolExecutor(count, initializer=self.start_worker) as pool:
+            waiting = [
+                pool.submit(self.search, task.sources, options, task.constraints) for task in tasks
+            ]
+            try:
+                for future in waiting:
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def start_worker(self) -> None:
+        """Prepare a thread of `search_all`."""
 
     def attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]

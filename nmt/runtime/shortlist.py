@@ -38,15 +38,15 @@ class BatchVocabulary:
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
         """Return the constraints in ids of the search, without phrases that cannot come anyway."""
         table = {token: index for index, token in enumerate(self.tokens.tolist())}
+
+        def inside(ids: Sequence[int]) -> tuple[int, ...]:
+            return tuple(table[token] for token in ids)
+
         return [
             Constraints(
-                prefix=tuple(table[token] for token in each.prefix),
-                required=tuple(tuple(table[x] for x in ids) for ids in each.required),
-                forbidden=tuple(
-                    tuple(table[x] for x in ids)
-                    for ids in each.forbidden
-                    if all(x in table for x in ids)
-                ),
+                prefix=inside(each.prefix),
+                required=tuple(map(inside, each.required)),
+                forbidden=tuple(inside(ids) for ids in each.forbidden if table.keys() >= {*ids}),
             )
             for each in constraints
         ]

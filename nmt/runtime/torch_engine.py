@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -75,38 +74,29 @@ class TorchEngine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
+        lists = self._shortlist if options.shortlist else None
         with evaluating(*self._models):
-            return self._search(Task(sources, constraints), options, self._lists(options))
+            return self._search(Task(sources, constraints), options, lists)
 
     @override
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
-        lists, count = self._lists(options), min(self.num_workers, len(tasks))
-        with evaluating(*self._models):
-            if count < 2:
-                yield from (self._search(task, options, lists) for task in tasks)
+        _ = options.shortlist and self._shortlist  # loaded once
+        with evaluating(*self._models):  # no worker may end it for the others
+            if min(self.num_workers, len(tasks)) < 2:
+                for task in tasks:
+                    yield self.search(task.sources, options, task.constraints)
                 return
-            # The number of threads is a setting of each thread.
-            with ThreadPoolExecutor(
-                count, initializer=torch.set_num_threads, initargs=(1,)
-            ) as pool:
-                # What takes longest comes first: so no thread is left alone with it at the end.
-                order = sorted(range(len(tasks)), key=lambda place: -_work(tasks[place]))
-                waiting = {
-                    place: pool.submit(self._search, tasks[place], options, lists)
-                    for place in order
-                }
-                try:
-                    for place in range(len(tasks)):
-                        yield waiting[place].result()
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    # What a worker sets, threads that start later begin with.
-                    torch.set_num_threads(torch.get_num_threads())
+            try:
+                yield from super().search_all(tasks, options)
+            finally:
+                # What a worker sets, threads that start later begin with.
+                torch.set_num_threads(torch.get_num_threads())
 
-    def _lists(self, options: DecodingConfig) -> Shortlist | None:
-        return self._shortlist if options.shortlist else None
+    @override
+    def start_worker(self) -> None:
+        torch.set_num_threads(1)  # a setting of each thread
 
     @cached_property
     def _shortlist(self) -> Shortlist | None:
@@ -166,11 +156,6 @@ class TorchEngine(Engine):
             parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
         sizes = [len(ids) + 1 for ids in targets]
         return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
-
-
-def _work(task: Task) -> int:
-    """About how long a task takes: steps times sentences."""
-    return len(task.sources) * max(map(len, task.sources), default=0)
 
 
 def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
