@@ -28,8 +28,7 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.loader import padding_waste, plan_batches
 from nmt.data.prepared import PreparedData
-from nmt.engine.device import choose_device, prepare_process
-from nmt.engine.precision import choose_precision, has_fast_bf16
+from nmt.engine.device import choose_device, choose_precision, has_fast_bf16, prepare_process
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 from nmt.training.losses import CrossEntropy, choose_form

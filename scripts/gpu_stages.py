@@ -39,8 +39,13 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.loader import plan_batches
 from nmt.engine.compilation import compile_layers
-from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.precision import Precision, choose_precision
+from nmt.engine.device import (
+    Precision,
+    choose_device,
+    choose_precision,
+    deterministic,
+    prepare_process,
+)
 from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine

@@ -18,9 +18,8 @@ from nmt.data.batch import Resegmenter
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.engine.compilation import Compilation, compile_layers
-from nmt.engine.device import choose_device, seed_rank
+from nmt.engine.device import choose_device, choose_precision, seed_rank
 from nmt.engine.distributed import Processes
-from nmt.engine.precision import choose_precision
 from nmt.errors import ConfigError
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout

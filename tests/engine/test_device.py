@@ -10,21 +10,27 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from nmt.engine import device as device_module
 from nmt.engine.device import (
+    LossScale,
+    Precision,
     choose_device,
     choose_device_queue,
+    choose_precision,
     deterministic,
+    has_fast_bf16,
     is_out_of_memory,
     prefetch,
     prepare_process,
     random_state,
     restore_random_state,
 )
-from nmt.engine.precision import choose_precision, has_fast_bf16
 from nmt.errors import DeviceError
 
-CPU = torch.device("cpu")
+CPU, FLOAT16 = torch.device("cpu"), Precision("float16", "cpu")
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +200,35 @@ def test_an_error_of_the_caller_ends_the_thread() -> None:
         next(numbers)
         raise KeyError
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
+
+
+@given(
+    outcomes=st.lists(st.booleans(), max_size=60),
+    first=st.sampled_from([1.0, 2.0, 1024.0, 2.0**126]),
+)
+def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
+    outcomes: list[bool], first: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_module, "_GROWTH_INTERVAL", 7)
+        scale, expected, good = LossScale(FLOAT16, CPU), first, 0
+        scale.load_counters({"loss_scale": first, "good_in_a_row": 0})
+        for skipped in outcomes:
+            scale.adapt(torch.tensor(float(skipped)))
+            good = 0 if skipped else good + 1
+            if skipped:
+                expected = max(expected / 2, 1.0)
+            elif good % 7 == 0:
+                expected = min(expected * 2, 2.0**127)
+            assert scale.factor == expected
+            other = LossScale(FLOAT16, CPU)  # resumed here
+            other.load_counters(scale.counters())
+            scale = other
+
+
+def test_counters_of_another_precision_say_nothing() -> None:
+    fixed, adaptive = (LossScale(Precision(name, "cpu"), CPU) for name in ("bfloat16", "float16"))
+    adaptive.load_counters(fixed.counters())
+    fixed.load_counters(adaptive.counters())
+
+    assert (fixed.factor, adaptive.factor) == (1.0, 2.0**15)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
-from nmt.engine.precision import Precision
+from nmt.engine.device import Precision
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
