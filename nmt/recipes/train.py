@@ -169,16 +169,15 @@ def _run(
     run_dir, training, is_first = config.run_dir, config.training, processes.rank == 0
     data = PreparedData.open(config.prepared_dir)
     checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
-    record, measured_once = _identify(config, data, processes)
-    batch = _batch(config, data, checkpoint, measured_once)
-    setup = TrainingSetup.build(config, batch, data, processes)
-    record |= setup.record()
+    setup, record, measured_once = _build(config, data, checkpoint, processes)
     notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
     progress = Progress.from_dict(checkpoint.state["progress"]) if checkpoint else Progress()
     plan_budget(setup, progress, measured_once, SharedStop(stop, processes))
     reporter = ReporterList()
     if is_first:
-        notes += _tidy(config, data, checkpoint)
+        tidy_run_folder(run_dir, checkpoint)
+        for line in write_run_files(run_dir, config, data.tokenizer_dir):
+            notes += [f"setting changed since the last start: {line}"] if checkpoint else []
         reporter = make_reporters(
             run_dir, config.name, log, progress, tensorboard=training.tensorboard
         )
@@ -201,42 +200,33 @@ def _run(
         reporter.close()
 
 
-def _identify(
-    config: RunConfig, data: PreparedData, processes: Processes
-) -> tuple[dict[str, Any], MeasuredOnce]:
-    """Return what a run is known by, and what its starts before the first checkpoint measure."""
+def _build(
+    config: RunConfig, data: PreparedData, checkpoint: Checkpoint | None, processes: Processes
+) -> tuple[TrainingSetup, dict[str, Any], MeasuredOnce]:
+    """Return what trains, what its checkpoints record, and what is measured before the first."""
+    training, batch = config.training, config.batch
     known = identity(
         config,
         data_hash=data.manifest.data_hash,
         vocab_hash=data.manifest.vocab_hash,
         num_processes=processes.size,
     )
-    training = config.training
     conditions = {
         "identity": known,
         "machine": machine(choose_device(training.device)),
         "compile": training.compile,
         "activation_checkpointing": training.activation_checkpointing,
     }
-    return {"identity": known}, MeasuredOnce(config.run_dir, conditions, processes)
-
-
-def _batch(
-    config: RunConfig,
-    data: PreparedData,
-    checkpoint: Checkpoint | None,
-    measured_once: MeasuredOnce,
-) -> BatchConfig:
-    """Find numbers for ``auto`` once; a resumed run keeps them."""
-    if config.batch.max_tokens != "auto":
-        return config.batch
-    if checkpoint is not None and "batch" in checkpoint.state:
-        return BatchConfig.model_validate(checkpoint.state["batch"])
-
-    def fit() -> dict[str, Any]:
-        return _fitted(config, data, measured_once.processes).model_dump(mode="json")
-
-    return BatchConfig.model_validate(measured_once("batch", fit))
+    measured_once = MeasuredOnce(config.run_dir, conditions, processes)
+    if batch.max_tokens == "auto":  # a resumed run keeps its numbers
+        found = (
+            checkpoint.state["batch"]
+            if checkpoint
+            else measured_once("batch", lambda: _fitted(config, data, processes).model_dump())
+        )
+        batch = BatchConfig.model_validate(found)
+    setup = TrainingSetup.build(config, batch, data, processes)
+    return setup, {"identity": known} | setup.record(), measured_once
 
 
 def _begin(
@@ -259,10 +249,3 @@ def _begin(
         setup.updater.optimizer.load_weights(start.model.state_dict())
         return notes
     return []
-
-
-def _tidy(config: RunConfig, data: PreparedData, checkpoint: Checkpoint | None) -> list[str]:
-    """Make the run folder fit for this start; return what changed since the last one."""
-    tidy_run_folder(config.run_dir, checkpoint)
-    changes = write_run_files(config.run_dir, config, data.tokenizer_dir)
-    return [f"setting changed since the last start: {line}" for line in changes if checkpoint]
