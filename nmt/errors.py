@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 
 class NmtError(Exception):
@@ -20,6 +21,9 @@ class NmtError(Exception):
         super().__init__(f"{problem}\n  fix: {fix}")
         self.problem = problem
         self.fix = fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), fix=self.fix), (self.problem,)
 
 
 class ConfigError(NmtError):

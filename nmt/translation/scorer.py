@@ -121,8 +121,7 @@ class Scorer:
         Raises:
             CheckpointError: The model's weights are broken.
         """
-        texts = list(pairs)
-        tokenizers = self._loaded.tokenizers
+        texts, tokenizers = list(pairs), self._loaded.tokenizers
         sources = _encode(
             tokenizers.source, [source for source, _ in texts], self._longest_source, "source"
         )
@@ -134,22 +133,18 @@ class Scorer:
             for row, (source, target) in enumerate(zip(sources, targets, strict=True))
             if source and target is not None
         }
-        found = dict(zip(usable, self.score_ids(list(usable.values())), strict=True))
+        log_probs = dict(zip(usable, self.score_ids(list(usable.values())), strict=True))
+        penalty = length_penalty(self.options)
         results = []
-        for row, (source, target) in enumerate(texts):
-            if row in found:
-                results.append(self._result(source, target, usable[row][1], found[row]))
+        for row, pair in enumerate(texts):
+            if own := log_probs.get(row):
+                total = math.fsum(own)
+                tokens = score_tokens(self._pieces, usable[row][1], own)
+                results.append(PairScore(*pair, total, total / penalty(len(own)), tokens))
             else:
                 value = 0.0 if sources[row] == [] == targets[row] else -math.inf
-                results.append(PairScore(source, target, value, value))
+                results.append(PairScore(*pair, value, value))
         return results
-
-    def _result(
-        self, source: str, target: str, ids: Sequence[int], log_probs: Sequence[float]
-    ) -> PairScore:
-        total = math.fsum(log_probs)
-        score = total / length_penalty(self.options)(len(log_probs))
-        return PairScore(source, target, total, score, score_tokens(self._pieces, ids, log_probs))
 
     def score_ids(self, pairs: Sequence[IdPair]) -> list[list[float]]:
         """Return the log probability of every target id, and of EOS, for each pair.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import open_output
@@ -165,15 +165,6 @@ def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
-class Failure(NamedTuple):
-    """Why a line has no translation: a `DataError` as a value that can go to another process."""
-
-    problem: str
-    """What is wrong, and where."""
-    fix: str
-    """What to do about it."""
-
-
 @dataclass(frozen=True, slots=True)
 class TranslationRun:
     """What was written for some lines, and what came of them. Runs of consecutive lines add up."""
@@ -190,9 +181,9 @@ class TranslationRun:
     """Lines written with an error."""
     num_damaged: int = 0
     """Lines that were not UTF-8, or were cut off."""
-    first_failure: Failure | None = None
+    first_failure: DataError | None = None
     """The error of the first line written with one."""
-    end: Failure | None = None
+    end: DataError | None = None
     """Why nothing may be written after ``output``; None if it has all lines."""
 
     def __add__(self, later: TranslationRun) -> TranslationRun:
@@ -244,10 +235,10 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
                 results.append(result)
                 written = list(style.write(number, request, result))
             elif style.kind == "text":
-                end = Failure(result.problem, result.fix)
+                end = result
                 break
             else:
-                failures.append(Failure(result.problem, result.fix))
+                failures.append(result)
                 written = [_as_json({**request.others, _ERROR: result.problem})]
             # A lone surrogate of a field that passes through becomes the escape of JSON again.
             output += b"".join(x.encode("utf-8", "backslashreplace") + b"\n" for x in written)
@@ -321,7 +312,7 @@ def translate_stream(
         output.write(run.output)
         output.flush()
         if run.end is not None:
-            raise DataError(run.end.problem, fix=run.end.fix)
+            raise run.end
         if progress is not None:
             progress(len(lines))
         total += replace(run, output=b"")

@@ -18,10 +18,11 @@ from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.cli.app import app
+from nmt.errors import DataError
 from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
 from nmt.translation.distributed import part_of
 from nmt.translation.guard import GuardThresholds
-from nmt.translation.stream import Failure, TranslationRun
+from nmt.translation.stream import TranslationRun
 from tests.translation.conftest import sentences
 from tests.translation.models import run_config, save_run, small_model, train_tokenizer
 
@@ -71,44 +72,32 @@ def messages(stderr: str) -> list[str]:
     return sorted(x for x in stderr.splitlines() if x.startswith(("nmt:", "error:", "  fix:")))
 
 
-def test_text_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
-    """With blank lines, odd bytes on both sides, and a line that has to be cut.
+def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
+    """With blank, bad and odd lines in both parts, and a line that has to be cut.
 
     And with a damaged checkpoint, which all see but one tells of.
     """
-    source, run = tmp_path / "in.de", tmp_path / "run"
+    run = tmp_path / "run"
     shutil.copytree(run_dir, run)
     shutil.copytree(checkpoint_dir(run, 1), checkpoint_dir(run, 2))
-    long = b" ".join(LINES)
-    lines = [b"\xef\xbb\xbf", b"Hund\xff", *LINES, b"", b" ", long, b"Kat\xffze", *LINES, b""]
-    source.write_bytes(b"\n".join(lines))
-    expected = alone(run, "-i", source, "--n-best", 2)
-    assert expected.exit_code == 0
-
-    found = together(run, "-i", source, "--n-best", 2)
-
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == expected.stdout_bytes
-    assert messages(found.stderr.decode()) == messages(expected.stderr)
-    assert "nmt: warning: damaged checkpoint passed over" in expected.stderr
-    assert "nmt: warning: line 15, byte 4: 0xff" in expected.stderr
-    assert "nmt: guard: 21 of 24 lines raised an alarm" in expected.stderr
-
-
-def test_json_from_a_pipe_reports_bad_lines_once(run_dir: Path) -> None:
-    good = [json.dumps({"source": line.decode(), "id": i}) for i, line in enumerate(LINES)]
-    bad = '{"sourc": "x"}'
-    text = "\n".join([good[0], bad, *good, bad, good[0]]).encode()
-    flags = ("--input-format", "json", "--format", "json")
-    expected = alone(run_dir, *flags, text=text)
+    good = [json.dumps({"source": x.decode(), "id": i}).encode() for i, x in enumerate(LINES)]
+    long, odd = json.dumps({"source": b" ".join(LINES).decode()}), b'{"source": "Kat\xffze"}'
+    bad = b'{"sourc": "x"}'
+    lines = [b"\xef\xbb\xbf", odd, *good, bad, b"", b" ", long.encode(), odd, *good, bad, good[0]]
+    text = b"\n".join(lines)
+    flags = ("--input-format", "json", "--format", "json", "--n-best", 2)
+    expected = alone(run, *flags, text=text)
     assert expected.exit_code == 3
 
-    found = together(run_dir, *flags, text=text)
+    found = together(run, *flags, text=text)
 
     assert found.returncode != 0
     assert found.stdout == expected.stdout_bytes
     assert messages(found.stderr.decode()) == messages(expected.stderr)
-    assert "answered with an error: 2. The first: Line 2 has" in expected.stderr
+    assert "nmt: warning: damaged checkpoint passed over" in expected.stderr
+    assert "nmt: warning: line 16, byte 16: 0xff" in expected.stderr
+    assert "nmt: guard: 22 of 25 lines raised an alarm" in expected.stderr
+    assert "answered with an error: 2. The first: Line 12 has" in expected.stderr
 
 
 def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:
@@ -136,8 +125,8 @@ def test_the_parts_of_a_chunk_are_the_chunk(lines: list[bytes], size: int) -> No
 
 
 def test_the_first_line_that_ends_the_output_ends_it() -> None:
-    failure = Failure("Line 2 is bad.", "Change it.")
+    failure = DataError("Line 2 is bad.", fix="Change it.")
     one = TranslationRun(b"1\n", 1, end=failure)
-    other = TranslationRun(b"3\n", 1, end=Failure("Line 4 is bad.", "Change it."))
+    other = TranslationRun(b"3\n", 1, end=DataError("Line 4 is bad.", fix="Change it."))
     assert one + other == one
     assert TranslationRun(b"0\n", 1) + one + other == TranslationRun(b"0\n1\n", 2, end=failure)

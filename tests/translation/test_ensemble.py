@@ -23,10 +23,10 @@ from nmt.translation.result import TranslationResult
 from nmt.translation.translator import Translator
 from tests.search.toys import ids_of
 from tests.translation.conftest import OPTIONS, sentences
-from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
+from tests.translation.models import run_config, save_run, small_model, train_tokenizer
 
 MEANS: tuple[Literal["arithmetic", "geometric"], ...] = ("arithmetic", "geometric")
-LINES = sentences(16, seed=9)
+LINES = sentences(10, seed=9)
 
 
 def translated(
@@ -44,17 +44,18 @@ def are_equal(found: list[TranslationResult], expected: list[TranslationResult])
     return [result.text for result in found] == [result.text for result in expected]
 
 
-@pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "beam_size", "mean"),
+    [("plain", 1, "arithmetic"), ("modern", 3, "geometric"), ("learned", 3, "arithmetic"),
+     ("wide", 1, "geometric")],
+)  # fmt: skip
 def test_a_model_with_itself_is_the_model(
     tokenizers: Tokenizers, shape: str, beam_size: int, mean: Literal["arithmetic", "geometric"]
 ) -> None:
     model = small_model(tokenizers, shape)
     expected = translated(tokenizers, [model], Mixture(), beam_size)
-    for shares in ((0.5, 0.5), (0.7, 0.2, 0.1)):
-        found = translated(tokenizers, [model] * len(shares), Mixture(shares, mean), beam_size)
-        assert are_equal(found, expected)
+    found = translated(tokenizers, [model] * 3, Mixture((0.7, 0.2, 0.1), mean), beam_size)
+    assert are_equal(found, expected)
 
 
 @pytest.mark.parametrize("mean", MEANS)
@@ -68,7 +69,7 @@ def test_order_does_not_matter(
         x.text != y.text
         for x, y in zip(expected, translated(tokenizers, models[:1], Mixture()), strict=True)
     )
-    for order in itertools.permutations(range(3)):
+    for order in ((1, 2, 0), (2, 1, 0)):
         mixture = Mixture(tuple(shares[i] for i in order), mean)
         assert are_equal(translated(tokenizers, [models[i] for i in order], mixture), expected)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -41,7 +41,7 @@ from nmt.translation.guard import (
     read_thresholds,
     repeated_ngrams,
 )
-from nmt.translation.result import Alarm, TranslationResult, count_alarms
+from nmt.translation.result import Alarm, count_alarms
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
 
@@ -57,6 +57,7 @@ STRICT = GuardThresholds(
     compression_exponent=-0.22,
 )
 """What calibration finds for German captions and their English."""
+BREAD = "Der Bäcker verkauft Brot und Kuchen."
 TOKENS = st.lists(st.sampled_from("abcde"), max_size=30)
 
 
@@ -85,6 +86,8 @@ def test_signs_know_no_vocabulary_and_no_direction(tokens: list[str]) -> None:
 
     assert longest_loop(tokens) == longest_loop(renamed) == longest_loop(tokens[::-1])
     assert repeated_ngrams(tokens) == repeated_ngrams(renamed) == repeated_ngrams(tokens[::-1])
+    different = list(dict.fromkeys(tokens))
+    assert (longest_loop(different), repeated_ngrams(different)) == (0, 0)
 
 
 @given(unit=st.lists(st.sampled_from("abcde"), min_size=1, max_size=6), copies=st.integers(1, 9))
@@ -93,47 +96,29 @@ def test_all_copies_but_the_first_are_the_loop(unit: list[str], copies: int) -> 
     assert longest_loop([*range(30), *unit[:1] * copies]) == copies - 1
 
 
-@given(tokens=TOKENS)
-def test_what_occurs_once_repeats_nothing(tokens: list[str]) -> None:
-    different = list(dict.fromkeys(tokens))
-
-    assert (longest_loop(different), repeated_ngrams(different)) == (0, 0)
-
-
+@settings(max_examples=30)
 @given(text=st.text(min_size=1, max_size=40))
 def test_repeating_a_text_makes_it_compress_better(text: str) -> None:
     assert compressed_share(text * 20) < compressed_share(text)
     assert compressed_share("") == 1
 
 
-@given(seed=st.integers(0, 10**6), order=st.randoms(use_true_random=False))
-def test_lengths_do_not_depend_on_the_order_of_words(seed: int, order: random.Random) -> None:
-    text = clean_lines(seed, 1)[0]
-    words = text.output.split() * order.randint(0, 5)
-    for source in (text.source, "der"):
-        one = line(source, " ".join(words))
-        other = line(source, " ".join(order.sample(words, len(words))))
-        found = [{"short", "long"} & set(alarms(each, STRICT)) for each in (one, other)]
-        assert found[0] == found[1]
-
-
-def test_the_source_may_repeat_itself() -> None:
-    assert alarms(line("ja ja ja ja ja ja", "yes yes yes yes yes yes"), STRICT) == ()
-    assert "loop" in alarms(line("ja ja", "yes yes yes yes yes yes"), STRICT)
-
-
 @pytest.mark.parametrize(
-    ("output", "expected"),
+    ("source", "output", "expected"),
     [
-        ("The baker sells fresh bread and cakes.", ()),
-        ("The baker sells fresh fresh fresh bread.", ("loop",)),
-        ("The bak", ("short",)),
-        ("", ("short",)),
-        ("bread " * 40, ("loop", "repetition", "long", "compression")),
+        (BREAD, "The baker sells fresh bread and cakes.", ()),
+        (BREAD, "The baker sells fresh fresh fresh bread.", ("loop",)),
+        (BREAD, "The bak", ("short",)),
+        (BREAD, "", ("short",)),
+        (BREAD, "bread " * 40, ("loop", "repetition", "long", "compression")),
+        ("ja ja ja ja ja ja", "yes yes yes yes yes yes", ()),  # as the source repeats itself
+        ("ja ja", "yes yes yes yes yes yes", ("loop", "long", "compression")),
     ],
 )
-def test_alarms_are_named_after_their_signs(output: str, expected: tuple[str, ...]) -> None:
-    assert alarms(line("Der Bäcker verkauft Brot und Kuchen.", output), STRICT) == expected
+def test_alarms_are_named_after_their_signs(
+    source: str, output: str, expected: tuple[str, ...]
+) -> None:
+    assert alarms(line(source, output), STRICT) == expected
 
 
 def test_each_limit_is_the_last_value_without_an_alarm() -> None:
@@ -187,7 +172,8 @@ def test_loops_are_told_from_good_lines(
 # --- Limits ------------------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 10**6), count=st.integers(100, 200))
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**6), count=st.integers(100, 150))
 def test_clean_text_raises_no_alarm_under_its_own_limits(seed: int, count: int) -> None:
     lines = clean_lines(seed, count)
     limits = calibrate(lines)
@@ -196,6 +182,7 @@ def test_clean_text_raises_no_alarm_under_its_own_limits(seed: int, count: int) 
     assert calibrate(random.Random(seed).sample(lines, count)) == limits
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), unit=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4))
 def test_a_loop_always_raises_an_alarm(seed: int, unit: list[str]) -> None:
     lines = clean_lines(seed, 100)
@@ -205,9 +192,9 @@ def test_a_loop_always_raises_an_alarm(seed: int, unit: list[str]) -> None:
 
 
 def test_a_few_bad_references_do_not_matter_and_many_move_no_limit_far() -> None:
-    clean = clean_lines(1, 1000)
-    bad = [line("der", "the " * 100), line("der Hund " * 60, "a")] * 500
-    few = calibrate([*clean, *bad[:4]])
+    clean = clean_lines(1, 500)
+    bad = [line("der", "the " * 100), line("der Hund " * 60, "a")] * 250
+    few = calibrate([*clean, *bad[:2]])
     limits, many = calibrate(clean), calibrate([*clean, *bad])
 
     numbers = [asdict(each) | {"expected": 0} for each in (few, limits)]
@@ -397,35 +384,28 @@ def test_a_segment_of_a_long_line_is_retried_alone(tokenizers: Tokenizers) -> No
 
 
 @pytest.mark.parametrize(
-    ("alarm", "expected"),
+    ("found", "expected"),
     [
-        ("loop", {"no_repeat_ngram_size": 2}),
-        ("repetition", {"no_repeat_ngram_size": 3}),
-        ("compression", {"no_repeat_ngram_size": 3}),
-        ("short", {"min_length_factor": 0.55}),
-        ("long", {"max_length_factor": 1.65, "max_length_offset": 3}),
-        ("coverage", {}),
+        (["loop"], {"no_repeat_ngram_size": 2}),
+        (["repetition"], {"no_repeat_ngram_size": 3}),
+        (["compression"], {"no_repeat_ngram_size": 3}),
+        (["short"], {"min_length_factor": 0.55}),
+        (["long"], {"max_length_factor": 1.65, "max_length_offset": 3}),
+        (["coverage"], {}),
+        (["long", "repetition", "loop"],
+         {"no_repeat_ngram_size": 2, "max_length_factor": 1.65, "max_length_offset": 3}),
     ],
-)
-def test_each_alarm_has_a_fallback_search_of_its_own(
-    tokenizers: Tokenizers, alarm: Alarm, expected: dict[str, float]
+)  # fmt: skip
+def test_alarms_have_a_fallback_search_of_their_own(
+    tokenizers: Tokenizers, found: list[Alarm], expected: dict[str, float]
 ) -> None:
     guard, options = Guard(STRICT, tokenizers), DecodingConfig(beam_size=1)
 
-    assert guard.fallback_search([alarm], options) == expected | {"beam_size": 5}
+    assert guard.fallback_search(found, options) == expected | {"beam_size": 5}
     # Only what CTranslate2 defines as our own search does.
     assert not not_followed(options.model_copy(update=expected))
     sampled = DecodingConfig(beam_size=1, sampling=True)
-    assert guard.fallback_search([alarm], sampled) == expected
-
-
-def test_a_fallback_search_of_several_alarms_avoids_all_of_them(tokenizers: Tokenizers) -> None:
-    guard = Guard(STRICT, tokenizers)
-    found = guard.fallback_search(["long", "repetition", "loop"], DecodingConfig())
-
-    assert found == {
-        "no_repeat_ngram_size": 2, "max_length_factor": 1.65, "max_length_offset": 3,
-    }  # fmt: skip
+    assert guard.fallback_search(found, sampled) == expected
 
 
 @pytest.mark.parametrize(
@@ -460,23 +440,16 @@ def test_guarded_text_does_not_depend_on_batches_or_order(
     model: Transformer, tokenizers: Tokenizers, beam_size: int
 ) -> None:
     """Fault 46, with a model that was never trained and stutters a lot."""
-    lines = sentences(24, seed=5)
+    lines = sentences(12, seed=5)
     guard = Guard(STRICT, tokenizers)
     translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=32, guard=guard)
     expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
-    order = random.Random(1).sample(range(24), 24)
-    for batch_tokens in (40, 100_000):
-        found = translator.translate(
-            [lines[row] for row in order], beam_size=beam_size, batch_tokens=batch_tokens
-        )
-        assert [_without_score(result) for result in found] == [
-            _without_score(expected[row]) for row in order
-        ]
+    order = random.Random(1).sample(range(12), 12)
+    found = translator.translate([lines[row] for row in order], beam_size=beam_size)
+    assert [replace(result, score=0.0) for result in found] == [
+        replace(expected[row], score=0.0) for row in order
+    ]
     assert any(result.alarms or result.retried for result in expected)
-
-
-def _without_score(result: TranslationResult) -> TranslationResult:
-    return replace(result, score=0.0)
 
 
 def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -> None:
@@ -502,22 +475,17 @@ def test_output_about_something_else_is_searched_again(tokenizers: Tokenizers) -
 # --- Coverage ----------------------------------------------------------------------------------
 
 
-def test_what_stands_in_nearly_every_output_covers_nothing() -> None:
-    common = list(range(100, 160))
-    coverage = SourceCoverage(common, [[100, 4], [149], [150], [-1, -1]])
+def test_only_the_likeliest_translations_count_and_none_that_are_in_every_output() -> None:
+    coverage = SourceCoverage([], [list(range(4, 30))])
+    assert coverage.share([0], [13]) == 1
+    assert coverage.share([0], [14]) == 1 / 2
+    assert coverage.share([], []) == coverage.share([], [7]) == 1
 
+    coverage = SourceCoverage(list(range(100, 160)), [[100, 4], [149], [150], [-1, -1]])
     assert coverage.share([0], [100]) == 1 / 2
     assert coverage.share([0], [4]) == 1
     assert coverage.share([1, 3, 3], [149]) == 1  # nothing is known of them
     assert coverage.share([2], [150]) == 1  # the 51st is not too common
-
-
-def test_only_the_likeliest_translations_count() -> None:
-    coverage = SourceCoverage([], [list(range(4, 30))])
-
-    assert coverage.share([0], [13]) == 1
-    assert coverage.share([0], [14]) == 1 / 2
-    assert coverage.share([], []) == coverage.share([], [7]) == 1
 
 
 def test_a_word_that_is_nearly_always_translated_may_not_be_dropped(tmp_path: Path) -> None:

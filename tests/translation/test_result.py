@@ -15,7 +15,7 @@ from typing_extensions import override
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.runtime.engine import Engine
+from nmt.runtime.engine import Engine, Mean
 from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
@@ -91,39 +91,24 @@ class AttentiveEcho(Echo):
                 for ids in sources]  # fmt: skip
 
 
-def test_words_are_counted_as_in_the_text(tokenizers: Tokenizers) -> None:
-    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=32)
-    lines = ["Hund", "", "der Hund sieht die Katze"]
-    results = translator.translate(lines, alignments=True)
-
-    assert results[0].alignment == ((0, 0),)
-    assert results[1].alignment == ()
-    assert results[2].alignment == tuple((word, word) for word in range(5))
-    assert results[0].as_dict()["alignment"] == "0-0"
-
-
-def test_the_parts_of_a_line_that_was_cut_count_on(tokenizers: Tokenizers) -> None:
+def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: Tokenizers) -> None:
+    """And no part sees anything of another."""
     translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=6)
     line = "der Hund läuft. die Katze schläft. das Haus"
-    (result,) = translator.translate([line], alignments=True)
+    (result, blank, short) = translator.translate([line, "", "Hund"], alignments=True)
+    size = len(line.split())
 
     assert result.text == line
-    assert result.alignment == tuple((word, word) for word in range(len(line.split())))
+    assert result.alignment == tuple((word, word) for word in range(size))
+    assert (blank.alignment, short.as_dict()["alignment"]) == ((), "0-0")
+    assert result.attention is None
 
-
-def test_attention_is_told_by_words(tokenizers: Tokenizers) -> None:
-    """Of a line that was cut, no part sees anything of another."""
-    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=6)
-    lines = ["der Hund läuft. die Katze schläft. das Haus", ""]
-    (result, blank) = translator.translate(lines, attention=True)
-    size = len(lines[0].split())
-
-    assert result.alignment is None
+    (result, blank) = translator.translate([line, ""], attention=True)
+    assert (result.alignment, blank.attention) == (None, ())
     assert result.attention is not None
     assert [[share > 0 for share in row] for row in result.attention] == [
         [source == target for source in range(size)] for target in range(size)
     ]
-    assert blank.attention == ()
 
 
 def test_attention_is_that_of_the_alignment(translator: Translator) -> None:
@@ -139,7 +124,7 @@ def test_attention_is_that_of_the_alignment(translator: Translator) -> None:
         assert {target for _, target in result.alignment} == set(range(len(rows)))
 
 
-LINES = [*sentences(12, seed=3), ""]
+LINES = [*sentences(8, seed=3), ""]
 
 
 def assert_they_make_up_the_score(result: TranslationResult, tolerance: float = 1e-4) -> None:
@@ -159,11 +144,10 @@ def test_token_scores_make_up_the_score(tokenizers: Tokenizers, shape: str) -> N
 
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
 def test_token_scores_of_an_ensemble_are_those_of_the_mixture(
-    tokenizers: Tokenizers, mean: str
+    tokenizers: Tokenizers, mean: Mean
 ) -> None:
     models = [small_model(tokenizers, shape) for shape in ("plain", "modern")]
-    mixture = Mixture((0.3, 0.7), "geometric" if mean == "geometric" else "arithmetic")
-    engine = TorchEngine(*models, mixture=mixture)
+    engine = TorchEngine(*models, mixture=Mixture((0.3, 0.7), mean))
     for result in Translator(engine, tokenizers, OPTIONS).translate(LINES, token_scores=True):
         assert_they_make_up_the_score(result)
 

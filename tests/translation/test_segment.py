@@ -76,11 +76,8 @@ def test_texts_without_spaces_are_cut_at_their_own_marks_and_gain_no_spaces() ->
     ]  # fmt: skip
 
 
-def test_a_word_that_does_not_fit_is_cut_in_halves() -> None:
+def test_a_word_that_does_not_fit_is_cut_in_halves_and_a_text_that_fits_is_left_alone() -> None:
     assert split_text("x" * 40, len, 10) == ["x" * 10] * 4
-
-
-def test_a_text_that_fits_is_left_alone() -> None:
     assert split_text("  One.  Two. ", len, 20) == ["One.  Two."]
     assert split_text(" \t ", len, 5) == []
 

@@ -38,24 +38,19 @@ def test_unknown_fields_pass_through_and_text_stays_as_it_is(
     assert parse_request(line, 1) == Request(source, others=others)
 
 
-def test_constraints_are_read() -> None:
-    line = '{"source": "Ein Hund.", "prefix": "A", "required": ["dog"], "forbidden": ["cat", "x"]}'
-
-    assert parse_request(line, 1) == Request("Ein Hund.", "A", ("dog",), ("cat", "x"))
-
-
-def test_a_blank_line_is_a_blank_text() -> None:
-    assert parse_request("", 1) == parse_request("  ", 1) == Request("")
-
-
-def test_a_line_break_in_a_text_does_not_make_two_lines() -> None:
-    assert parse_request('{"source": "a\\r\\nb\\n"}', 1).source == "a b"
-
-
-def test_other_separators_of_unicode_stay_text() -> None:
-    line = '{"source": "a\\u2028b\\u0085c\\fd"}'
-
-    assert parse_request(line, 1).source == "a\u2028b\x85c\fd"
+@pytest.mark.parametrize(
+    ("line", "request_"),
+    [
+        ('{"source": "Ein Hund.", "prefix": "A", "required": ["dog"], "forbidden": ["cat", "x"]}',
+         Request("Ein Hund.", "A", ("dog",), ("cat", "x"))),
+        ("", Request("")),
+        ("  ", Request("")),
+        ('{"source": "a\\r\\nb\\n"}', Request("a b")),  # a line break does not make two lines
+        ('{"source": "a\\u2028b\\u0085c\\fd"}', Request("a\u2028b\x85c\fd")),  # others are text
+    ],
+)  # fmt: skip
+def test_lines_are_read(line: str, request_: Request) -> None:
+    assert parse_request(line, 1) == request_
 
 
 @pytest.mark.parametrize(

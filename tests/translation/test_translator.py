@@ -27,18 +27,17 @@ def test_the_text_does_not_depend_on_batches_or_order(
     translator: Translator, beam_size: int
 ) -> None:
     """Fault 46."""
-    lines = sentences(24, seed=5)
+    lines = sentences(12, seed=5)
     expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
-    order = random.Random(1).sample(range(24), 24)
-    for batch_tokens in (1, 40, 250, 100_000):
-        for rows in (list(range(24)), order):
-            results = translator.translate(
-                [lines[row] for row in rows], beam_size=beam_size, batch_tokens=batch_tokens
-            )
-            for row, result in zip(rows, results, strict=True):
-                assert result.source == lines[row]
-                assert result.text == expected[row].text
-                assert result.score == pytest.approx(expected[row].score, abs=1e-4)
+    order = random.Random(1).sample(range(12), 12)
+    for batch_tokens in (40, 100_000):
+        results = translator.translate(
+            [lines[row] for row in order], beam_size=beam_size, batch_tokens=batch_tokens
+        )
+        for row, result in zip(order, results, strict=True):
+            assert result.source == lines[row]
+            assert result.text == expected[row].text
+            assert result.score == pytest.approx(expected[row].score, abs=1e-4)
 
 
 def test_batches_keep_to_both_of_their_limits(
@@ -114,26 +113,21 @@ def test_blank_lines_stay_blank(translator: Translator) -> None:
     assert translator.translate(["", " "], n_best=2)[0].alternatives == ()
 
 
-def test_a_stream_gives_what_a_list_gives(translator: Translator) -> None:
-    lines = [*sentences(23), ""]
-    streamed = list(translator.translate_stream(iter(lines), lines_at_once=5))
-    listed = translator.translate(lines)
-    assert [result.text for result in streamed] == [result.text for result in listed]
-
-
-def test_a_stream_takes_options_and_reads_no_further_than_it_must(translator: Translator) -> None:
+def test_a_stream_gives_what_a_list_gives_and_reads_no_further_than_it_must(
+    translator: Translator,
+) -> None:
     read: list[str] = []
-    texts = sentences(4, seed=9)
+    texts = [*sentences(4, seed=9), ""]
 
     def lines() -> Iterator[str]:
         for text in texts:
             read.append(text)
             yield text
 
-    stream = translator.translate_stream(lines(), 1, beam_size=1, token_scores=True)
+    stream = translator.translate_stream(lines(), 2, beam_size=1, token_scores=True)
     first = next(stream)
 
-    assert read == texts[:1]
+    assert read == texts[:2]
     assert first.tokens
     assert [first.text, *(result.text for result in stream)] == [
         result.text for result in translator.translate(texts, beam_size=1)
@@ -196,15 +190,6 @@ def test_options_out_of_bounds_are_named(translator: Translator) -> None:
         translator.with_options(beam_sice=2)
 
 
-def test_the_model_comes_back_in_the_mode_it_was_in(
-    model: Transformer, translator: Translator
-) -> None:
-    model.train()
-    translator.translate(["Hund"])
-    assert model.training
-    model.eval()
-
-
 def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: Tokenizers) -> None:
     import copy
 
@@ -216,13 +201,23 @@ def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: 
         translator.translate(["Hund"])
 
 
-def test_workers_change_nothing_but_the_time(
+@pytest.fixture
+def working(
     model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = sentences(40)
+) -> Iterator[Translator]:
+    """A translator with several workers, and with a model that is in training."""
+    monkeypatch.setattr(TorchEngine, "num_workers", 3)
     options = OPTIONS.model_copy(update={"batch_tokens": 30})
-    translator = Translator(TorchEngine(model), tokenizers, options, max_length=32)
-    one = translator.translate(lines)
+    model.train()
+    yield Translator(TorchEngine(model), tokenizers, options, max_length=32)
+    assert model.training
+    model.eval()
+
+
+def test_workers_change_nothing_but_the_time(
+    working: Translator, translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = sentences(20)
     used: set[int] = set()
     search = TorchEngine._search
 
@@ -231,63 +226,48 @@ def test_workers_change_nothing_but_the_time(
         assert torch.get_num_threads() == 1
         return search(engine, *arguments)
 
-    monkeypatch.setattr(TorchEngine, "num_workers", 3)
     monkeypatch.setattr(TorchEngine, "_search", noted)
-    model.train()
-    three = translator.translate(lines)
+    three = working.translate(lines)
 
-    assert three == one
     assert 1 < len(used) <= 3
     assert threading.get_ident() not in used
-    assert model.training
-    model.eval()
+    monkeypatch.setattr(TorchEngine, "num_workers", 1)
+    monkeypatch.setattr(TorchEngine, "_search", search)
+    assert three == translator.translate(lines, batch_tokens=30)
 
 
 def test_a_worker_s_failure_is_the_failure(
-    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+    working: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise DataError("a wish that cannot be met", fix="none")
+        raise DataError("a phrase that cannot be met", fix="none")
 
-    monkeypatch.setattr(TorchEngine, "num_workers", 2)
     monkeypatch.setattr(TorchEngine, "_search", fail)
-    options = OPTIONS.model_copy(update={"batch_tokens": 30})
-    with pytest.raises(DataError, match="a wish"):
-        Translator(TorchEngine(model), tokenizers, options).translate(sentences(20))
+    with pytest.raises(DataError, match="a phrase"):
+        working.translate(sentences(20))
 
 
-def test_an_interrupt_leaves_no_worker_behind(
-    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_no_worker_behind(working: Translator) -> None:
     """FAULT 19: validation is given up in the middle of decoding."""
 
     def stop() -> None:
         raise Interrupted(15)
 
-    monkeypatch.setattr(TorchEngine, "num_workers", 2)
-    options = OPTIONS.model_copy(update={"batch_tokens": 30})
-    translator = Translator(TorchEngine(model), tokenizers, options, check=stop)
+    working._check = stop
     before = threading.active_count()
-    model.train()
     with pytest.raises(Interrupted) as caught:
-        translator.translate(sentences(60))
+        working.translate(sentences(60))
 
     assert caught.tb is not None  # the frames are still held
     assert threading.active_count() == before
-    assert model.training
-    model.eval()
 
 
-def test_workers_do_not_set_the_threads_of_others(
-    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TorchEngine, "num_workers", 2)
-    options = OPTIONS.model_copy(update={"batch_tokens": 30})
+def test_workers_do_not_set_the_threads_of_others(working: Translator) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     found: list[int] = []
     try:
-        Translator(TorchEngine(model), tokenizers, options).translate(sentences(20))
+        working.translate(sentences(20))
         later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
         later.start()
         later.join()
