@@ -1,7 +1,7 @@
 """Scaled dot-product attention over packed tokens (Vaswani et al. 2017, section 3.2).
 
-`attention` is the one entry. Without a cache it reads whole sentences, by a backend of `BACKENDS`;
-with one, a new token of each row reads what came before. Rectangles exist only in here.
+`attention` reads whole sentences, by a backend of `BACKENDS`; `cached_attention` lets a new token
+of each row read what came before. Rectangles exist only in here.
 
 Shapes: B sentences, N query and M key tokens, T and S the longest sentence of each, H query heads,
 G key/value heads (G divides H; each serves H / G query heads, Ainslie et al. 2023), E head width.
@@ -11,7 +11,7 @@ Decoding: R = B * K rows, K beams of each sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,53 +23,33 @@ from nmt.packed import Packed
 
 Segments = tuple[Packed, Packed]
 """The sentences of queries and of keys; one object twice in self-attention."""
-
-
-class Cache(Protocol):
-    """Keys and values that are kept while decoding. See `nmt.model.decoder_state`."""
-
-    def extend(
-        self, key: Tensor | None, value: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add those of the new tokens (R, G, E), if any; return all, and what is added to scores.
-
-        Keys and values are (R, G, S, E), or (B, G, S, E) where beams share them; the last is
-        minus infinity where a key must not be read and else 0, (B, G, 1, S) or broadcast to it.
-        """
-        ...
+_MANY_SCORES = 2048  # of fewer torch's fused kernel is faster, on a CPU
 
 
 def attention(
     query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    segments: Segments | None,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
     *,
     causal: bool = False,
     bias: Tensor | None = None,
     dropout: float = 0.0,
-    cache: Cache | None = None,
 ) -> Tensor:
     """Read from the keys of each query's sentence what the query asks for.
 
     Args:
-        query: (N, H, E); with a cache one for each row, (R, H, E).
-        key: (M, G, E); with a cache those of the new tokens, or None where it is complete.
-        value: As ``key``.
-        segments: Sentences of queries and keys; not used with a cache.
+        query: (N, H, E).
+        key: (M, G, E).
+        value: (M, G, E).
+        segments: Sentences of queries and keys.
         causal: Whether a token reads only itself and those before it.
-        bias: Added to the scores: (H, T, S); with a cache (H, 1, S).
+        bias: Added to the scores: (H, T, S).
         dropout: Probability of dropping an attention weight.
-        cache: While decoding: the keys and values so far.
 
     Returns:
         (N, H, E), in the dtype of ``query``.
     """
-    if cache is not None:
-        return cached_attention(query, *cache.extend(key, value), bias)
-    assert key is not None
-    assert value is not None
-    assert segments is not None
     backend = "compiled" if torch.compiler.is_compiling() else query.device.type
     run = BACKENDS.get(backend, sdpa_attention)
     return run(query, key, value, bias, segments, causal, dropout)
@@ -78,10 +58,18 @@ def attention(
 def cached_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
-    """Let R rows, one new token each, read cached keys and values. Arguments as in `Cache`.
+    """Let R rows, one new token each, read cached keys and values.
 
     The beams of a sentence and the heads of a group read the same keys: they are the queries of one
     product, (B, G, K * H / G, E).
+
+    Args:
+        query: (R, H, E).
+        key: (R, G, S, E), or (B, G, S, E) where beams share them.
+        value: As ``key``.
+        mask: Minus infinity where a key must not be read and else 0: (B, G, 1, S), or what can be
+            expanded to it.
+        bias: Added to the scores: (H, 1, S).
 
     Returns:
         (R, H, E).
@@ -89,11 +77,8 @@ def cached_attention(
     rows, num_heads, dim = query.shape
     sentences, groups, length, _ = key.shape
     beams, share = rows // sentences, num_heads // groups
-    if beams == 1:
-        grouped = query.view(sentences, groups, share, dim)
-    else:
-        grouped = query.view(sentences, beams, groups, share, dim).transpose(1, 2)
-        grouped = grouped.reshape(sentences, groups, beams * share, dim)
+    grouped = query.view(sentences, beams, groups, share, dim).transpose(1, 2)
+    grouped = grouped.reshape(sentences, groups, beams * share, dim)
     if bias is not None:
         own = bias.view(groups, 1, share, length).expand(-1, beams, -1, -1)
         own = own.reshape(groups, beams * share, length).to(query.dtype)
@@ -102,24 +87,17 @@ def cached_attention(
         mixed = _cpu_products(grouped, key, value, mask)
     else:
         mixed = F.scaled_dot_product_attention(grouped, key, value, mask)
-    if beams == 1:
-        return mixed.view(rows, num_heads, dim)
     mixed = mixed.view(sentences, groups, beams, share, dim).transpose(1, 2)
     return mixed.reshape(rows, num_heads, dim)
-
-
-_MANY_SCORES = 2048  # of fewer torch's fused kernel is faster, on a CPU
 
 
 def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attention as three operations, in down to half the time of torch's fused kernel."""
     queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
-    scale = query.shape[-1] ** -0.5
-    if mask is None:
-        scores = torch.baddbmm(queries.new_empty(1), queries, keys.mT, beta=0, alpha=scale)
-    else:
-        added = mask.expand(*query.shape[:2], -1, -1).flatten(0, 1)
-        scores = torch.baddbmm(added, queries, keys.mT, alpha=scale)
+    added, beta = queries.new_empty(1), 0
+    if mask is not None:
+        added, beta = mask.expand(*query.shape[:2], -1, -1).flatten(0, 1), 1
+    scores = torch.baddbmm(added, queries, keys.mT, beta=beta, alpha=query.shape[-1] ** -0.5)
     return torch.bmm(scores.softmax(-1), values).view(query.shape)
 
 
@@ -215,7 +193,11 @@ class _BmmAttention(torch.autograd.Function):
         num_heads, groups, dim = query.shape[1], key.shape[1], query.shape[2]
         query = to_rectangle(query, queries).view(len(queries) * groups, -1, dim)
         key, value = to_rectangle(key, keys), to_rectangle(value, keys)
-        weights = _softmax(query, key, _added(query, bias, keys, groups, causal))
+        added, scale = _added(query, bias, keys, groups, causal), dim**-0.5
+        if added is None:
+            weights = torch.bmm(query * scale, key.mT).softmax(-1)
+        else:
+            weights = torch.baddbmm(added, query, key.mT, alpha=scale).softmax(-1)
         kept = None
         if dropout:
             kept = keep_mask(weights, dropout).mul_(1 / (1 - dropped_share(dropout)))
@@ -282,25 +264,10 @@ def _added(
     return own if added is None else own + added
 
 
-def _softmax(query: Tensor, key: Tensor, added: Tensor | None) -> Tensor:
-    scale = query.shape[-1] ** -0.5
-    if added is None:
-        return torch.bmm(query * scale, key.mT).softmax(-1)
-    return torch.baddbmm(added, query, key.mT, alpha=scale).softmax(-1)
-
-
-def bmm_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    segments: Segments,
-    causal: bool,
-    dropout: float,
-) -> Tensor:
-    """`attention` of whole sentences by batched matrix products on the padded rectangle."""
-    inputs = (query, key, value, bias, segments, causal, dropout)
-    return _BmmAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
+"""Query, key, value, bias, segments, causal and dropout as of `attention` -> what it returns."""
+bmm_attention: Backend = _BmmAttention.apply
+"""Whole sentences by batched matrix products on the padded rectangle."""
 
 
 class Rectangle(NamedTuple):
@@ -377,39 +344,31 @@ def sdpa_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """`attention` of whole sentences by torch's fused kernels on the padded rectangle.
+    """Whole sentences by torch's fused kernels on the padded rectangle.
 
     No branch depends on the batch, so one compiled graph serves all batches.
     """
     queries, keys = (Rectangle.of(packed) for packed in segments)
     # A causal query that holds a token reads only keys that hold tokens: padding is on the right.
     mask = None if causal else keys.is_real[:, None, None, :]
-    if bias is not None:
+    if bias is not None:  # one float mask, the causal one included
         widths = queries.token.shape[1], keys.token.shape[1]
-        mask = _padded_bias(bias, widths, mask).to(query.dtype)
-        causal = False
+        missing = 0, widths[1] - bias.shape[2], 0, widths[0] - bias.shape[1]
+        if mask is None:
+            mask = torch.ones(widths, dtype=torch.bool, device=bias.device).tril()
+        mask = F.pad(bias, missing).masked_fill(~mask, -torch.inf).to(query.dtype)
     mixed = F.scaled_dot_product_attention(
         queries.pad(query).transpose(1, 2),
         keys.pad(key).transpose(1, 2),
         keys.pad(value).transpose(1, 2),
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=causal,
+        is_causal=causal and bias is None,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return queries.unpad(mixed.transpose(1, 2))
 
 
-def _padded_bias(bias: Tensor, widths: tuple[int, int], mask: Tensor | None) -> Tensor:
-    """Return bias and mask as one float mask; a causal one where there is no mask of keys."""
-    missing = (widths[1] - bias.shape[2], widths[0] - bias.shape[1])
-    bias = F.pad(bias, (0, missing[0], 0, missing[1]))
-    if mask is None:
-        mask = torch.ones(widths, dtype=torch.bool, device=bias.device).tril()
-    return bias.masked_fill(~mask, -torch.inf)
-
-
-Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
 BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}
 """Device type, or ``compiled`` for compiled layers -> its attention of whole sentences. Any
 other type has `sdpa_attention`."""

@@ -74,12 +74,7 @@ class LengthSums:
 
     @classmethod
     def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> Self:
-        """Sum over pairs.
-
-        Args:
-            source_lengths: Tokens of each source, EOS included. (n,)
-            target_lengths: Tokens of each target, EOS included. (n,)
-        """
+        """Sum over pairs of these lengths, (n,) each, EOS included."""
         source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
         return cls(
             source_tokens=int(source.sum()),
@@ -96,7 +91,6 @@ class TrainingFlops:
 
     encoder: int
     memory: int
-    """Cross-attention's keys and values."""
     decoder: int
     output: int
     attention: int
@@ -115,14 +109,12 @@ class TrainingFlops:
 
 def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulParameters:
     """Count the entries of the model's matrices by which tokens are multiplied with them."""
-    memory = 2 * config.model_dim * _kv_dim(config, config.decoder_dim)
-    query_and_output = 2 * config.decoder_dim**2
-    decoder_layer = query_and_output + _layer(config, config.decoder_dim, config.decoder_ff)
+    dim, layers = config.decoder_dim, config.decoder_layers
     return MatmulParameters(
         encoder=config.encoder_layers * _layer(config, config.model_dim, config.ff_dim),
-        memory=config.decoder_layers * memory,
-        decoder=config.decoder_layers * decoder_layer,
-        output=target_vocab_size * config.decoder_dim,
+        memory=layers * 2 * config.model_dim * _kv_dim(config, dim),
+        decoder=layers * (2 * dim**2 + _layer(config, dim, config.decoder_ff)),
+        output=target_vocab_size * dim,
     )
 
 
@@ -138,16 +130,15 @@ def training_flops(
         passes: How often each pair is read: twice in R-Drop.
     """
     matrices = matmul_parameters(config, target_vocab_size)
-    factor = TRAINING_FLOPS * passes
-    source, target = sums.source_tokens, sums.target_tokens
+    source, target = (TRAINING_FLOPS * passes * x for x in (sums.source_tokens, sums.target_tokens))
     scores = config.encoder_layers * config.model_dim * sums.source_squares
     scores += config.decoder_layers * config.decoder_dim * (sums.target_squares + sums.products)
     return TrainingFlops(
-        encoder=factor * matrices.encoder * source,
-        memory=factor * matrices.memory * source,
-        decoder=factor * matrices.decoder * target,
-        output=factor * matrices.output * target,
-        attention=factor * 2 * scores,
+        encoder=matrices.encoder * source,
+        memory=matrices.memory * source,
+        decoder=matrices.decoder * target,
+        output=matrices.output * target,
+        attention=TRAINING_FLOPS * passes * 2 * scores,
     )
 
 

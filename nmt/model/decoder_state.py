@@ -19,7 +19,7 @@ LARGE = 1 << 20  # values in caches of which not all are copied when beams are r
 
 
 class SelfCache(NamedTuple):
-    """Keys and values of the target so far, in one layer. A `nmt.model.attention.Cache`."""
+    """Keys and values of the target so far, in one layer."""
 
     kv: Tensor
     """Keys, then values, with the place of the new token. (2, R, G, t + 1, E), or more positions
@@ -34,24 +34,19 @@ class SelfCache(NamedTuple):
         """Positions of the keys."""
         return torch.arange(self.kv.shape[3], device=self.kv.device)
 
-    def extend(
-        self, key: Tensor | None, value: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add the new token of each row, in place."""
-        assert key is not None
-        assert value is not None
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add those of the new token of each row (R, G, E), in place; return all, and the mask."""
         keys, values = self.kv.unbind(0)
-        if self.mask is None:
-            keys.select(2, -1).copy_(key)
-            values.select(2, -1).copy_(value)
-        else:
-            keys.index_copy_(2, self.position, key.unsqueeze(2))
-            values.index_copy_(2, self.position, value.unsqueeze(2))
+        for heads, new in ((keys, key), (values, value)):
+            if self.mask is None:
+                heads.select(2, -1).copy_(new)
+            else:
+                heads.index_copy_(2, self.position, new.unsqueeze(2))
         return keys, values, self.mask
 
 
 class CrossCache(NamedTuple):
-    """Keys and values of the source in one layer. A `nmt.model.attention.Cache`."""
+    """Keys and values of the source in one layer."""
 
     key: Tensor
     """(B, G, S, E)."""
@@ -59,11 +54,6 @@ class CrossCache(NamedTuple):
     """(B, G, S, E)."""
     mask: Tensor
     """0, and minus infinity where the source is padding. (B, G, 1, S)."""
-
-    def extend(self, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what there is: a source is complete."""
-        del key, value
-        return self
 
 
 LayerCache = tuple[SelfCache, CrossCache]
@@ -109,9 +99,7 @@ class DecoderState:
 
     def after_step(self, coverage: Tensor | None) -> DecoderState:
         """Return the state with one position more, and this coverage."""
-        length, rest = self.length + 1, (coverage, self.allowed, self.slots)
-        caches = self.cross_kv, self.source_mask, self.self_kv
-        return DecoderState(*caches, self.num_beams, length, *rest)
+        return replace(self, length=self.length + 1, coverage=coverage)
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep some sentences, and in each some beams.
@@ -127,9 +115,8 @@ class DecoderState:
         if stay_all and beams.shape[1] == self.num_beams and is_large:
             slots = reorder_cache(self.self_kv, self.slots, beams)
             return replace(self, coverage=coverage, slots=slots)
-        rows = self.rows
-        if rows is not None:
-            chosen = rows.index_select(0, chosen)
+        if self.rows is not None:
+            chosen = self.rows.index_select(0, chosen)
         cross_kv, mask, allowed = self.cross_kv, self.source_mask, self.allowed
         if not stay_all:
             cross_kv = cross_kv.index_select(2, sentences)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Segments, attention, mean_weights
+from nmt.model.attention import Segments, attention, cached_attention, mean_weights
 from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
 from nmt.model.positions import POSITIONS
@@ -124,15 +124,6 @@ def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...
     return _SplitHeads.apply(heads, sizes)  # type: ignore[no-untyped-call]
 
 
-class _HeadNorms(nn.Module):
-    """QK-norm (Henry et al. 2020), if the model has it."""
-
-    def __init__(self, config: ModelConfig, head_dim: int) -> None:
-        super().__init__()
-        self.query_norm = RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
-
-
 class _Attention(nn.Module):
     """What self- and cross-attention share."""
 
@@ -141,8 +132,16 @@ class _Attention(nn.Module):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads or config.num_heads
         self.head_dim = dim // config.num_heads
-        self._qk_norm = config.qk_norm
         self._dropout = config.attention_dropout
+
+    def _add_output(self, dim: int, config: ModelConfig) -> None:
+        """Add the last layer, and QK-norm (Henry et al. 2020) if the model has it."""
+        self.output = linear(dim, dim, bias=config.bias)
+        names = ("query_norm", "key_norm") if config.qk_norm else ()
+        self.heads = nn.ModuleDict({name: RMSNorm(self.head_dim, eps=1e-6) for name in names})
+
+    def _norm(self, name: str, heads: Tensor) -> Tensor:
+        return self.heads[name](heads) if len(self.heads) else heads
 
     @property
     def _drop(self) -> float:
@@ -154,12 +153,13 @@ class SelfAttention(_Attention):
 
     def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__(dim, config)
-        kv_dim = self.num_kv_heads * self.head_dim
-        self.query_key_value = linear(dim, dim + 2 * kv_dim, bias=config.bias)
-        for block in self.query_key_value.weight.detach().split([dim, kv_dim, kv_dim]):
+        self.sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        """Heads of the matrices that are fused."""
+        rows = [size * self.head_dim for size in self.sizes]
+        self.query_key_value = linear(dim, sum(rows), bias=config.bias)
+        for block in self.query_key_value.weight.detach().split(rows):
             nn.init.xavier_uniform_(block)
-        self.output = linear(dim, dim, bias=config.bias)
-        self.heads = _HeadNorms(config, self.head_dim)
+        self._add_output(dim, config)
         relative = POSITIONS[config.positions].relative
         self.positions = relative(config, self.head_dim) if relative else None
 
@@ -180,10 +180,8 @@ class SelfAttention(_Attention):
             causal: Whether a token reads only itself and those before it.
             cache: While decoding: keys and values so far; those of ``values`` are added in place.
         """
-        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        query, key, value = _split_heads(self.query_key_value(values), sizes, self.head_dim)
-        if self._qk_norm:
-            query, key = self.heads.query_norm(query), self.heads.key_norm(key)
+        query, key, value = _split_heads(self.query_key_value(values), self.sizes, self.head_dim)
+        query, key = self._norm("query_norm", query), self._norm("key_norm", key)
         bias = None
         if self.positions is not None:
             if cache is not None:
@@ -194,10 +192,12 @@ class SelfAttention(_Attention):
                 positions = segments.positions
             query, key = (self.positions.rotate(heads, positions) for heads in (query, key))
             bias = self.positions.bias(own, order)
-        both = None if segments is None else (segments, segments)
-        mixed = attention(
-            query, key, value, both, causal=causal, bias=bias, dropout=self._drop, cache=cache
-        )
+        if cache is not None:
+            mixed = cached_attention(query, *cache.extend(key, value), bias)
+        else:
+            assert segments is not None
+            both = segments, segments
+            mixed = attention(query, key, value, both, causal=causal, bias=bias, dropout=self._drop)
         return self.output(mixed.flatten(1))
 
 
@@ -206,17 +206,17 @@ class CrossAttention(_Attention):
 
     def __init__(self, dim: int, memory_dim: int, config: ModelConfig) -> None:
         super().__init__(dim, config)
-        kv_dim = self.num_kv_heads * self.head_dim
+        self.sizes = [self.num_kv_heads] * 2
+        """Heads of the matrices that are fused."""
         self.query = linear(dim, dim, bias=config.bias)
-        self.key_value = linear(memory_dim, 2 * kv_dim, bias=config.bias, blocks=2)
-        self.output = linear(dim, dim, bias=config.bias)
-        self.heads = _HeadNorms(config, self.head_dim)
+        kv_rows = sum(self.sizes) * self.head_dim
+        self.key_value = linear(memory_dim, kv_rows, bias=config.bias, blocks=2)
+        self._add_output(dim, config)
 
     def project_cross_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (M, D') to keys and values: (M, G, E) each."""
-        sizes = [self.num_kv_heads, self.num_kv_heads]
-        key, value = _split_heads(self.key_value(memory), sizes, self.head_dim)
-        return (self.heads.key_norm(key) if self._qk_norm else key), value
+        key, value = _split_heads(self.key_value(memory), self.sizes, self.head_dim)
+        return self._norm("key_norm", key), value
 
     @override
     def forward(
@@ -239,35 +239,21 @@ class CrossAttention(_Attention):
                 (B, T, S), or (B, K, S) with a cache; float32.
         """
         query = self.query(values).view(len(values), -1, self.head_dim)
-        if self._qk_norm:
-            query = self.heads.query_norm(query)
-        key = value = None
-        if cache is None:
-            assert memory is not None
-            key, value = self.project_cross_kv(memory)
-        if weights is not None:
-            weights.append(self._mean_weights(query, key, segments, cache))
-        mixed = attention(query, key, value, segments, dropout=self._drop, cache=cache)
-        return self.output(mixed.flatten(1))
-
-    def _mean_weights(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        segments: Segments | None,
-        cache: CrossCache | None,
-    ) -> Tensor:
+        query = self._norm("query_norm", query)
         if cache is not None:
-            keys = cache.key.transpose(1, 2)
-            beams = query.unflatten(0, (len(keys), -1))
-            mask = keys.new_ones(keys.shape[:2], dtype=torch.bool)
-            if cache.mask is not None:
-                mask = cache.mask[:, 0, 0] == 0
-            return mean_weights(beams, keys, mask)
+            if weights is not None:
+                beams = query.unflatten(0, (len(cache.key), -1))
+                keys, is_real = cache.key.transpose(1, 2), cache.mask[:, 0, 0] == 0
+                weights.append(mean_weights(beams, keys, is_real))
+            return self.output(cached_attention(query, *cache).flatten(1))
+        assert memory is not None
         assert segments is not None
-        assert key is not None
-        queries, keys_of = segments
-        return mean_weights(queries.pad(query), keys_of.pad(key), keys_of.mask())
+        key, value = self.project_cross_kv(memory)
+        if weights is not None:
+            targets, sources = segments
+            weights.append(mean_weights(targets.pad(query), sources.pad(key), sources.mask()))
+        mixed = attention(query, key, value, segments, dropout=self._drop)
+        return self.output(mixed.flatten(1))
 
 
 class Residual(nn.Module):

@@ -32,8 +32,7 @@ from nmt.model.positions import POSITIONS
 from nmt.packed import Packed
 
 _Forward = Callable[..., Tensor]
-_Run = Callable[..., Tensor]
-"""Calls a layer with its inputs."""
+"""The `forward` of a layer, or what calls a layer with its inputs."""
 DecodeToken = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], Tensor]
 """`Transformer.decode_token`, or what does the same faster."""
 
@@ -126,7 +125,7 @@ class Transformer(nn.Module):
         return self.output_vectors if separate else self.target_table
 
     @property
-    def _aligning_layers(self) -> range:
+    def _aligning_layers(self) -> set[nn.Module]:
         """The upper half of the decoder, whose attention over the source aligns words.
 
         Upper layers say it best: Garg et al. (2019), Jointly Learning to Align and Translate, found
@@ -134,7 +133,7 @@ class Transformer(nn.Module):
         that predicts a token looked at its source; that of Chen et al. (2020), which reads it,
         looked further.
         """
-        return range(len(self.decoder) // 2, len(self.decoder))
+        return {*list(self.decoder)[len(self.decoder) // 2 :]}
 
     def compile_layers(self, compiled: Callable[[_Forward], _Forward] | None) -> None:
         """Run the layers by what ``compiled`` makes of their `forward`; None undoes it.
@@ -142,17 +141,16 @@ class Transformer(nn.Module):
         Each kind of layer is compiled once, however many there are. Only `forward` runs compiled
         layers: training and its validation loss. Parameters keep their names.
         """
-        kinds = (EncoderLayer, DecoderLayer) if compiled else ()
-        self._forwards = {kind: compiled(kind.forward) for kind in kinds if compiled}
+        kinds = EncoderLayer, DecoderLayer
+        self._forwards = {kind: compiled(kind.forward) for kind in kinds} if compiled else {}
 
     def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
-        forward = self._forwards.get(type(layer))
-        run = layer if forward is None else partial(forward, layer)
+        run = partial(self._forwards.get(type(layer), nn.Module.__call__), layer)
         if self.recompute and self.training:
             return checkpoint(run, *inputs, use_reentrant=False)
         return run(*inputs)
 
-    def encode(self, source: Packed, *, run: _Run = nn.Module.__call__) -> Tensor:
+    def encode(self, source: Packed, *, run: _Forward = nn.Module.__call__) -> Tensor:
         """Encode packed source ids: (M, D)."""
         table = self.source_embedding.position_table(source.max_length)
         values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
@@ -161,7 +159,7 @@ class Transformer(nn.Module):
         return self.encoder_norm(values)
 
     def decode(
-        self, target: Packed, memory: Tensor, source: Packed, *, run: _Run = nn.Module.__call__
+        self, target: Packed, memory: Tensor, source: Packed, *, run: _Forward = nn.Module.__call__
     ) -> Tensor:
         """Read target inputs and the encoder's output (M, D): hidden states (N, D)."""
         table = self.target_embedding.position_table(target.max_length)
@@ -210,8 +208,7 @@ class Transformer(nn.Module):
             (B, T, S), float32: row t is of the token after the t-th one; the mean over the heads of
             the upper half of the layers. Rows sum to 1; those of padding are to be ignored.
         """
-        weights: list[Tensor] = []
-        aligning = {self.decoder[number] for number in self._aligning_layers}
+        weights, aligning = list[Tensor](), self._aligning_layers
 
         def run(layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
             return layer(*inputs, weights=weights if layer in aligning else None)
@@ -309,27 +306,24 @@ class Transformer(nn.Module):
         """
         values = self.target_embedding(ids, position, self.target_table, table)
         sources, targets = cross_kv.flatten(0, 1).unbind(0), self_kv.unbind(0)
-        aligning = () if weights is None else self._aligning_layers
-        for number, layer in enumerate(self.decoder):
-            cache = (
-                SelfCache(targets[number], position, filled),
-                CrossCache(sources[2 * number], sources[2 * number + 1], source_mask),
-            )
-            found = weights if number in aligning else None
-            values = layer(values, cache=cache, weights=found)
+        aligning = set() if weights is None else self._aligning_layers
+        pairs = zip(sources[::2], sources[1::2], strict=True)
+        for layer, target, (key, value) in zip(self.decoder, targets, pairs, strict=True):
+            cache = SelfCache(target, position, filled), CrossCache(key, value, source_mask)
+            values = layer(values, cache=cache, weights=weights if layer in aligning else None)
         return self.decoder_norm(values)
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
     """Put models into evaluation mode, and back into training those that were in it."""
-    training = [model for model in models if model.training]
-    for model in training:
+    were_training = [model for model in models if model.training]
+    for model in were_training:
         model.eval()
     try:
         yield
     finally:
-        for model in training:
+        for model in were_training:
             model.train()
 
 
@@ -364,22 +358,19 @@ def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
     fused = {}
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention | CrossAttention):
-            shared = [module.num_kv_heads * module.head_dim] * 2
-            if isinstance(module, SelfAttention):
-                rows = [module.num_heads * module.head_dim, *shared]
-                fused[f"{name}.query_key_value.weight"] = rows
-            else:
-                fused[f"{name}.key_value.weight"] = shared
+            matrix = "query_key_value" if isinstance(module, SelfAttention) else "key_value"
+            fused[f"{name}.{matrix}.weight"] = [size * module.head_dim for size in module.sizes]
         elif isinstance(module, FeedForward):
-            inner, outer = module.inner.weight, module.outer.weight
-            fused[f"{name}.inner.weight"] = [outer.shape[1]] * (len(inner) // outer.shape[1])
+            width = module.outer.weight.shape[1]
+            fused[f"{name}.inner.weight"] = [width] * (len(module.inner.weight) // width)
     return fused
 
 
 def _final_norm(config: ModelConfig, dim: int) -> nn.Module:
     """Norm after a stack of pre-norm layers; nothing after post-norm ones."""
-    is_pre = config.norm_position == "pre"
-    return make_norm(config.norm, dim, bias=config.bias) if is_pre else nn.Identity()
+    if config.norm_position == "post":
+        return nn.Identity()
+    return make_norm(config.norm, dim, bias=config.bias)
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:
