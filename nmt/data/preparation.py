@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,6 @@ from nmt.text.tokenizer import (
     JOINT,
     SOURCE,
     TARGET,
-    SentencePieceTokenizer,
     Tokenizer,
     Tokenizers,
     load_tokenizers,
@@ -53,15 +52,7 @@ _SAMPLE_SEED = 1
 _LEARNING_THREADS = 16
 
 AnyPair: TypeAlias = SentencePair | BadPair
-Flags: TypeAlias = npt.NDArray[np.bool_]
-
-
-class _Encoded(NamedTuple):
-    """Pairs that were kept, with their ids."""
-
-    pairs: Sequence[SentencePair]
-    source: Sequence[Sequence[int]]
-    target: Sequence[Sequence[int]]
+Ids: TypeAlias = Sequence[Sequence[int]]
 
 
 class Preparation:
@@ -78,15 +69,11 @@ class Preparation:
 
     def __init__(self, config: RunConfig, folder: Path, *, stores: bool) -> None:
         self._config = config
-        self._folder = folder
-        self._stores = stores
+        self._folder, self._stores = folder, stores
         filters, train = config.filters, config.data.train
         self._languages = config.source_language, config.target_language
         self._options = ReadOptions(*self._languages, filters.on_bad_utf8, filters.max_characters)
-        self._filters = {
-            TRAIN: training_filters(filters),
-            VALID: held_out_filters(filters),
-        }
+        self._filters = {TRAIN: training_filters(filters), VALID: held_out_filters(filters)}
         self._corpora = dict(zip(corpus_names(train), train, strict=True))
         self._threads = usable_cores()
         self._lines: dict[str, int] = {}
@@ -102,12 +89,17 @@ class Preparation:
             TokenizerError: The text allows no vocabulary of this size.
         """
         start = time.perf_counter()
-        sets, unchecked = self._held_out()
-        held_out = HeldOut(sets)
+        sets = {VALID: self._config.data.valid, **self._config.data.test}
+        remote = tuple(name for name, each in sets.items() if each.sacrebleu or each.huggingface)
+        held_out = HeldOut({
+            name: [pair[:2] for pair in self._usable(read_corpus(corpus, self._options), VALID)]
+            for name, corpus in sets.items()
+            if name not in remote  # which might have to be downloaded
+        })  # fmt: skip
         sample, repeated = self._look(held_out)
         tokenizers = self._learn(sample)
-        statistics = self._encode_train(repeated, tokenizers)
-        self._encode_valid(tokenizers)
+        sides = self._encode(TRAIN, self._corpora, tokenizers, repeated)
+        self._encode(VALID, {VALID: self._config.data.valid}, tokenizers)
         warnings = [
             f"{name}: {text}" for name, check in self._checks.items() for text in check.warnings()
         ]
@@ -118,26 +110,15 @@ class Preparation:
             counts={name: _plain(counts) for name, counts in self._counts.items()},
             findings={name: _plain(check.found) for name, check in self._checks.items()},
             overlap=held_out.overlap(),
-            unchecked=unchecked,
-            sides=tuple(side.report() for side in statistics),
+            unchecked=remote,
+            sides=tuple(side.report() for side in sides),
             joint=self._config.tokenizer.joint,
             warnings=tuple(warnings),
             seconds=time.perf_counter() - start,
         )
         return report, tokenizers
 
-    def _held_out(self) -> tuple[dict[str, list[tuple[str, str]]], tuple[str, ...]]:
-        """Read the validation and test sets; name those that might have to be downloaded."""
-        sets = {VALID: self._config.data.valid, **self._config.data.test}
-        remote = tuple(name for name, each in sets.items() if each.sacrebleu or each.huggingface)
-        read = {
-            name: [pair[:2] for pair in self._usable(read_corpus(corpus, self._options), VALID)]
-            for name, corpus in sets.items()
-            if name not in remote
-        }
-        return read, remote
-
-    def _look(self, held_out: HeldOut) -> tuple[Reservoir, Flags]:
+    def _look(self, held_out: HeldOut) -> tuple[Reservoir, npt.NDArray[np.bool_]]:
         """First pass. Return the sample to learn from, and which usable pairs are repetitions."""
         sample = Reservoir(
             self._config.tokenizer.sample_sentences // 2,
@@ -147,8 +128,7 @@ class Preparation:
         with tempfile.TemporaryFile(dir=self._folder) as file:
             duplicates = DuplicateFinder(file)
             for name, corpus in self._corpora.items():
-                check = CorpusCheck(*self._languages)
-                self._checks[name] = check
+                check = self._checks[name] = CorpusCheck(*self._languages)
                 for block in self._blocks("reading", name, corpus):
                     usable = [pair[:2] for pair in self._usable(block, TRAIN)]
                     check.update(usable, _character_counts(block))
@@ -166,10 +146,14 @@ class Preparation:
             )
         folder, config = self._folder / TOKENIZER, self._config.tokenizer
         folder.mkdir()
-        if start_from := self._config.training.start_from:
-            return _copy_tokenizers(start_from / TOKENIZER, folder)
-        if config.joint:
-            texts: dict[str, Iterator[str]] = {JOINT: chain.from_iterable(sample.drain())}
+        texts: dict[str, Iterator[str]] = {}
+        if (start_from := self._config.training.start_from) is not None:
+            # Fine-tuning keeps the vocabulary of the model it starts from.
+            load_tokenizers(start_from / TOKENIZER)  # says what is wrong with them
+            for path in (start_from / TOKENIZER).glob("*.model"):
+                shutil.copy(path, folder)
+        elif config.joint:
+            texts = {JOINT: chain.from_iterable(sample.drain())}
         else:
             sources, targets = zip(*sample.drain(), strict=True)
             texts = {SOURCE: iter(sources), TARGET: iter(targets)}
@@ -177,52 +161,55 @@ class Preparation:
             train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
         return load_tokenizers(folder)
 
-    def _encode_train(
-        self, repeated: Flags, tokenizers: Tokenizers
-    ) -> tuple[SideStatistics, SideStatistics]:
-        """Second pass over the training corpora."""
-        filters = self._config.filters
-        source, target = (
+    def _encode(
+        self,
+        part: str,
+        corpora: Mapping[str, CorpusConfig],
+        tokenizers: Tokenizers,
+        repeated: npt.NDArray[np.bool_] | None = None,
+    ) -> list[SideStatistics]:
+        """Second pass over the corpora of a part. Return the statistics of both sides."""
+        filters, seen = self._config.filters, 0
+        sides = [
             SideStatistics(language, tokenizer, filters.max_length)
-            for language, tokenizer in zip(
-                self._languages, (tokenizers.source, tokenizers.target), strict=True
-            )
-        )
-        seen = 0
-        with self._writer(TRAIN, tokenizers) as writer:
-            for index, (name, corpus) in enumerate(self._corpora.items()):
+            for language, tokenizer in zip(self._languages, tokenizers, strict=True)
+        ]
+        with self._writer(part, tokenizers) as writer:
+            for index, (name, corpus) in enumerate(corpora.items()):
                 counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
                 for block in self._blocks("encoding", name, corpus):
-                    usable = self._usable(block, TRAIN, counts)
-                    is_repeated = repeated[seen : seen + len(usable)]
-                    seen += len(usable)
-                    _check_unchanged(len(is_repeated), len(usable))
-                    found = counts if filters.deduplicate else self._checks[name].found
-                    found[DUPLICATE] += int(is_repeated.sum())
-                    if filters.deduplicate:
-                        usable = list(compress(usable, ~is_repeated))
-                    encoded = self._encode(usable, tokenizers, TRAIN, counts)
-                    source.update(encoded.source)
-                    target.update(encoded.target)
+                    usable = self._usable(block, part, counts)
+                    if repeated is not None:
+                        is_repeated = repeated[seen : seen + len(usable)]
+                        seen += len(usable)
+                        found = counts if filters.deduplicate else self._checks[name].found
+                        found[DUPLICATE] += int(is_repeated.sum())
+                        if filters.deduplicate:
+                            usable = list(compress(usable, ~is_repeated))
+                    pairs, ids = self._kept(usable, part, tokenizers, counts)
+                    for side, rows in zip(sides, ids, strict=True):
+                        side.update(rows)
                     if writer:
-                        writer.append(*encoded[1:], index, [pair.line for pair in encoded.pairs])
-        _check_unchanged(seen, len(repeated))
-        if not any(self._counts[name][KEPT] for name in self._corpora):
-            raise _nothing_left("training", self._counts)
-        return source, target
+                        writer.append(*ids, index, [pair.line for pair in pairs])
+                        if part == VALID:  # its text, for scores of decoded output
+                            _append_text(self._folder / VALID, pairs)
+        if repeated is not None and seen != len(repeated):
+            raise DataError(
+                "A training corpus changed while it was read.",
+                fix="Prepare again when nothing writes to the corpora any more.",
+            )
+        if not any(self._counts[name][KEPT] for name in corpora):
+            raise self._nothing_left(part, corpora)
+        return sides
 
-    def _encode_valid(self, tokenizers: Tokenizers) -> None:
-        """Encode the validation set, and keep its text for scores of decoded output."""
-        counts = self._counts[VALID] = Counter({READ: 0, KEPT: 0})
-        with self._writer(VALID, tokenizers) as writer:
-            for block in self._blocks("encoding", VALID, self._config.data.valid):
-                usable = self._usable(block, VALID, counts)
-                encoded = self._encode(usable, tokenizers, VALID, counts)
-                if writer:
-                    writer.append(*encoded[1:], 0, [pair.line for pair in encoded.pairs])
-                    _append_text(self._folder / VALID, encoded.pairs)
-        if not counts[KEPT]:
-            raise _nothing_left("validation", self._counts)
+    def _nothing_left(self, part: str, corpora: Iterable[str]) -> DataError:
+        reasons = sum((self._counts[name] for name in corpora), Counter[str]())
+        told = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
+        return DataError(
+            f"No {'training' if part == TRAIN else 'validation'} pair is left after the filters. "
+            f"Dropped: {told or 'nothing'}.",
+            fix="Check the files, or relax the filters section.",
+        )
 
     def _usable(
         self, pairs: Iterable[AnyPair], part: str, counts: Counter[str] | None = None
@@ -241,14 +228,10 @@ class Preparation:
                 counts[problem] += 1
         return usable
 
-    def _encode(
-        self,
-        pairs: list[SentencePair],
-        tokenizers: Tokenizers,
-        part: str,
-        counts: Counter[str],
-    ) -> _Encoded:
-        """Encode pairs, and count and drop those of unfit length."""
+    def _kept(
+        self, pairs: list[SentencePair], part: str, tokenizers: Tokenizers, counts: Counter[str]
+    ) -> tuple[Sequence[SentencePair], tuple[Ids, Ids]]:
+        """Encode pairs, count and drop those of unfit length; return the others with their ids."""
         source = tokenizers.source.encode_batch([pair.source for pair in pairs], self._threads)
         target = tokenizers.target.encode_batch([pair.target for pair in pairs], self._threads)
         kept, length_problem = [], self._filters[part].length_problem
@@ -258,12 +241,8 @@ class Preparation:
             if problem is None:
                 kept.append(row)
         if len(kept) == len(pairs):
-            return _Encoded(pairs, source, target)
-        return _Encoded(
-            [pairs[row] for row in kept],
-            [source[row] for row in kept],
-            [target[row] for row in kept],
-        )
+            return pairs, (source, target)
+        return [pairs[i] for i in kept], ([source[i] for i in kept], [target[i] for i in kept])
 
     def _writer(
         self, part: str, tokenizers: Tokenizers
@@ -292,38 +271,10 @@ def _character_counts(block: list[AnyPair]) -> npt.NDArray[np.int64]:
     return np.array(sizes, dtype=np.int64).T
 
 
-def _check_unchanged(found: int, expected: int) -> None:
-    if found != expected:
-        raise DataError(
-            "A training corpus changed while it was read.",
-            fix="Prepare again when nothing writes to the corpora any more.",
-        )
-
-
-def _nothing_left(part: str, counts: Mapping[str, Counter[str]]) -> DataError:
-    reasons = Counter[str]()
-    for name, corpus in counts.items():
-        if (name == VALID) == (part == "validation"):
-            reasons.update({what: n for what, n in corpus.items() if what != READ and n})
-    told = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common())
-    return DataError(
-        f"No {part} pair is left after the filters. Dropped: {told or 'nothing'}.",
-        fix="Check the files, or relax the filters section.",
-    )
-
-
 def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
     for side in ("source", "target"):
         with (folder / f"{side}.txt").open("ab") as file:
             file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
-
-
-def _copy_tokenizers(there: Path, folder: Path) -> Tokenizers:
-    """Fine-tuning keeps the vocabulary: copy the tokenizers of the model it starts from."""
-    load_tokenizers(there)  # says what is wrong with them
-    for path in there.glob("*.model"):
-        shutil.copy(path, folder)
-    return load_tokenizers(folder)
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:
@@ -337,9 +288,7 @@ class SideStatistics:
         self._language = language
         self._lengths = np.zeros(max_length + 1, dtype=np.int64)
         self._uses = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-        self._is_fallback = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
-        if isinstance(tokenizer, SentencePieceTokenizer):
-            self._is_fallback[:] = [tokenizer.is_fallback(i) for i in range(tokenizer.vocab_size)]
+        self._is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
 
     def update(self, rows: Sequence[Sequence[int]]) -> None:
         """Count the ids of kept sentences."""

@@ -1,4 +1,4 @@
-"""Tokenizers: the protocol, SentencePiece behind it, and the models of a folder.
+"""Tokenizers: SentencePiece models, learned, and read from a folder.
 
 The only module that imports sentencepiece (Kudo and Richardson 2018).
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import sentencepiece
 
@@ -24,33 +23,7 @@ _MIN_SIZE_WITH_BYTES = 300
 _MAX_SENTENCE_BYTES = 40_000
 
 
-class Tokenizer(Protocol):
-    """Lines to subword ids and back. Ids of special tokens never come out of `encode`."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Entries of the vocabulary, special ones included."""
-        ...
-
-    def encode(self, line: str) -> list[int]:
-        """Return the ids of ``line``, without BOS and EOS."""
-        ...
-
-    def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Encode many lines at once."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; special ids are left out."""
-        ...
-
-    def pieces(self) -> list[tuple[str, float, bool]]:
-        """Return text, score and whether it is an ordinary piece, for each id."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenizers:
+class Tokenizers(NamedTuple):
     """The tokenizers of both languages; one object when the vocabulary is joint."""
 
     source: Tokenizer
@@ -69,7 +42,7 @@ def load_tokenizers(folder: Path) -> Tokenizers:
         TokenizerError: A model is missing or unreadable.
     """
     if (folder / JOINT).is_file():
-        joint = SentencePieceTokenizer.load(folder / JOINT)
+        joint = Tokenizer.load(folder / JOINT)
         return Tokenizers(joint, joint)
     missing = [name for name in (SOURCE, TARGET) if not (folder / name).is_file()]
     if missing:
@@ -77,9 +50,7 @@ def load_tokenizers(folder: Path) -> Tokenizers:
             f"{folder} has neither {JOINT} nor {' nor '.join(missing)}.",
             fix="Prepare the data again, or copy the tokenizer folder of the run here.",
         )
-    return Tokenizers(
-        SentencePieceTokenizer.load(folder / SOURCE), SentencePieceTokenizer.load(folder / TARGET)
-    )
+    return Tokenizers(Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET))
 
 
 def tokenizer_hash(folder: Path) -> str:
@@ -91,14 +62,14 @@ def tokenizer_hash(folder: Path) -> str:
     return whole.hexdigest()
 
 
-class SentencePieceTokenizer:
-    """One SentencePiece model. See `nmt.text.tokenizer.Tokenizer`."""
+class Tokenizer:
+    """One SentencePiece model: lines to subword ids and back. Special ids never come out of it."""
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
         self._processor = processor
 
     @classmethod
-    def load(cls, path: Path) -> SentencePieceTokenizer:
+    def load(cls, path: Path) -> Tokenizer:
         """Read a model file.
 
         Raises:

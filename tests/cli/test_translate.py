@@ -20,7 +20,7 @@ from typer.testing import Result
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.runtime import shortlist_file
 from nmt.runtime.shortlist_file import shortlist_bytes
-from nmt.text.tokenizer import SentencePieceTokenizer
+from nmt.text.tokenizer import Tokenizer
 from nmt.translation.guard import GuardThresholds
 from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.translation.conftest import sentences
@@ -274,7 +274,7 @@ def test_quiet_leaves_warnings_only(own_run: Path) -> None:
 
 def write_shortlist(run: Path, *common: int) -> None:
     """Let every line use these tokens, and no others."""
-    size = SentencePieceTokenizer.load(run / "tokenizer" / "joint.model").vocab_size
+    size = Tokenizer.load(run / "tokenizer" / "joint.model").vocab_size
     content = shortlist_bytes(torch.tensor(common), torch.full((size, 1), -1, dtype=torch.int32))
     (run / SHORTLIST).write_bytes(content)
 
@@ -283,7 +283,7 @@ def test_a_shortlist_is_used_when_it_is_asked_for(own_run: Path) -> None:
     text = "\n".join(LINES)
     plain = translated(own_run, text=text)
     write_shortlist(own_run, 300)
-    piece = SentencePieceTokenizer.load(own_run / "tokenizer" / "joint.model").decode([300, 300])
+    piece = Tokenizer.load(own_run / "tokenizer" / "joint.model").decode([300, 300])
 
     assert translated(own_run, text=text) == plain
     for flags in (["--shortlist"], ["--set", "decoding.shortlist=true"]):

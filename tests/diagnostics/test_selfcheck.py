@@ -14,7 +14,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.diagnostics.selfcheck import ADVERSARIAL_LINES, Promise, check_promises, report
 from nmt.runtime.engine import Engine
 from nmt.search.hypothesis import Constraints, Hypothesis
-from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
 from nmt.translation.result import TranslationResult
 from nmt.translation.stream import LineFormat, line_translator, translate_stream
 from nmt.translation.translator import Translator
@@ -46,7 +46,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
     path = tmp_path_factory.mktemp("tokenizer") / "joint.model"
     config = TokenizerConfig(vocab_size=320, byte_fallback=True)
     train_sentencepiece(iter(sentences(300)), path, config, threads=1)
-    joint = SentencePieceTokenizer.load(path)
+    joint = Tokenizer.load(path)
     return Tokenizers(joint, joint)
 
 

@@ -12,7 +12,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.errors import TokenizerError
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import (
-    SentencePieceTokenizer,
+    Tokenizer,
     load_tokenizers,
     tokenizer_hash,
     train_sentencepiece,
@@ -34,14 +34,12 @@ def trained(folder: Path, config: TokenizerConfig = SMALL, name: str = "joint.mo
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> SentencePieceTokenizer:
-    return SentencePieceTokenizer.load(trained(tmp_path_factory.mktemp("tokenizer")))
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(trained(tmp_path_factory.mktemp("tokenizer")))
 
 
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z", "M"])))
-def test_decoding_undoes_encoding_on_normalised_text(
-    tokenizer: SentencePieceTokenizer, text: str
-) -> None:
+def test_decoding_undoes_encoding_on_normalised_text(tokenizer: Tokenizer, text: str) -> None:
     """Bytes spell what the vocabulary lacks; normalised text comes back as it was."""
     normal = tokenizer.decode(tokenizer.encode(text))
 
@@ -50,7 +48,7 @@ def test_decoding_undoes_encoding_on_normalised_text(
 
 @given(line=st.text())
 def test_any_string_gives_ids_of_the_vocabulary_and_no_special_ones(
-    tokenizer: SentencePieceTokenizer, line: str
+    tokenizer: Tokenizer, line: str
 ) -> None:
     """FAULTS 45: lone surrogates, NUL and the rest of Unicode."""
     ids = tokenizer.encode(line)
@@ -60,7 +58,7 @@ def test_any_string_gives_ids_of_the_vocabulary_and_no_special_ones(
 
 
 def test_a_lone_surrogate_spoils_no_other_line_of_its_batch(
-    tokenizer: SentencePieceTokenizer,
+    tokenizer: Tokenizer,
 ) -> None:
     ids = tokenizer.encode_batch(["Zwei Männer", "ab\ud800c", ""])
 
@@ -70,7 +68,7 @@ def test_a_lone_surrogate_spoils_no_other_line_of_its_batch(
 
 
 def test_special_ids_are_where_they_should_be_and_decode_to_nothing(
-    tokenizer: SentencePieceTokenizer,
+    tokenizer: Tokenizer,
 ) -> None:
     ids = tokenizer.encode("Hund")
 
@@ -113,7 +111,7 @@ def test_three_lines_name_the_largest_vocabulary_and_it_works(tmp_path: Path, ki
     largest = int("".join(filter(str.isdigit, raised.value.fix)))
     config = TokenizerConfig.model_validate(values | {"vocab_size": largest})
     train_sentencepiece(iter(lines), path, config, threads=1)
-    assert SentencePieceTokenizer.load(path).vocab_size == largest
+    assert Tokenizer.load(path).vocab_size == largest
 
 
 def test_the_fix_is_one_that_the_configuration_allows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
 from nmt.translation.translator import Translator
 
 WORDS = (
@@ -35,7 +35,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
     path = tmp_path_factory.mktemp("tokenizer") / "joint.model"
     config = TokenizerConfig(vocab_size=320, byte_fallback=True)
     train_sentencepiece(iter(sentences(300)), path, config, threads=1)
-    joint = SentencePieceTokenizer.load(path)
+    joint = Tokenizer.load(path)
     return Tokenizers(joint, joint)
 
 

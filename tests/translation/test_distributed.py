@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.cli.app import app
 from nmt.errors import DataError
-from nmt.text.tokenizer import SentencePieceTokenizer, Tokenizers
+from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.translation.distributed import part_of
 from nmt.translation.guard import GuardThresholds
 from nmt.translation.stream import TranslationRun
@@ -36,7 +36,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a model that was never trained, and a guard that is always alarmed."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer(folder / "tokenizer")
-    joint = SentencePieceTokenizer.load(tokenizer / "joint.model")
+    joint = Tokenizer.load(tokenizer / "joint.model")
     model = small_model(Tokenizers(joint, joint))
     run = save_run(folder / "run", model, tokenizer, run_config())
     limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)
