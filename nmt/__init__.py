@@ -8,20 +8,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nmt.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DivergedError,
+    GateError,
+    NmtError,
+    TokenizerError,
+)
 from nmt.version import __version__
 
 if TYPE_CHECKING:
     from nmt.config.loader import load_config
-    from nmt.errors import (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DeviceError,
-        DivergedError,
-        GateError,
-        NmtError,
-        TokenizerError,
-    )
     from nmt.metrics.metric import Score
     from nmt.recipes.evaluate import evaluate
     from nmt.recipes.export import average, export
@@ -60,20 +60,14 @@ _HOMES = {
     "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
     "average": "nmt.recipes.export",
-    "evaluate": "nmt.recipes.evaluate",
-    "export": "nmt.recipes.export",
     "load_config": "nmt.config.loader",
-    "prepare": "nmt.recipes.prepare",
-    "score": "nmt.recipes.score",
-    "train": "nmt.recipes.train",
-    "translate": "nmt.recipes.translate",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "nmt.errors")), name)
+    return getattr(import_module(_HOMES.get(name, f"nmt.recipes.{name}")), name)
 
 
 def __dir__() -> list[str]:

@@ -83,22 +83,14 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-class _Formatter(logging.Formatter):
-    """``nmt: message``, and ``nmt: warning: message`` at any other level than INFO.
-
-    >>> _Formatter().format(logging.LogRecord("nmt.x", 30, "", 0, "%d lines", (3,), None))
-    'nmt: warning: 3 lines'
-    """
+class _Handler(logging.Handler):
+    """Writes to standard error, above progress bars: ``nmt: note``, ``nmt: warning: note``."""
 
     @override
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:
         source = "nmt" if record.name.split(".")[0] == "nmt" else record.name
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return f"{source}: {level}{record.message}"
-
-
-class _Handler(logging.Handler):
-    """Writes lines to standard error, above progress bars if there are any."""
+        return f"{source}: {level}{super().format(record)}"
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -124,7 +116,6 @@ def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
             libraries.
     """
     remove_logging()
-    _HANDLER.setFormatter(_Formatter())
     if verbosity > 1:
         _ROOT.addHandler(_HANDLER)
         _ROOT.setLevel(logging.DEBUG)

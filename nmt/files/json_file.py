@@ -20,6 +20,16 @@ MAX_DIGITS = 40
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
 """A text, or what is neither text nor bracket."""
 
+_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
 _Kind = TypeVar("_Kind")
 
 
@@ -69,33 +79,22 @@ def field(document: Any, *path: str, kind: type[_Kind]) -> _Kind:
     >>> field({"files": {"a": {"size": 3}}}, "files", "a", "size", kind=int)
     3
     """
-    value = document
-    for depth, key in enumerate(path):
-        if key not in _checked(value, path[:depth], dict):
-            raise ValueError(f"{'.'.join(path[: depth + 1])} is missing")
-        value = value[key]
-    return _checked(value, path, kind)
-
-
-def _checked(value: Any, path: tuple[str, ...], kind: type[_Kind]) -> _Kind:
-    if kind is float and type(value) is int:
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        found = _NAMES.get(type(value), type(value).__name__)
-        shown = ".".join(path) or "the document"
-        raise ValueError(f"{shown} should be {_NAMES.get(kind, kind.__name__)}, not {found}")
+    value: Any = document
+    kinds: list[type[Any]] = [*[dict] * len(path), kind]
+    for depth, wanted in enumerate(kinds):
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            found = _NAMES.get(type(value), type(value).__name__)
+            shown = ".".join(path[:depth]) or "the document"
+            raise ValueError(
+                f"{shown} should be {_NAMES.get(wanted, wanted.__name__)}, not {found}"
+            )
+        if depth < len(path):
+            if path[depth] not in value:
+                raise ValueError(f"{'.'.join(path[: depth + 1])} is missing")
+            value = value[path[depth]]
     return value
-
-
-_NAMES: dict[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
 
 
 def _check_depth(text: str) -> None:

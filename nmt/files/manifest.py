@@ -132,18 +132,14 @@ class Manifest:
         """
         for name in self.files if names is None else names:
             path, expected = folder / name, self.files.get(name)
-            if problem := _difference(path, expected):
-                of_run = _OF_CHECKPOINTS in self.files
-                fix = _OF_RUN if of_run else "Copy or export the folder again."
-                raise CheckpointError(f"{path} {problem}", fix=fix)
-
-
-def _difference(path: Path, expected: FileRecord | None) -> str | None:
-    if expected is None or not path.is_file():
-        return "is missing."
-    if (size := path.stat().st_size) != expected.size:
-        return f"has {size:,} bytes, but {expected.size:,} were written."
-    if (found := sha256_of_file(path)) != expected.sha256:
-        was = expected.sha256[:12]
-        return f"has sha256 {found[:12]}..., but {was}... was written: its content has changed."
-    return None
+            if expected is None or not path.is_file():
+                problem = "is missing."
+            elif (size := path.stat().st_size) != expected.size:
+                problem = f"has {size:,} bytes, but {expected.size:,} were written."
+            elif (found := sha256_of_file(path)) != expected.sha256:
+                found, was = f"{found[:12]}...", f"{expected.sha256[:12]}..."
+                problem = f"has sha256 {found}, but {was} was written: its content has changed."
+            else:
+                continue
+            fix = _OF_RUN if _OF_CHECKPOINTS in self.files else "Copy or export the folder again."
+            raise CheckpointError(f"{path} {problem}", fix=fix)
