@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli import average, config, evaluate, export, prepare, score, train, translate
+from nmt.cli import config, evaluate, export, prepare, score, train, translate
 from nmt.cli.options import flag
 from nmt.errors import NmtError
 from nmt.version import __version__
@@ -233,11 +233,19 @@ def root(
     ctx.call_on_close(remove_logging)
 
 
-for module in (prepare, train, average, export, translate, score, evaluate):
-    _add_command(app, getattr(module, module.__name__.rpartition(".")[2]), module.EPILOG)
+for function, epilog in (
+    (prepare.prepare, prepare.EPILOG),
+    (train.train, train.EPILOG),
+    (export.average, export.AVERAGE_EPILOG),
+    (export.export, export.EXPORT_EPILOG),
+    (translate.translate, translate.EPILOG),
+    (score.score, score.EPILOG),
+    (evaluate.evaluate, evaluate.EPILOG),
+):
+    _add_command(app, function, epilog)
 config_app = typer.Typer(help="Show, check and document configurations.", no_args_is_help=True)
-for function, example in config.EXAMPLES.items():
-    _add_command(config_app, function, f"\b\nExample:\n  {example}")
+for shown, example in config.EXAMPLES.items():
+    _add_command(config_app, shown, f"\b\nExample:\n  {example}")
 app.add_typer(config_app, name="config")
 
 
