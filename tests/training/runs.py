@@ -1,28 +1,44 @@
-"""Runs `nmt train` many times at the price of one import of torch.
+"""Runs `nmt train` many times, in one process or several, at the price of one import of torch.
 
-A server process imports everything and forks a child for each command line. The child may hurt
-itself at a chosen moment: see `Harm`. Started as ``python runs.py``; a request is one JSON line.
+A server process imports everything and forks: a child for one process; one for each of several,
+with the environment that torch's launcher would give it; or one that is a launcher itself, whose
+processes are real new ones. A child may get into `Harm`. Started as ``python -m
+tests.training.runs FOLDER``; a request is one JSON line.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from safetensors.numpy import load_file
+
+from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
+from tests.training.toy import STEPS
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 60
+"""Seconds until those that still run are killed, with code -9: FAULTS 28 and 29 allow no more."""
+_HARM = "NMT_TEST_HARM"
+
 
 @dataclass(frozen=True)
 class Harm:
-    """What happens to the process, and when."""
+    """What happens to a process, and when."""
 
     place: str = ""
     """``prepare``, ``update``, ``validation`` or ``save``: at the start of the ``count``-th,
@@ -30,21 +46,42 @@ class Harm:
     count: int = 0
     signals: tuple[int, ...] = ()
     """Sent to itself there."""
+    message: str = ""
+    """Or: of an error that it raises there."""
     kill_after: float | None = None
     """Or: SIGKILL after so many seconds."""
     full_saves: tuple[int, ...] = ()
     """These saves, from 1, find a full disk."""
+    rank: int = 0
+    """Which of several processes."""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A signal to a launcher, once a file has content."""
+
+    number: int
+    """SIGINT goes to the whole process group, as from a terminal."""
+    when: str
 
 
 @dataclass(frozen=True)
 class Result:
-    """How the process ended."""
+    """How a process ended."""
 
     code: int
     """Exit code, or minus the signal's number."""
     seconds: float
     stderr: str = field(repr=False)
     stdout: str = field(repr=False)
+
+
+def codes(results: Sequence[Result]) -> list[int]:
+    return [result.code for result in results]
+
+
+def all_stderr(results: Sequence[Result]) -> str:
+    return "".join(result.stderr for result in results)
 
 
 class Server:
@@ -54,10 +91,12 @@ class Server:
         self.folder = folder
 
     def __enter__(self) -> Self:
+        # Without GPUs: there may be one, and then two processes are refused.
+        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            cwd=self.folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", "tests.training.runs", str(self.folder)],
+            cwd=ROOT,
+            env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,51 +111,214 @@ class Server:
     ) -> None:
         self._process.communicate(timeout=60)
 
-    def train(self, config: Path, *flags: str, harm: Harm | None = None) -> Result:
-        """Run ``nmt train`` to its end."""
+    def train(
+        self,
+        *arguments: str,
+        num: int | None = None,
+        harm: Harm | None = None,
+        agent: bool = True,
+        machines: bool = False,
+    ) -> list[Result]:
+        """Run ``nmt train`` in one process, or in ``num`` that know of each other.
+
+        Without an ``agent``, the first process keeps the store by which they find each other. Of
+        several ``machines``, each process is the only one of its own.
+        """
+        request = {"arguments": ["train", *arguments], "agent": agent, "machines": machines}
+        return self._ask(request | {"num": num}, harm=harm)
+
+    def script(self, source: str, num: int | None = 2, shot: Shot | None = None) -> list[Result]:
+        """Run Python code in ``num`` processes, or in one that could be a launcher."""
+        return self._ask({"script": source, "num": num, "shot": shot and asdict(shot)})
+
+    def launch(self, *arguments: str, harm: Harm | None = None, shot: Shot | None = None) -> Result:
+        """Run ``nmt train --devices 2``."""
+        request = {"arguments": ["train", *arguments, "--devices=2"], "shot": shot and asdict(shot)}
+        return self._ask(request, harm=harm)[0]
+
+    def _ask(self, request: dict[str, Any], harm: Harm | None = None) -> list[Result]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"arguments": ["train", str(config), *flags], "harm": asdict(harm or Harm())}
+        request = {"num": None, **request, "harm": asdict(harm or Harm())}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return Result(**json.loads(self._process.stdout.readline()))
+        return [Result(**result) for result in json.loads(self._process.stdout.readline())]
+
+
+class Run:
+    """One run folder, and the ways to train in it."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.config = server.folder / "toy.yaml"
+        self.folder = server.folder / "runs" / name
+
+    def arguments(self, *flags: str, **settings: object) -> list[str]:
+        changes = [f"--set=training.{key}={json.dumps(value)}" for key, value in settings.items()]
+        return [str(self.config), f"--run-dir={self.folder}", *changes, *flags]
+
+    def train(self, *flags: str, harm: Harm | None = None, **settings: object) -> Result:
+        return self.server.train(*self.arguments(*flags, **settings), harm=harm)[0]
+
+    def start(
+        self,
+        *flags: str,
+        num: int = 2,
+        harm: Harm | None = None,
+        agent: bool = True,
+        machines: bool = False,
+        **settings: Any,
+    ) -> list[Result]:
+        arguments = self.arguments(*flags, **settings)
+        return self.server.train(*arguments, num=num, harm=harm, agent=agent, machines=machines)
+
+    def finish(self, *flags: str, num: int | None = None, **settings: Any) -> list[Result]:
+        results = self.server.train(*self.arguments(*flags, **settings), num=num)
+        assert codes(results) == [0] * (num or 1), all_stderr(results)
+        return results
+
+    def launch(
+        self,
+        *flags: str,
+        harm: Harm | None = None,
+        stop: signal.Signals | None = None,
+        **settings: object,
+    ) -> Result:
+        shot = None if stop is None else Shot(stop, str(self.folder / "metrics.jsonl"))
+        return self.server.launch(*self.arguments(*flags, **settings), harm=harm, shot=shot)
+
+    def hashes(self, step: int = STEPS) -> dict[str, str]:
+        folder = checkpoint_dir(self.folder, step)
+        return {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            for name in ("model.safetensors", "optimizer.safetensors", "state.json")
+        }
+
+    def weights(self) -> dict[str, np.ndarray]:
+        return load_file(self.checkpoints()[-1][1] / "model.safetensors")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl, without what depends on the clock."""
+        lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
+        return [
+            {key: value for key, value in json.loads(line).items() if "second" not in key}
+            for line in lines
+        ]
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.metrics() if line["kind"] == kind]
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        return list_checkpoints(self.folder)
+
+    def steps(self) -> list[int]:
+        return [step for step, _ in self.checkpoints()]
+
+    def contents(self) -> dict[str, bytes]:
+        """All files but the lock, which every start writes."""
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        }
+
+
+def assert_equal(run: Run, whole: Run) -> None:
+    assert run.hashes() == whole.hashes()
+    assert run.metrics() == whole.metrics()
+    assert (run.folder / "best").read_bytes() == (whole.folder / "best").read_bytes()
+    assert not [*run.folder.rglob(".*.tmp-*")]
 
 
 def _serve() -> None:
     # A shell lets what it starts in the background ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in ("nmt.recipes.train", "nmt.cli.app", "jinja2"):  # once, for all children
-        importlib.import_module(name)
+    os.chdir(sys.argv[1])
+    Path("sitecustomize.py").write_text("from tests.training.runs import arm\narm()\n")
+    for name in (
+        "nmt.recipes.train",
+        "nmt.training.launch",
+        "nmt.cli.app",
+        "jinja2",
+        "torch._dynamo",
+    ):
+        importlib.import_module(name)  # once, for all children
+    vars(importlib.import_module("nmt.training.signals"))["_SECONDS_TO_REPORT"] = 0.5
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
-        outputs = [Path(f"{number}.{name}").absolute() for name in ("stdout", "stderr")]
-        for path in outputs:
-            path.touch()  # a child that is killed at once opens none
+        agent, port = _store(request)
         begin = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            _run(request["arguments"], Harm(**request["harm"]), outputs)
+        children = []
+        for rank in range(request["num"] or 1):
+            outputs = [Path(f"{number}.{rank}.{name}").absolute() for name in ("out", "err")]
+            for path in outputs:
+                path.touch()  # a child that is killed at once opens none
+            if (child := os.fork()) == 0:
+                _be(rank, port, request, outputs)
+            children.append((child, outputs))
+        if shot := request.get("shot"):
+            _shoot(children[0][0], Shot(**shot))
         if (delay := request["harm"]["kill_after"]) is not None:
             time.sleep(delay)
-            os.kill(child, signal.SIGKILL)  # a child that has ended waits for its parent
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        stdout, stderr = (path.read_text() for path in outputs)
-        seconds = time.monotonic() - begin
-        print(json.dumps(asdict(Result(code, seconds, stderr, stdout))), flush=True)  # noqa: T201
+            os.kill(children[0][0], signal.SIGKILL)  # one that has ended waits for its parent
+        results = []
+        for child, outputs in children:
+            code = _wait(child, begin + DEADLINE)
+            out, err = (path.read_text() for path in outputs)
+            results.append(asdict(Result(code, time.monotonic() - begin, err, out)))
+        if agent:
+            os.kill(agent, signal.SIGKILL)
+            os.waitpid(agent, 0)
+        print(json.dumps(results), flush=True)  # noqa: T201
 
 
-def _run(arguments: list[str], harm: Harm, outputs: list[Path]) -> None:
-    """Be ``nmt``; never returns."""
-    from nmt.cli import main
+def _store(request: dict[str, Any]) -> tuple[int, int]:
+    """Return the process that keeps the store of several, 0 if it is one of them; its port."""
+    if not request["num"]:
+        return 0, 0
+    if not request.get("agent", True):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return 0, free.getsockname()[1]
+    reader, writer = os.pipe()
+    if (agent := os.fork()) == 0:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writer, f"{store.port}\n".encode())
+        signal.pause()
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        return agent, int(answer.readline())
+
+
+def _be(rank: int, port: int, request: dict[str, Any], outputs: list[Path]) -> None:
+    """Be ``nmt``, in a process group of its own if it may be a launcher; never returns."""
+    os.environ[_HARM] = json.dumps(request["harm"])
+    if request["num"]:
+        local_rank = 0 if request.get("machines") else rank
+        place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": request["num"]}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
+        place["TORCHELASTIC_USE_AGENT_STORE"] = request.get("agent", True)
+        os.environ.update({name: str(value) for name, value in place.items()})
+    else:
+        os.setpgid(0, 0)
+        os.environ["PYTHONPATH"] = f"{Path.cwd()}:{ROOT}"
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
-    _arm(harm)
-    sys.argv = ["nmt", *arguments]
+    from nmt import cli
+
+    if script := request.get("script"):
+        vars(cli)["main"] = lambda: exec(script, {})
+    arm()
+    sys.argv = ["nmt", *request.get("arguments", [])]
     code = 0
     try:
-        main()
+        cli.main()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
@@ -127,31 +329,29 @@ def _run(arguments: list[str], harm: Harm, outputs: list[Path]) -> None:
     os._exit(code)
 
 
-class _Counter:
-    """Sends the signals at the right call."""
-
-    def __init__(self, harm: Harm) -> None:
-        self._harm = harm
-        self._calls = 0
-
-    def count(self) -> None:
-        self._calls += 1
-        if self._calls == self._harm.count:
-            for number in self._harm.signals:
-                signal.raise_signal(number)
-
-    def before(self, kind: type, name: str) -> None:
-        """Count the calls of a method, from now on."""
-        call = getattr(kind, name)
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self.count()
-            return call(*arguments, **options)
-
-        setattr(kind, name, counted)
+def _shoot(launcher: int, shot: Shot) -> None:
+    path, end = Path(shot.when), time.monotonic() + DEADLINE
+    while not (path.exists() and path.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.002)
+    send = os.killpg if shot.number == signal.SIGINT else os.kill
+    send(launcher, shot.number)
 
 
-def _arm(harm: Harm) -> None:
+def _wait(child: int, deadline: float) -> int:
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def arm() -> None:  # noqa: C901 - the places are not worth a class
+    """Get into the harm that the environment tells, if it is this process's."""
+    harm = Harm(**json.loads(os.environ.get(_HARM, "{}")))
+    if harm == Harm() or os.environ.get("RANK", "0") != str(harm.rank):
+        return
     import safetensors.torch
 
     from nmt.checkpoint import files
@@ -159,36 +359,51 @@ def _arm(harm: Harm) -> None:
     from nmt.training.update import Updater
     from nmt.training.validation import Validator
 
-    counter = _Counter(harm)
+    calls = 0
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == harm.count:
+            for number in harm.signals:
+                signal.raise_signal(number)
+            if harm.message:
+                raise RuntimeError(harm.message)
+
     methods: dict[str, tuple[type, str]] = {
         "prepare": (StoreWriter, "append"),
         "update": (Updater, "__call__"),
         "validation": (Validator, "__call__"),
     }
     if harm.place in methods:
-        counter.before(*methods[harm.place])
-    saves, write = 0, safetensors.torch.save_file
+        kind, name = methods[harm.place]
+        call = getattr(kind, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            count()
+            return call(*arguments, **options)
+
+        setattr(kind, name, counted)
+    saves, write, rename = 0, safetensors.torch.save_file, Path.rename
 
     def save_file(tensors: Any, path: Path) -> None:
         nonlocal saves
         saves += path.name == files.MODEL
         if harm.place == "save" and path.name == files.MODEL:
-            counter.count()
+            count()
         if saves in harm.full_saves:
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         write(tensors, path)
 
-    vars(safetensors.torch)["save_file"] = save_file
-    rename = Path.rename
-
     def renamed(path: Path, target: Path) -> Path:
         moved = rename(path, target)
         if harm.place == "replaced" and path.name.startswith("step-"):
-            counter.count()
+            count()
         return moved
 
-    vars(files)["Path"].rename = renamed
+    vars(safetensors.torch)["save_file"] = save_file
+    setattr(Path, "rename", renamed)  # noqa: B010 - mypy forbids the plain way
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from nmt.checkpoint.files import (
     save_checkpoint,
 )
 from nmt.errors import CheckpointError
-from tests.training.runs import Harm, Server
-from tests.training.test_resume import Run, assert_equal
-from tests.training.toy import CONFIG, STEPS, write_corpus
+from tests.training.runs import Harm, Run, Server, assert_equal
+from tests.training.toy import CONFIG, STEPS
 
 KILLS = 100
 DISK_BYTES = 16 << 20
@@ -57,40 +56,6 @@ time.strftime = lambda form, moment=None: strftime(form, moment or time.localtim
 from nmt.cli import main
 main()
 """
-
-# Each file takes a while to be forced to the disk.
-SLOW_DISK = """
-import os, time
-fsync = os.fsync
-def slow(descriptor):
-    time.sleep(0.1)
-    fsync(descriptor)
-os.fsync = slow
-from nmt.cli import main
-main()
-"""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("faults")
-    write_corpus(folder)
-    (folder / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
-    with Server(folder) as started:
-        yield started
-
-
-@pytest.fixture
-def run(server: Server, request: pytest.FixtureRequest) -> Run:
-    return Run(server, re.sub(r"\W+", "-", request.node.name))
-
-
-@pytest.fixture(scope="module")
-def whole(server: Server) -> Run:
-    """The run that nothing happened to."""
-    found = Run(server, "whole")
-    found.finish()
-    return found
 
 
 class Disk:
@@ -161,7 +126,7 @@ def test_a_hundred_kills_cost_nothing_but_time(server: Server) -> None:
         assert_whole(run)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
@@ -185,33 +150,6 @@ def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
     assert newest_checkpoint(run_dir, strict=True) == checkpoint_dir(run_dir, 2)
 
 
-@pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_disk_that_stays_full_ends_the_run_and_costs_no_checkpoint(
-    run: Run, whole: Run, disk: Disk, policy: str
-) -> None:
-    """FAULT 8: at once, or with the last save."""
-    run.folder = disk.folder / "run"
-    run.finish(max_steps=10)
-    before = [(path, load_checkpoint(path).step) for _, path in run.checkpoints()]
-    disk.fill(LITTLE_BYTES)
-    result = run.train(on_full_disk=policy)
-
-    assert result.code == 4, result.stderr
-    # Going on, it tries at steps 15, 20, 25 and 30, and once more before it ends.
-    assert result.stderr.count("was not written: ") == (1 if policy == "stop" else 5)
-    assert ("not saved: " in result.stderr) == (policy == "continue")
-    assert ("step 30 could not be saved" in result.stderr) == (policy == "continue")
-    assert "fix: Free disk space" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert [(path, load_checkpoint(path).step) for _, path in run.checkpoints()] == before
-    assert_whole(run)
-    disk.free()
-    run.finish("--strict-resume")
-
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert run.hashes()[name] == whole.hashes()[name]
-
-
 def test_a_run_goes_on_without_saving_until_there_is_space_again(run: Run, disk: Disk) -> None:
     """FAULT 8."""
     run.folder = disk.folder / "run"
@@ -225,12 +163,12 @@ def test_a_run_goes_on_without_saving_until_there_is_space_again(run: Run, disk:
 
     friend = threading.Thread(target=free_when_noted)
     friend.start()
-    result = run.train(on_full_disk="continue", max_steps=200)
+    result = run.train(on_full_disk="continue", max_steps=100)
     friend.join(60)
 
     assert result.code == 0, result.stderr
-    assert run.steps()[-1] == 200
-    assert [line["step"] for line in run.metrics() if line["kind"] == "update"][-1] == 200
+    assert run.steps()[-1] == 100
+    assert [line["step"] for line in run.metrics() if line["kind"] == "update"][-1] == 100
     assert_whole(run)
 
 
@@ -246,27 +184,6 @@ def test_a_disk_without_any_space_is_told_about_without_a_traceback(run: Run, di
     assert "Traceback" not in result.stderr
     disk.free()
     run.finish(max_steps=1)
-
-
-def test_a_signal_from_outside_while_the_disk_is_slow_lets_the_save_be_whole(
-    run: Run, whole: Run
-) -> None:
-    """FAULT 21."""
-    command = [sys.executable, "-c", SLOW_DISK, "train", str(run.config)]
-    command += [f"--run-dir={run.folder}", "--set=training.save_every=5"]
-    cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
-        checkpoints = run.folder / "checkpoints"
-        while process.poll() is None and not [*checkpoints.glob(".step-*.tmp-*")]:
-            time.sleep(0.002)
-        time.sleep(0.15)  # a save takes half a second here
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
-    assert run.steps() == [5]
-    assert_whole(run)
-    run.finish("--strict-resume")
-
-    assert_equal(run, whole)
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])

@@ -14,11 +14,7 @@ import torch
 from nmt.checkpoint.files import AVERAGE, MODEL, load_checkpoint, load_tensors, read_best
 from nmt.checkpoint.model_folder import load_model
 from nmt.files.manifest import Manifest
-from tests.training.runs import Harm, Server
-from tests.training.test_resume import Run, assert_equal, run, server, whole
-from tests.training.toy import STEPS
-
-__all__ = ["run", "server", "whole"]
+from tests.training.runs import Harm, Run, Server
 
 OPTIONS: dict[str, dict[str, Any]] = {
     # Stopped in the middle of an epoch, and of three batches to an update: FAULT 2.
@@ -31,7 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ema and frozen encoder": {"training.ema_decay": 0.9, "training.freeze": ["encoder"]},
     "recomputed": {"training.activation_checkpointing": True},
 }
-AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3}
+AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3, "max_steps": 15}
+BY_LOSS: dict[str, Any] = {"validation.metric": "loss"}
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
@@ -39,19 +36,20 @@ def flags(settings: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_resuming_is_exact_with(run: Run, server: Server, whole: Run, name: str) -> None:
+def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name: str) -> None:
     """FAULTS 1, 2, 3 and 18."""
     settings = flags(OPTIONS[name])
     unstopped = Run(server, f"{run.folder.name}-unstopped")
-    unstopped.finish(*settings)
-    for update in (7, 6):  # counted from each start
+    unstopped.finish(*settings, max_steps=12)
+    for update in (5, 3):  # counted from each start
         harm = Harm("update", update, (signal.SIGTERM,))
-        assert run.train(*settings, harm=harm).code == 143
-    run.finish("--exact", *settings)
+        assert run.train(*settings, harm=harm, max_steps=12).code == 143
+    run.finish("--exact", *settings, max_steps=12)
 
-    assert_equal(run, unstopped)
+    assert run.hashes(12) == unstopped.hashes(12)
+    assert run.metrics() == unstopped.metrics()
     # The option did something; but working activations out again changes nothing at all.
-    is_plain = run.hashes()[MODEL] == whole.hashes()[MODEL]
+    is_plain = run.hashes(12)[MODEL] == stopped_run.hashes(12)[MODEL]
     assert is_plain == (name == "recomputed")
 
 
@@ -67,12 +65,12 @@ def test_the_mean_of_the_last_checkpoints_is_written_at_the_end(run: Run) -> Non
     for name, found in mean.items():
         expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(dim=0)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-9)
-    assert load_model(run.folder, AVERAGE).step == STEPS
+    assert load_model(run.folder, AVERAGE).step == 15
     assert "mean of the last 3 checkpoints: perplexity " in run.log()
 
 
 def test_the_mean_is_best_if_it_validates_better(run: Run) -> None:
-    run.finish(**AVERAGED, **{"validation.metric": "loss"})
+    run.finish(**(AVERAGED | BY_LOSS | {"max_steps": 30}))
 
     assert "; now the best" in run.log()
     assert read_best(run.folder) == run.folder / AVERAGE
@@ -81,7 +79,7 @@ def test_the_mean_is_best_if_it_validates_better(run: Run) -> None:
 
 def test_the_mean_is_not_best_if_it_validates_worse(run: Run) -> None:
     """While each checkpoint is far better than the one before, their mean is not."""
-    run.finish(**AVERAGED, **{"validation.metric": "loss", "schedule.peak_lr": 0.0003})
+    run.finish(**AVERAGED, **(BY_LOSS | {"schedule.peak_lr": 0.0003}))
 
     assert "the best checkpoint is better" in run.log()
     assert read_best(run.folder) == run.checkpoints()[-1][1]
@@ -91,9 +89,9 @@ def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
     """FAULT 18: the window of the mean, and an end that comes while it is validated."""
     unstopped = Run(server, f"{run.folder.name}-unstopped")
     unstopped.finish(**AVERAGED)
-    assert run.train(harm=Harm("update", 22, (signal.SIGTERM,)), **AVERAGED).code == 143
+    assert run.train(harm=Harm("update", 12, (signal.SIGTERM,)), **AVERAGED).code == 143
     assert not (run.folder / AVERAGE).exists()
-    # Validations of steps 20 and 30 are made before; this one is the mean's.
+    # The validation of step 15 is made before; this one is the mean's.
     killed = run.train(harm=Harm("validation", 2, (signal.SIGKILL,)), **AVERAGED)
     assert killed.code == -signal.SIGKILL
     assert not (run.folder / AVERAGE).exists()
@@ -104,9 +102,9 @@ def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
 
 
 def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> None:
-    run.finish(max_steps=20, **AVERAGED)
+    run.finish(**(AVERAGED | {"max_steps": 10}))
     before = average_of(run.folder)
-    again = run.train("--json", max_steps=20, **AVERAGED)
+    again = run.train("--json", **(AVERAGED | {"max_steps": 10}))
     assert run.log().count("mean of the last") == 1
     best = read_best(run.folder)
     assert best is not None
@@ -115,7 +113,7 @@ def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> N
 
     assert run.log().count("mean of the last") == 2
     assert average_of(run.folder) != before
-    assert Manifest.read(run.folder / AVERAGE).step == STEPS
+    assert Manifest.read(run.folder / AVERAGE).step == 15
 
 
 def test_a_finished_run_makes_the_mean_of_as_many_as_are_asked_for_now(run: Run) -> None:
@@ -124,7 +122,7 @@ def test_a_finished_run_makes_the_mean_of_as_many_as_are_asked_for_now(run: Run)
     run.finish(**(AVERAGED | {"average_last": 2}))
     record = json.loads((run.folder / AVERAGE / "average.json").read_text())
 
-    assert record["steps"] == [25, 30]
+    assert record["steps"] == [10, 15]
     assert average_of(run.folder) != before
     shutil.rmtree(run.checkpoints()[0][1])
     shutil.rmtree(run.checkpoints()[0][1])  # to save room: there are none to choose others from
@@ -133,11 +131,11 @@ def test_a_finished_run_makes_the_mean_of_as_many_as_are_asked_for_now(run: Run)
 
 
 def test_a_damaged_checkpoint_among_the_last_is_named(run: Run) -> None:
-    run.finish(max_steps=25, **AVERAGED)
+    run.finish(**AVERAGED)
     shutil.rmtree(run.folder / AVERAGE)
     damaged = run.checkpoints()[-2][1] / MODEL
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    result = run.train(max_steps=25, **AVERAGED)
+    result = run.train(**AVERAGED)
 
     assert result.code == 4
     assert str(damaged) in result.stderr

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
 from nmt.config.run import RunConfig
-from nmt.recipes.prepare import prepare
+from nmt.engine.compilation import Compilation
 from nmt.recipes.train import dry_run, train
 from tests.compiling import Backend, use_backend
-from tests.training.toy import CONFIG, setup_of, write_corpus
+from tests.training.toy import CONFIG, write_corpus
 
 
 @pytest.fixture
@@ -28,60 +29,48 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 
 
 @pytest.fixture(autouse=True)
-def _corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _corpus(tmp_path: Path) -> None:
     write_corpus(tmp_path)
 
 
-def config_of(**training: Any) -> RunConfig:
-    values = copy.deepcopy(CONFIG)
+def config_of(run_dir: str = "run", **training: Any) -> RunConfig:
+    values = copy.deepcopy(CONFIG) | {"run_dir": run_dir}
     values["model"]["dropout"] = 0.0
-    values["training"] |= {"max_steps": 3, "save_every": 3, "validate_every": 3, **training}
+    rare = dict.fromkeys(("max_steps", "save_every", "validate_every"), 3)
+    values["training"] |= {**rare, "report_every": 1, **training}
     return RunConfig.model_validate(values)
 
 
-def log() -> str:
-    return Path("runs/toy/log.txt").read_text(encoding="utf-8")
+def trained(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
+    """Losses of the updates, random numbers after them, and the log."""
+    train(config)
+    lines = map(json.loads, (config.run_dir / "metrics.jsonl").read_text().splitlines())
+    random = load_checkpoint(checkpoint_dir(config.run_dir, 3)).optimizer["random/cpu"]
+    log = (config.run_dir / "log.txt").read_text()
+    return [line["loss"] for line in lines if line["kind"] == "update"], random, log
 
 
-def test_updates_begin_as_without(backend: Backend) -> None:
-    prepare(config_of())
-    found = []
-    for compile_layers in (False, True):
-        setup = setup_of(config_of(compile=compile_layers))
-        assert setup.compilation.is_on == compile_layers
-        random = torch.get_rng_state()
-        plan = setup.loader.plan(0)
-        losses = [setup.updater([setup.loader.batch(rows)], 0.01).loss_sum for rows in plan[:4]]
-        found.append((losses, random))
-
-    (expected, random), (losses, other_random) = found
-    assert losses == pytest.approx(expected, rel=1e-4)
-    assert torch.equal(random, other_random)
-    assert backend.num_graphs == 4  # and the updates made no more
-
-
-def test_a_run_says_and_records_that_its_layers_are_compiled(backend: Backend) -> None:
-    train(config_of(compile=True))
-
-    assert ", layers compiled in " in log()
-    state = json.loads(Path("runs/toy/checkpoints/step-00000003/state.json").read_text())
-    assert state["machine"]["compiled"] is True
+def test_a_run_with_compiled_layers_makes_the_updates_of_one_without_and_records_it(
+    backend: Backend,
+) -> None:
+    losses, random, log = trained(config_of(compile=True))
     assert backend.num_graphs == 4
-    train(config_of(max_steps=4))
-    assert "not bit-exact: compiled: was true, is false" in log()
+    expected, same_random, other_log = trained(config_of("plain"))
+
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert torch.equal(random, same_random)
+    assert ", layers compiled in " in log
+    assert "compiled" not in other_log
+    assert backend.num_graphs == 4  # on a CPU nothing is compiled unasked
+    state = json.loads((checkpoint_dir(Path("run"), 3) / "state.json").read_text())
+    assert state["machine"]["compiled"] is True
+    assert "not bit-exact: compiled: was true, is false" in trained(config_of(max_steps=4))[2]
 
 
-@pytest.mark.usefixtures("backend")
-def test_a_dry_run_says_it_too() -> None:
+def test_a_dry_run_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compilation(is_on=True, remark="layers compiled in 1.0 s")
+    monkeypatch.setattr("nmt.training.setup.compile_layers", lambda *_, **__: compiled)
     report = dry_run(config_of(compile=True), num_updates=4)
 
     assert report.as_dict()["compiled"] is True
     assert ", layers compiled in " in report.as_text().splitlines()[0]
-
-
-def test_on_a_cpu_nothing_is_said_nor_done(backend: Backend) -> None:
-    train(config_of())
-
-    assert "compiled" not in log()
-    assert backend.num_graphs == 0

@@ -112,21 +112,22 @@ def test_halves_hold_every_pair_once_and_no_padding_of_the_other_half(
     assert torch.equal(torch.cat([half.gold for half in halves]), batch.gold)
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
-    """Make the loss of some updates, from 1, not a number."""
-    call, objective, made = Updater.__call__, Updater._training_loss, 0
+def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> list[None]:
+    """Make the loss of some updates, from 1, not a number; return as many as were begun."""
+    made: list[None] = []
+    call, objective = Updater.__call__, Updater._training_loss
 
     def counted(updater: Updater, *arguments: Any, **options: Any) -> Any:
-        nonlocal made
-        made += 1
+        made.append(None)
         return call(updater, *arguments, **options)
 
     def poisoned(updater: Updater, batch: Batch) -> Tensor:
-        factor = math.nan if first <= made <= last else 1.0
+        factor = math.nan if first <= len(made) <= last else 1.0
         return objective(updater, batch) * factor
 
     monkeypatch.setattr(Updater, "__call__", counted)
     monkeypatch.setattr(Updater, "_training_loss", poisoned)
+    return made
 
 
 def test_one_loss_that_is_not_a_number_is_skipped_counted_and_told(

@@ -278,12 +278,8 @@ def test_a_skipped_update_leaves_every_bit_as_it_was(
     same_bits(everything(updater.model, updater.optimizer), everything(twin.model, twin.optimizer))
 
 
-def hashes(run_dir: Path) -> list[dict[str, str]]:
-    manifests = [
-        json.loads((p / "manifest.json").read_text()) for _, p in list_checkpoints(run_dir)
-    ]
-    assert manifests
-    return manifests
+def hashes(run_dir: Path) -> list[bytes]:
+    return [(path / "manifest.json").read_bytes() for _, path in list_checkpoints(run_dir)]
 
 
 def told(run_dir: Path) -> tuple[list[str], list[str]]:
@@ -303,14 +299,10 @@ def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return arm
 
 
-@pytest.mark.parametrize("report_every", [1, 3, 100])
 def test_reading_late_tells_and_saves_the_same(
-    values: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    run_ahead: Callable[[], None],
-    report_every: int,
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
 ) -> None:
-    values["training"] |= {"report_every": report_every, "keep_last": 9}
+    values["training"] |= {"report_every": 3, "keep_last": 9}
     found = []
     for name in ("at-once", "late"):
         with monkeypatch.context() as patch:
@@ -320,6 +312,7 @@ def test_reading_late_tells_and_saves_the_same(
         run_ahead()
 
     assert len(found[0][0][0]) == 2
+    assert found[0][1]
     assert found[0] == found[1]
 
 
@@ -327,7 +320,7 @@ def test_reading_late_stops_with_the_same_words(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
 ) -> None:
     """FAULT 24, where the device is ahead: the update and its lines are the ones at fault."""
-    values["training"] |= {"max_steps": 100, "report_every": 100, "save_every": 3}
+    values["training"] |= {"max_steps": 100, "report_every": 100, "save_every": 30}
     messages = []
     for name in ("at-once", "late"):
         with monkeypatch.context() as patch:
@@ -361,15 +354,7 @@ def test_updates_that_nothing_reads_are_read_before_they_are_many(
     values["training"] |= {"max_steps": 100, **rare}
     pace = DeviceQueue(CPU, max_inflight_updates=25, prefetches=False)
     monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
-    poison(monkeypatch, 1, 1000)
-    call, calls = Updater.__call__, 0
-
-    def counted(updater: Updater, *arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return call(updater, *arguments, **options)
-
-    monkeypatch.setattr(Updater, "__call__", counted)
+    made = poison(monkeypatch, 1, 1000)
     with pytest.raises(DivergedError, match=r"Step 20, .*\n.*checkpoint: none"):
         run(values)
-    assert calls == 25
+    assert len(made) == 25

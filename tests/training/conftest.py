@@ -1,0 +1,51 @@
+"""A server of trainings for the session, and the runs that tests compare theirs with."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.training.runs import Harm, Run, Server
+from tests.training.toy import CONFIG, write_corpus
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("training")
+    write_corpus(folder)
+    (folder / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
+    with Server(folder) as started:
+        yield started
+
+
+@pytest.fixture
+def run(server: Server, request: pytest.FixtureRequest) -> Run:
+    return Run(server, re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture(scope="session")
+def whole(server: Server) -> Run:
+    """The run of one process that nothing happened to."""
+    found = Run(server, "whole")
+    found.finish()
+    return found
+
+
+@pytest.fixture(scope="session")
+def stopped_run(server: Server) -> Run:
+    run = Run(server, "stopped")
+    result = run.train(harm=Harm("update", 12, (signal.SIGTERM,)))
+    assert result.code == 143, result.stderr
+    return run
+
+
+@pytest.fixture
+def stopped(run: Run, stopped_run: Run) -> Run:
+    """A run that was stopped at step 12; it has checkpoints of steps 10 and 12."""
+    shutil.copytree(stopped_run.folder, run.folder)
+    return run
