@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -66,13 +66,14 @@ def translate(
         DataError: The input cannot be read or the output cannot be written, or a line has no
             translation: it ends text output; in JSON all others are written before.
     """
+    style = style or LineFormat()
     check_output(output, source, Path(model))
     with _joined_team() as team:
         with team.loading() if team else nullcontext():
             translator = _load(Path(model), mbr, overrides, loading, decoding)
-            translator.prepare((style or LineFormat()).outputs)
+            translator.prepare(style.outputs)
         run = team.translate_files if team else translate_files
-        style = replace(style or LineFormat(), n_best=translator.options.n_best)
+        style = replace(style, n_best=translator.options.n_best)
         return run(line_translator(translator, style), source, output, lines_at_once=lines_at_once)
 
 
@@ -101,16 +102,13 @@ def selfcheck(
         return check_promises(run)
 
 
-@contextmanager
-def _joined_team() -> Iterator[Team | None]:
+def _joined_team() -> AbstractContextManager[Team | None]:
     """Join the processes that torchrun has started beside this one, if it has."""
-    if is_one_of_torchrun():
-        from nmt.translation.distributed import join_team  # noqa: PLC0415 - loads torch
+    if not is_one_of_torchrun():
+        return nullcontext()
+    from nmt.translation.distributed import join_team  # noqa: PLC0415 - loads torch
 
-        with join_team() as team:
-            yield team
-    else:
-        yield None
+    return join_team()
 
 
 def _load(
