@@ -15,25 +15,11 @@ from nmt.checkpoint.files import checkpoint_dir, save_checkpoint
 from nmt.checkpoint.model_folder import load_model
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
-from nmt.config.data import TokenizerConfig
-from nmt.config.run import RunConfig
 from nmt.model.transformer import build_model
-from nmt.text.tokenizer import load_tokenizers, tokenizer_hash, train_sentencepiece
+from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+from tests.runtime.exported import run_config, train_tokenizers
 from tests.translation.conftest import sentences
 
-CONFIG = RunConfig.model_validate({
-    "name": "small", "source_language": "de", "target_language": "en",
-    "data": {
-        "train": [{"source": "a.de", "target": "a.en"}],
-        "valid": {"source": "a.de", "target": "a.en"},
-    },
-    "model": {
-        "preset": "tiny", "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2,
-        "model_dim": 32, "ff_dim": 48,
-    },
-    "training": {"max_steps": 1},
-    "decoding": {"beam_size": 2, "max_length_factor": 1.0, "max_length_offset": 2},
-})  # fmt: skip
 STEPS = (10, 20, 30, 40)
 # Of step 15 the score is known, but the checkpoint is gone.
 HISTORY = [[10, 8.0], [15, 99.0], [20, 9.0], [30, 5.0], [40, 7.0]]
@@ -43,16 +29,13 @@ HISTORY = [[10, 8.0], [15, 99.0], [20, 9.0], [30, 5.0], [40, 7.0]]
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with four checkpoints of a model that was never trained."""
     folder = tmp_path_factory.mktemp("average")
-    tokenizer = folder / "tokenizer"
-    tokenizer.mkdir()
-    wanted = TokenizerConfig(vocab_size=320)
-    train_sentencepiece(iter(sentences(300)), tokenizer / "joint.model", wanted, threads=1)
-    size = load_tokenizers(tokenizer).source.vocab_size
-    write_run_files(folder / "run", CONFIG, tokenizer)
-    record = identity(CONFIG, data_hash="d", vocab_hash=tokenizer_hash(tokenizer))
+    tokenizer, config = train_tokenizers(folder / "tokenizer"), run_config({"num_heads": 2})
+    sizes = load_tokenizers(tokenizer).vocab_sizes
+    write_run_files(folder / "run", config, tokenizer)
+    record = identity(config, data_hash="d", vocab_hash=tokenizer_hash(tokenizer))
     for step in STEPS:
         torch.manual_seed(step)
-        weights = dict(build_model(CONFIG.model, size, size).named_parameters())
+        weights = dict(build_model(config.model, *sizes).named_parameters())
         known = [entry for entry in HISTORY if entry[0] <= step]
         state = {"identity": record, "progress": {"history": known}}
         save_checkpoint(folder / "run", step, model=weights, optimizer={}, state=state)
@@ -119,10 +102,6 @@ def test_the_folder_goes_to_standard_output_and_talk_to_standard_error(
 
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
     assert result.stderr == "nmt: averaging 3 checkpoints: step 20, 30, 40\n"
-    refused(2, "is there already", original, "-o", output)
-
-
-def test_fewer_than_asked_for_is_told(original: Path, tmp_path: Path) -> None:
     assert f"nmt: {original} has 4 checkpoints, not 10; training.keep_last" in (
         average(original, "-o", tmp_path / "a").stderr
     )
@@ -148,31 +127,36 @@ def test_the_folder_translates_and_is_evaluated(original: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("code", "flags", "message"),
     [
-        (["--last", "2", "--best", "2"], "--last and --best choose checkpoints in different ways"),
-        (["--best", "2", "--step", "10"], "--best and --step choose"),
-        (["--last", "2", "--step", "10"], "--last and --step choose"),
-        (["--step", "10", "--step", "10"], "--step 10 is given more than once"),
-        (["--last", "0"], "--last"),
-        (["--best", "-1"], "--best"),
-        (["--step", "best"], "--step"),
+        (2, "--last 2 --best 2", "--last and --best choose checkpoints in different ways"),
+        (2, "--best 2 --step 10", "--best and --step choose"),
+        (2, "--last 2 --step 10", "--last and --step choose"),
+        (2, "--step 10 --step 10", "--step 10 is given more than once"),
+        (2, "--last 0", "--last"),
+        (2, "--best -1", "--best"),
+        (2, "--step best", "--step"),
+        (4, "--step 10 --step 15 --step 99", "no checkpoint of step 15, 99; it has 10, 20, 30, 40"),
     ],
 )
-def test_a_choice_that_means_nothing_is_a_usage_error(
-    original: Path, tmp_path: Path, flags: list[str], message: str
+def test_a_choice_that_means_nothing_is_refused(
+    original: Path, tmp_path: Path, code: int, flags: str, message: str
 ) -> None:
-    refused(2, message, original, "-o", tmp_path / "mean", *flags)
+    refused(code, message, original, "-o", tmp_path / "mean", *flags.split())
     assert not (tmp_path / "mean").exists()
 
 
-def test_a_folder_that_holds_something_is_not_overwritten(original: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_named_and_nothing_is_overwritten(
+    original: Path, tmp_path: Path
+) -> None:
     kept = tmp_path / "mean" / "notes.txt"
     kept.parent.mkdir()
     kept.write_text("mine", "utf-8")
 
     refused(2, f"{kept.parent} is there already", original, "-o", kept.parent)
     refused(2, f"{kept} is there already", original, "-o", kept)
+    refused(4, "mean was not written", original, "-o", kept / "mean")
+    refused(2, "cannot be written: File name too long", original, "-o", tmp_path / ("x" * 300))
     assert [path.name for path in tmp_path.rglob("*")] == ["mean", "notes.txt"]
     assert kept.read_text("utf-8") == "mine"
 
@@ -181,61 +165,31 @@ def test_the_checkpoints_of_a_run_are_not_mixed_with_its_mean(run_dir: Path) -> 
     refused(2, "among the checkpoints", run_dir, "-o", run_dir / "checkpoints" / "step-00000099")
     assert averaged(run_dir, "-o", run_dir / "mean")["steps"] == list(STEPS)
     assert load_model(run_dir).step == 40
+    refused(4, "has no checkpoints", run_dir / "mean", "-o", run_dir / "again")
+    refused(4, "has no checkpoints", run_dir / "nowhere", "-o", run_dir / "again")
 
 
-def test_a_place_that_cannot_be_written_is_named(original: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", "utf-8")
-    refused(4, "mean was not written", original, "-o", tmp_path / "file" / "mean")
-    refused(2, "cannot be written: File name too long", original, "-o", tmp_path / ("x" * 300))
-
-
-def test_a_damaged_checkpoint_is_named(run_dir: Path, tmp_path: Path) -> None:
-    path = checkpoint_dir(run_dir, 20) / "model.safetensors"
-    content = bytearray(path.read_bytes())
+def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
+    weights = checkpoint_dir(run_dir, 20) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
     content[-1] ^= 1
-    path.write_bytes(content)
-
-    refused(4, f"{path} has sha256", run_dir, "-o", tmp_path / "mean")
+    weights.write_bytes(content)
+    refused(4, f"{weights} has sha256", run_dir, "-o", tmp_path / "mean")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert averaged(run_dir, "-o", tmp_path / "mean", "--last", 2)["steps"] == [30, 40]
 
-
-def test_a_damaged_record_of_scores_is_named(run_dir: Path, tmp_path: Path) -> None:
-    path = checkpoint_dir(run_dir, 40) / "state.json"
-    path.write_text(path.read_text("utf-8").replace("99.0", "11.0"), "utf-8")
-
-    refused(4, f"{path} has sha256", run_dir, "-o", tmp_path / "mean", "--best", 2)
-
-
-def test_a_run_without_scores_has_no_best(run_dir: Path, tmp_path: Path) -> None:
-    save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})
-
-    refused(4, "records no validation score", run_dir, "-o", tmp_path / "mean", "--best", 2)
-
-
-def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(
-    original: Path, tmp_path: Path
-) -> None:
-    flags = ["--step", 10, "--step", 15, "--step", 99]
-    message = "no checkpoint of step 15, 99; it has 10, 20, 30, 40."
-
-    refused(4, message, original, "-o", tmp_path / "mean", *flags)
-
-
-def test_a_renamed_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
-
-    refused(4, "step-00000035 holds step 20", run_dir, "-o", tmp_path / "mean")
-
-
-def test_what_is_no_run_is_refused(original: Path, tmp_path: Path) -> None:
-    refused(4, "has no checkpoints", tmp_path / "nowhere", "-o", tmp_path / "mean")
-    averaged(original, "-o", tmp_path / "mean")
-    refused(4, "has no checkpoints", tmp_path / "mean", "-o", tmp_path / "again")
-
-
-def test_another_tokenizer_is_not_taken_along(run_dir: Path, tmp_path: Path) -> None:
+    scores = checkpoint_dir(run_dir, 40) / "state.json"
+    scores.write_text(scores.read_text("utf-8").replace("99.0", "11.0"), "utf-8")
+    refused(4, f"{scores} has sha256", run_dir, "-o", tmp_path / "other", "--best", 2)
     (run_dir / "tokenizer" / "joint.model").write_bytes(b"crafted")
+    refused(4, "not the tokenizer this model", run_dir, "-o", tmp_path / "other", "--step", 10)
+    assert not (tmp_path / "other").exists()
 
-    refused(4, "not the tokenizer this model", run_dir, "-o", tmp_path / "mean")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+def test_a_renamed_checkpoint_and_a_run_without_scores_are_refused(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
+    refused(4, "step-00000035 holds step 20", run_dir, "-o", tmp_path / "mean")
+    save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})
+    refused(4, "records no validation score", run_dir, "-o", tmp_path / "mean", "--best", 2)
