@@ -14,6 +14,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from nmt.errors import CheckpointError
-from nmt.files.atomic import atomic_folder, remove_leftovers, restore_replaced, write_text
+from nmt.files.atomic import (
+    atomic_folder,
+    remove_leftovers,
+    restore_replaced,
+    write_errors,
+    write_text,
+)
 from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest, UnknownFormatError
 
@@ -173,8 +180,15 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     from safetensors.torch import load_file  # noqa: PLC0415 - loads torch
 
-    try:
+    with tensor_errors(path):
         return load_file(path)
+
+
+@contextmanager
+def tensor_errors(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a safetensors file is read into `CheckpointError`."""
+    try:
+        yield
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is no readable safetensors file: {error}",
@@ -262,13 +276,9 @@ def set_damaged_aside(run_dir: Path, newest: int) -> None:
         if step > newest:
             place = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(place, ignore_errors=True)
-            try:
+            fix = "Remove it, then start the same command again."
+            with write_errors(f"{folder}, which is damaged,", CheckpointError, fix=fix):
                 folder.rename(place)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{folder}, which is damaged, cannot be renamed: {error.strerror or error}.",
-                    fix="Remove it, then start the same command again.",
-                ) from error
             logger.warning("kept, to be looked at and removed: %s", place)
 
 

@@ -28,6 +28,7 @@ from nmt.checkpoint.files import (
     read_best,
     read_state,
     tensor_differences,
+    tensor_errors,
 )
 from nmt.checkpoint.run import changed_settings
 from nmt.config.loader import load_config
@@ -201,13 +202,8 @@ def read_weights(files: ModelFiles) -> ModelBundle:
 
 def _check_widths(path: Path, config: ModelConfig) -> None:
     """Refuse a configuration of another width than the weights before memory is taken for it."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            found = {size for name in file.keys() for size in file.get_slice(name).get_shape()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is no readable safetensors file: {error}", fix="Use another checkpoint."
-        ) from error
+    with tensor_errors(path), safe_open(path, framework="numpy") as file:
+        found = {size for name in file.keys() for size in file.get_slice(name).get_shape()}  # noqa: SIM118
     names = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
     names += ["max_positions"] if config.positions == "learned" else []
     widths = {name: width for name in names if (width := getattr(config, name)) is not None}
@@ -296,7 +292,8 @@ def _best_or_newest(folder: Path, checkpoint: str) -> Path:
 
 def check_new_folder(folder: Path, source: Path) -> None:
     """Raise a ConfigError, early, where `write_model_folder` could not make ``folder``."""
-    try:
+    fix = "Name a folder with --output where you can write."
+    with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise ConfigError(
                 f"{folder} is there already, and is not overwritten.",
@@ -307,11 +304,6 @@ def check_new_folder(folder: Path, source: Path) -> None:
                 f"{folder} is among the checkpoints of the run.",
                 fix="Name a folder outside of it with --output.",
             )
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            fix="Name a folder with --output where you can write.",
-        ) from error
 
 
 def write_model_folder(

@@ -76,9 +76,8 @@ def check_promises(run: Filter) -> list[Promise]:
 
 
 def _checks(run: Filter) -> Iterator[tuple[str, str]]:
-    count = len(ADVERSARIAL_LINES)
     lines = _translate(run)
-    found = len(lines) - 1
+    count, found = len(ADVERSARIAL_LINES), len(lines) - 1
     yield "as many lines out as in", "" if found == count else f"{found} lines for {count}"
     valid = [line.replace(b"\r", b"").decode("utf-8", "ignore").encode() for line in lines[:-1]]
     bad = [i for i, line in enumerate(valid) if line != lines[i]]
@@ -153,9 +152,7 @@ def _converse(run: Filter) -> str:
 def report(promises: list[Promise], model: Path) -> str:
     """Return the result as text, a promise a line."""
     lines = [
-        f"{'broken' if promise.problem else 'kept  '}  {promise.text}"
-        + (f": {promise.problem}" if promise.problem else "")
-        for promise in promises
+        f"broken  {x.text}: {x.problem}" if x.problem else f"kept    {x.text}" for x in promises
     ]
     kept = sum(not promise.problem for promise in promises)
     count = f"{kept} of {len(promises)} promises kept"

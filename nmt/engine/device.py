@@ -176,7 +176,7 @@ class DeviceQueue:
 
 
 def choose_device_queue(device: torch.device) -> DeviceQueue:
-    """Return the pace for ``device``: a CPU does its work at once, so nothing can run ahead."""
+    """Return the queue for ``device``: a CPU does its work at once, so nothing can run ahead."""
     if device.type == "cpu":
         return DeviceQueue(device, max_inflight_updates=1, prefetches=False)
     return DeviceQueue(device, max_inflight_updates=_MAX_INFLIGHT_UPDATES, prefetches=True)

@@ -1,18 +1,293 @@
-"""Which checkpoints go."""
+"""Which checkpoints go; the mean of some is exact, and is written whole."""
 
 from __future__ import annotations
 
+import errno
+import json
 import math
+import os
+import weakref
+from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from nmt.checkpoint.retention import expired, newest
+from nmt.checkpoint import retention
+from nmt.checkpoint.files import load_tensors, save_checkpoint
+from nmt.checkpoint.model_folder import GUARD
+from nmt.checkpoint.retention import average_weights, by_score, expired, newest, write_average
+from nmt.errors import CheckpointError
+from nmt.files.manifest import Manifest
+from nmt.translation.guard import GuardThresholds, read_thresholds
+from tests.checkpoint.test_files import contents
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
 SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
 COUNTS = st.integers(1, 6)
 ALL = [1]
+# Of every kind: both zeros, the smallest and largest float32, neighbours of one.
+HARD = torch.tensor([0.0, -0.0, 2**-149, -(2**-126), 3.4028235e38, 1 + 2**-23, 0.1, -7e-30])
+
+
+def save(run_dir: Path, step: int, model: dict[str, Tensor]) -> Path:
+    return save_checkpoint(run_dir, step, model=model, optimizer={}, state={})
+
+
+def save_random(run_dir: Path, count: int) -> list[Path]:
+    """Checkpoints whose weights differ widely in size and cancel in part."""
+    paths = []
+    for step in range(1, count + 1):
+        generator = torch.Generator().manual_seed(step)
+        scales = torch.logspace(-30, 30, 61)[:, None]
+        model = {
+            "matrix": torch.randn(61, 40, generator=generator) * scales,
+            "bias": torch.randn(9, generator=generator),
+        }
+        paths.append(save(run_dir, step, model))
+    return paths
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.view(torch.int32), second.view(torch.int32))
+
+
+@given(steps=STEPS, scores=SCORES)
+def test_scored_steps_are_in_order_the_earlier_of_equals_first(
+    steps: set[int], scores: dict[int, float]
+) -> None:
+    ordered = by_score(steps, scores)
+
+    assert set(ordered) == steps & scores.keys()
+    assert all((-scores[x], x) < (-scores[y], y) for x, y in pairwise(ordered))
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+def test_the_mean_of_equal_checkpoints_is_that_checkpoint(tmp_path: Path, count: int) -> None:
+    paths = [save(tmp_path, step, {"weight": HARD}) for step in range(1, count + 1)]
+    found = average_weights(paths)
+
+    assert found.keys() == {"weight"}
+    assert same_bits(found["weight"], HARD)
+
+
+def test_numbers_that_cancel_leave_what_is_left(tmp_path: Path) -> None:
+    # Summed in float32, 1e8 + 1 is 1e8, and the mean would be 0.
+    values = (1e8, 1.0, -1e8)
+    paths = [save(tmp_path, i, {"w": torch.tensor([value])}) for i, value in enumerate(values)]
+
+    assert same_bits(average_weights(paths)["w"], torch.tensor([1 / 3]))
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_the_mean_is_numpy_s_of_float64_rounded_once(tmp_path: Path, count: int) -> None:
+    """Within half a float32 unit in the last place, and the rounding of the float64 sums."""
+    paths = save_random(tmp_path, count)
+    found = average_weights(paths)
+
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        "matrix": torch.float32,
+        "bias": torch.float32,
+    }
+    for name, tensor in found.items():
+        stack: npt.NDArray[np.float64] = np.stack([
+            load_tensors(path / "model.safetensors")[name].numpy() for path in paths
+        ]).astype(np.float64)  # fmt: skip
+        expected = stack.mean(axis=0)
+        allowed = 2.0**-24 * np.abs(expected) + 2 * count * 2.0**-53 * np.abs(stack).mean(axis=0)
+        allowed += 2.0**-150  # half of the smallest float32
+        assert (np.abs(tensor.numpy().astype(np.float64) - expected) <= allowed).all()
+
+
+def test_weights_of_a_lower_precision_are_averaged_in_a_higher(tmp_path: Path) -> None:
+    halves = [torch.tensor([value], dtype=torch.bfloat16) for value in (1.0, 1.0078125)]
+    paths = [save(tmp_path, step, {"w": half}) for step, half in enumerate(halves)]
+
+    assert same_bits(average_weights(paths)["w"], torch.tensor([1.00390625]))
+
+
+def test_one_checkpoint_at_a_time_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def load(path: Path) -> dict[str, Tensor]:
+        assert not [ref for ref in alive if ref() is not None]
+        loaded = load_tensors(path)
+        alive.extend(weakref.ref(tensor) for tensor in loaded.values())
+        return loaded
+
+    monkeypatch.setattr(retention, "load_tensors", load)
+    average_weights(save_random(tmp_path, 4))
+
+    assert len(alive) == 8
+
+
+def test_the_mean_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no checkpoint"):
+        average_weights([])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"a": torch.ones(2)}, "missing: b"),
+        ({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}, "only here: c"),
+        ({"a": torch.ones(2), "b": torch.ones(1)}, r"b: \(1,\), not \(3,\)"),
+        ({f"x{i:02}": torch.ones(1) for i in range(20)}, r"only here: x07\n  \.\.\. and 12 more\n"),
+    ],
+)
+def test_checkpoints_of_different_models_are_refused(
+    tmp_path: Path, other: dict[str, Tensor], message: str
+) -> None:
+    first = save(tmp_path, 10, {"a": torch.ones(2), "b": torch.ones(3)})
+    second = save(tmp_path, 20, other)
+
+    with pytest.raises(CheckpointError, match=message) as caught:
+        average_weights([first, second])
+    assert "step-00000020 holds another model than" in caught.value.problem
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "no weights", "no manifest", "gone"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
+    paths = save_random(tmp_path, 3)
+    weights, manifest = paths[2] / "model.safetensors", paths[2] / "manifest.json"
+    content = weights.read_bytes()
+    if damage == "flipped":
+        weights.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    elif damage == "truncated":
+        weights.write_bytes(content[:-4])
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        paths[2].rename(tmp_path / "elsewhere")
+
+    with pytest.raises(CheckpointError, match="step-00000003/m") as caught:
+        average_weights(paths)
+    assert caught.value.exit_code == 4
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanished(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "model.safetensors")
+
+    monkeypatch.setattr(Manifest, "verify", vanished)
+    with pytest.raises(CheckpointError, match="step-00000001 could not be read: No such file"):
+        average_weights(save_random(tmp_path, 1))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_checkpoint_that_diverged_is_named(tmp_path: Path, value: float) -> None:
+    good = save(tmp_path, 10, {"weight": torch.ones(2)})
+    bad = save(tmp_path, 20, {"weight": torch.tensor([1.0, value])})
+
+    with pytest.raises(CheckpointError, match=r"step-00000020.*weight.*not finite"):
+        average_weights([good, bad])
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run folder with checkpoints of steps 10 and 20, which hold 1 and 2."""
+    run_dir = tmp_path / "run"
+    (run_dir / "tokenizer").mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("name: Größe\n", "utf-8")
+    (run_dir / "tokenizer" / "source.model").write_bytes(b"\x00source")
+    (run_dir / "tokenizer" / "target.model").write_bytes(b"\xfftarget")
+    for step in (10, 20):
+        save(run_dir, step, {"weight": torch.full((3,), step / 10)})
+    return run_dir
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "checkpoints").iterdir())
+
+
+def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "mean"
+    (run_dir / GUARD).write_text(GuardThresholds(loop=7).text())
+    before = contents(run_dir)
+    write_average(folder, run_dir, checkpoints(run_dir))
+
+    assert read_thresholds(folder).loop == 7
+    found = contents(folder)
+    manifest = Manifest.read(folder)
+    assert found.keys() == {*manifest.files, "manifest.json"}
+    manifest.verify(folder)
+    assert manifest.step == 20
+    assert load_tensors(folder / "model.safetensors")["weight"].tolist() == [1.5] * 3
+    for name in ("config.yaml", "tokenizer/source.model", "tokenizer/target.model"):
+        assert found[name] == before[name]
+    assert contents(run_dir) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["mean"]
+    assert len({(folder / name).stat().st_mode for name in found}) == 1
+
+
+def test_the_record_tells_what_was_averaged(run_dir: Path, tmp_path: Path) -> None:
+    write_average(tmp_path / "mean", run_dir, checkpoints(run_dir))
+    record = json.loads((tmp_path / "mean" / "average.json").read_text("utf-8"))
+
+    assert record["steps"] == [10, 20]
+    assert record["checkpoints"] == [
+        {
+            "step": step,
+            "sha256": Manifest.read(path).files["model.safetensors"].sha256,
+        }
+        for step, path in zip((10, 20), checkpoints(run_dir), strict=True)
+    ]
+    assert record["package_version"] == Manifest.read(tmp_path / "mean").package_version
+
+
+def test_the_same_checkpoints_give_the_same_bytes(run_dir: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_average(tmp_path / name, run_dir, checkpoints(run_dir))
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_an_empty_folder_is_filled_and_another_is_left_alone(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_average(tmp_path / "empty", run_dir, checkpoints(run_dir))
+    assert (tmp_path / "empty" / "manifest.json").is_file()
+    before = contents(tmp_path)
+
+    for taken in (tmp_path / "empty", run_dir, run_dir / "config.yaml"):
+        with pytest.raises(CheckpointError, match="was not written"):
+            write_average(taken, run_dir, checkpoints(run_dir))
+        assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("call", [0, 3, 8])
+def test_a_failing_write_leaves_no_trace(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """FAULT 8: the disk fills up at any point of the write."""
+    before = contents(tmp_path)
+    calls = 0
+
+    def failing(_descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(CheckpointError, match="mean was not written") as caught:
+        write_average(tmp_path / "mean", run_dir, checkpoints(run_dir))
+
+    assert os.strerror(errno.ENOSPC) in caught.value.problem
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @given(steps=STEPS, scores=SCORES, keep_last=COUNTS, keep_best=COUNTS)
