@@ -10,7 +10,6 @@ import pytest
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.exchange.ctranslate2 import import_ctranslate2
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
-from nmt.runtime.engine import Engine
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Constraints
 from nmt.translation.translator import Translator
@@ -23,7 +22,7 @@ from tests.runtime.exported import (
 from tests.translation.conftest import sentences
 
 pytestmark = needs_ctranslate2
-LINES = sentences(30, seed=8)
+LINES = sentences(20, seed=8)
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +156,3 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "export.json").write_text('{"quantization": "int8", "num_positions": null}')
     with pytest.raises(CheckpointError, match="cannot be loaded by CTranslate2"):
         CTranslate2Engine(tmp_path)
-
-
-def test_it_is_an_engine(ours: Translator, theirs: Translator) -> None:
-    engines: list[Engine] = [ours.engine, theirs.engine]
-    assert [engine.name for engine in engines] == ["torch", "ctranslate2"]
-    assert [engine.dtype for engine in engines] == ["float32", "float32"]
-    for engine in engines:
-        assert len(engine.search([[5, 6], [7]], theirs.options)) == 2

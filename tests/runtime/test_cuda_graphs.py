@@ -70,7 +70,7 @@ def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
     return model, *with_fixed_sizes(model)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
     num_beams=st.integers(1, 3),

@@ -142,6 +142,17 @@ def test_names_are_checked(run_dir: Path) -> None:
     assert parse_dtype("fp16") == "float16"
 
 
+def test_with_16_bits_most_lines_score_nearly_the_same(run_dir: Path) -> None:
+    """A line may take another turn at a near tie."""
+    loaded = [
+        Translator.load(run_dir, device="cpu", dtype=dtype, engine="torch", guard=False)
+        for dtype in ("bf16", "float32")
+    ]
+    pairs = zip(*(translator.translate(LINES) for translator in loaded), strict=True)
+    differences = sorted(abs(x.score - y.score) / abs(y.score) for x, y in pairs)
+    assert 0 < differences[len(LINES) // 2] < 0.05
+
+
 @needs_ctranslate2
 @pytest.mark.parametrize("changes", [{}, {"beam_size": 1}])
 def test_both_engines_write_the_same_text_and_their_guards_retry_alike(

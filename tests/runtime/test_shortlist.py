@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,12 +61,6 @@ def table(*candidates: Sequence[int]) -> Tensor:
 
 
 @functools.cache
-def whole(vocab_size: int) -> Shortlist:
-    """Every token for every sentence."""
-    return Shortlist(torch.arange(vocab_size), torch.full((vocab_size, 1), -1), vocab_size)
-
-
-@functools.cache
 def random_shortlist(
     vocab_size: int, seed: int = 0, *, each: int = 3, first: int = FIRST_PIECE
 ) -> Shortlist:
@@ -78,10 +72,10 @@ def random_shortlist(
     return Shortlist(common, found.int(), vocab_size)
 
 
-def ids_and_wishes(
+def ids_and_constraints(
     tokenizers: Tokenizers, seed: int = 0
 ) -> tuple[list[list[int]], list[Constraints]]:
-    """Sentences, and wishes for some of them."""
+    """Sentences, and constraints of some of them."""
     sources = tokenizers.source.encode_batch(LINES)
     generator = random.Random(seed)
     word = functools.partial(generator.randrange, 4, tokenizers.target.vocab_size)
@@ -95,8 +89,8 @@ def ids_and_wishes(
     return sources, [kinds[i % 5]() for i in range(len(sources))]
 
 
-def without_required(wishes: Constraints) -> Constraints:
-    return Constraints(prefix=wishes.prefix, forbidden=wishes.forbidden)
+def without_required(constraints: Constraints) -> Constraints:
+    return Constraints(prefix=constraints.prefix, forbidden=constraints.forbidden)
 
 
 def assert_same(
@@ -140,16 +134,17 @@ def own_tokens(picked: BatchVocabulary, row: int) -> set[int]:
     return set(picked.tokens[picked.allowed[row, 0] == 0].tolist())
 
 
+@settings(max_examples=40)
 @given(
     sources=st.lists(st.lists(st.integers(4, 29), min_size=1, max_size=6), min_size=2, max_size=5),
-    wishes=st.lists(st.lists(st.integers(4, 29), max_size=3), min_size=5, max_size=5),
+    prefixes=st.lists(st.lists(st.integers(4, 29), max_size=3), min_size=5, max_size=5),
     seed=st.integers(0, 20),
 )
 def test_what_a_sentence_may_use_does_not_depend_on_the_others(
-    sources: list[list[int]], wishes: list[list[int]], seed: int
+    sources: list[list[int]], prefixes: list[list[int]], seed: int
 ) -> None:
     shortlist = random_shortlist(30, seed, each=2, first=4)
-    constraints = [Constraints(prefix=tuple(ids)) for ids in wishes[: len(sources)]]
+    constraints = [Constraints(prefix=tuple(ids)) for ids in prefixes[: len(sources)]]
     rows = [[*ids, EOS_ID] for ids in sources]
     together = shortlist.pick(Packed.from_rows(rows), constraints)
     for row, ids in enumerate(sources):
@@ -161,9 +156,11 @@ def test_what_a_sentence_may_use_does_not_depend_on_the_others(
 
 def test_ids_go_in_and_come_out_again() -> None:
     vocabulary = BatchVocabulary(torch.tensor([0, 1, 2, 3, 8, 20, 31]), None)
-    wishes = Constraints(prefix=(8,), required=((31, 20),), forbidden=((20, 9), (20, 31), (7,)))
+    constraints = Constraints(
+        prefix=(8,), required=((31, 20),), forbidden=((20, 9), (20, 31), (7,))
+    )
 
-    assert vocabulary.inside([wishes])[0] == Constraints(
+    assert vocabulary.inside([constraints])[0] == Constraints(
         prefix=(4,), required=((6, 5),), forbidden=((5, 6),)
     )
     assert vocabulary.outside([[Hypothesis((6, 4), -3.0, -1.0)]]) == [
@@ -221,48 +218,13 @@ def _model(vocabulary: Tokenizers, shape: str, seed: int) -> Transformer:
 @functools.cache
 def engine(
     tokenizers: Tokenizers,
-    shortlist: Shortlist | None,
-    *,
-    shape: str = "plain",
-    shapes: tuple[str, ...] = (),
+    shortlist: Shortlist,
+    shapes: tuple[str, ...] = ("plain",),
 ) -> TorchEngine:
-    """An engine of one model, or of several; without short lists it scores all tokens."""
-    models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes or [shape])]
+    """An engine of one model, or of several."""
+    models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes)]
     mixture = Mixture((1 / len(models),) * len(models))
-    load = (lambda: shortlist) if shortlist else None
-    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=load)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_with_the_whole_vocabulary_the_search_finds_what_it_finds_without(
-    tokenizers: Tokenizers, way: str
-) -> None:
-    sources, wishes = ids_and_wishes(tokenizers)
-    if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
-        wishes = [without_required(each) for each in wishes]
-    shortlist = whole(tokenizers.target.vocab_size)
-    for shape in SHAPES:
-        ours, plain = (engine(tokenizers, x, shape=shape) for x in (shortlist, None))
-        for constraints in (None, wishes) if way in ("greedy", "beam") else (wishes,):
-            found = ours.search(sources, options(way), constraints)
-            expected = plain.search(sources, options(way, shortlist=False), constraints)
-            assert found == expected
-
-
-@pytest.mark.parametrize("way", ["greedy", "beam", "sampling"])
-def test_with_the_whole_vocabulary_models_find_together_what_they_find_without(
-    tokenizers: Tokenizers, way: str
-) -> None:
-    sources, wishes = ids_and_wishes(tokenizers)
-    wishes = [without_required(each) for each in wishes]
-    ours, plain = (
-        engine(tokenizers, x, shapes=("plain", "learned", "wide"))
-        for x in (whole(tokenizers.target.vocab_size), None)
-    )
-    assert_same(
-        ours.search(sources, options(way), wishes),
-        plain.search(sources, options(way, shortlist=False), wishes),
-    )
+    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=lambda: shortlist)
 
 
 class MaskedState(NamedTuple):
@@ -310,11 +272,11 @@ def masked_search(
     shortlist: Shortlist,
     sources: Sequence[Sequence[int]],
     config: DecodingConfig,
-    wishes: Sequence[Constraints],
+    constraints: Sequence[Constraints],
 ) -> list[list[Hypothesis]]:
     """One sentence after the other, with all tokens."""
     found = []
-    for ids, own in zip(sources, wishes, strict=True):
+    for ids, own in zip(sources, constraints, strict=True):
         source = Packed.from_rows([[*ids, EOS_ID]])
         allowed = torch.zeros(1, len(models[0].output_weight), dtype=torch.bool)
         allowed[0, shortlist.pick(source, [own]).tokens] = True
@@ -329,15 +291,15 @@ def masked_search(
 def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
     tokenizers: Tokenizers, way: str, shapes: tuple[str, ...]
 ) -> None:
-    sources, wishes = ids_and_wishes(tokenizers, seed=2)
+    sources, constraints = ids_and_constraints(tokenizers, seed=2)
     if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
-        wishes = [without_required(each) for each in wishes]
+        constraints = [without_required(each) for each in constraints]
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     models = [_model(tokenizers, shape, 3 + i) for i, shape in enumerate(shapes)]
-    found = engine(tokenizers, shortlist, shapes=shapes).search(sources, options(way), wishes)
+    found = engine(tokenizers, shortlist, shapes).search(sources, options(way), constraints)
 
-    assert_same(found, masked_search(models, shortlist, sources, options(way), wishes))
-    for hypotheses, ids, own in zip(found, sources, wishes, strict=True):
+    assert_same(found, masked_search(models, shortlist, sources, options(way), constraints))
+    for hypotheses, ids, own in zip(found, sources, constraints, strict=True):
         allowed = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), [own]).tokens.tolist()
         for hypothesis in hypotheses:
             assert {*hypothesis.ids} <= {*allowed}
@@ -364,7 +326,7 @@ def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str)
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     for shape in FEW_SHAPES if way == "beam" else ("learned",):
         translator = Translator(
-            engine(tokenizers, shortlist, shape=shape),
+            engine(tokenizers, shortlist, (shape,)),
             tokenizers,
             options(way, n_best=WAYS[way].get("n_best", 1)),
         )
@@ -378,21 +340,6 @@ def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str)
                 [a.text for a in r.alternatives] for r in expected
             ]
             assert [r.score for r in found] == pytest.approx([r.score for r in expected], rel=1e-4)
-
-
-def test_threads_find_what_one_finds(tokenizers: Tokenizers) -> None:
-    shortlist = random_shortlist(tokenizers.target.vocab_size)
-    ours = engine(tokenizers, shortlist)
-    sources = tokenizers.source.encode_batch(LINES)
-    tasks = [Task(sources[i : i + 2]) for i in range(0, 6, 2)]
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        found = [each for some in ours.search_all(tasks, options("beam")) for each in some]
-    finally:
-        torch.set_num_threads(threads)
-
-    assert found == [each for task in tasks for each in ours.search(task.sources, options("beam"))]
 
 
 # Where there is none

@@ -110,21 +110,6 @@ def test_of_many_parts_some_are_looked_at_from_the_first_to_the_last(
     assert [i for i, row in enumerate(table) if row] == [0, 17, 18, 37, 38, 39]
 
 
-@pytest.mark.parametrize("pairs", [[], [([], [])], [([1], [])], [([], [2]), ([1], [2])]])
-def test_sentences_without_tokens_meet_nothing(tmp_path: Path, pairs: Pairs) -> None:
-    table = translations(likely_translations(store(tmp_path, pairs), (3, 3), 2))
-    assert table == [[], [2] if len(pairs) == 2 else [], []]
-
-
-def test_a_pair_that_is_larger_than_a_part_counts_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shortlist_file, "_PAIRS_AT_ONCE", 2)
-    pairs = [([0], [0]), ([1, 1, 1], [1, 1, 1]), ([2], [2])]
-    table = translations(likely_translations(store(tmp_path, pairs), (3, 3), 1))
-    assert table == [[0], [1], [2]]
-
-
 SENTENCES = st.lists(
     st.tuples(
         st.lists(st.integers(0, 5), max_size=5), st.lists(st.integers(0, 6), max_size=5)

@@ -89,15 +89,6 @@ def test_a_stepper_made_without_coverage_refuses_to_report_it() -> None:
         stepper.coverage(stepper.start(batch([5, 3])))
 
 
-@torch.inference_mode()
-def test_probabilities_sum_to_one() -> None:
-    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
-    stepper = ModelStepper(model)
-    log_probs, _ = stepper.step(stepper.start(batch([5, 3])), torch.full((2, 1), BOS_ID))
-    assert log_probs.shape == (2, 1, VOCAB_SIZE)
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 1))
-
-
 @pytest.mark.parametrize("min_length_factor", [0.0, 4.0])
 def test_an_output_ends_where_the_learned_positions_end(min_length_factor: float) -> None:
     """Even if it should be longer."""
