@@ -241,9 +241,8 @@ def chosen(registry: Mapping[str, T], name: str, key: str) -> T:
         return registry[name]
     near = nearest_word(name, list(registry))
     suggestion = f" (did you mean {near}?)" if near else ""
-    raise ConfigError(
-        f"{key}: there is no {name!r}{suggestion}.", fix=f"Use one of {', '.join(registry)}."
-    )
+    known = ", ".join(registry) or "those that you register; there are none"
+    raise ConfigError(f"{key}: there is no {name!r}{suggestion}.", fix=f"Use one of {known}.")
 
 
 def unknown_key(path: Sequence[str | int]) -> str:

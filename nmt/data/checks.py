@@ -70,7 +70,10 @@ class CorpusCheck:
         self.found: Counter[str] = Counter()
         """Pairs that look odd, by what is odd."""
         self._num_pairs = 0
-        self._languages = _Languages(source_language, target_language)
+        self._languages = (source_language, target_language)
+        self._marks = tuple(map(_mark, self._languages))
+        self._marked = np.zeros((2, 2))  # characters of the marks of a language, on a side
+        self._characters = np.zeros(2)  # of the first pairs, on each side
         self._alignment = _Alignment()
 
     def update(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
@@ -81,9 +84,15 @@ class CorpusCheck:
             lengths: Characters of source and target of every line of the block, 0 for what could
                 not be read. (2, lines).
         """
+        first = pairs[: max(_LANGUAGE_PAIRS - self._num_pairs, 0)]
+        for side in range(2) if first else ():
+            text = "\n".join(pair[side] for pair in first)
+            self._characters[side] += len(text)
+            for language, mark in enumerate(self._marks):
+                if mark is not None:
+                    self._marked[language, side] += sum(map(len, mark.findall(text)))
         self._num_pairs += len(pairs)
         self._alignment.update(lengths)
-        self._languages.update(pairs)
         for source, target in pairs:
             if source == target:
                 self.found[IDENTICAL] += 1
@@ -98,38 +107,15 @@ class CorpusCheck:
         if self.found[IDENTICAL] > _IDENTICAL_SHARE * self._num_pairs:
             share = self.found[IDENTICAL] / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides: is one file given twice?"
-        if self._languages.look_swapped():
+        shares = self._marked / np.maximum(self._characters, 1)
+        known = [i for i in range(2) if self._marks[i] is not None]
+        if known and all(shares[i, 1 - i] > 3 * shares[i, i] + 0.02 for i in known):
+            source, target = self._languages
             yield (
-                f"the source looks like {self._languages.target} and the target like "
-                f"{self._languages.source}: are the sides swapped?"
+                f"the source looks like {target} and the target like {source}: "
+                "are the sides swapped?"
             )
         yield from self._alignment.warnings()
-
-
-class _Languages:
-    """Counts how much of each side the marks of both languages cover."""
-
-    def __init__(self, source: str, target: str) -> None:
-        self.source, self.target = source, target
-        self._marks = (_mark(source), _mark(target))
-        self._covered = np.zeros((2, 2))  # language, side
-        self._characters = np.zeros(2)
-        self._left = _LANGUAGE_PAIRS
-
-    def update(self, pairs: Sequence[tuple[str, str]]) -> None:
-        pairs = pairs[: self._left]
-        self._left -= len(pairs)
-        for side in range(2) if pairs else ():
-            text = "\n".join(pair[side] for pair in pairs)
-            self._characters[side] += len(text)
-            for language, mark in enumerate(self._marks):
-                if mark is not None:
-                    self._covered[language, side] += sum(map(len, mark.findall(text)))
-
-    def look_swapped(self) -> bool:
-        share = self._covered / np.maximum(self._characters, 1)
-        known = [i for i in range(2) if self._marks[i] is not None]
-        return bool(known) and all(share[i, 1 - i] > 3 * share[i, i] + 0.02 for i in known)
 
 
 class _Alignment:
@@ -168,14 +154,11 @@ class _Alignment:
                 "is a line missing on one side there?"
             )
             return
-        count = self._sums[0, 0]
-        if count < _SMALLEST_WINDOW:
-            return
-        covariance = self._sums / count
-        covariance = covariance[1:, 1:] - np.outer(covariance[0, 1:], covariance[0, 1:])
+        mean = self._sums / max(self._sums[0, 0], 1)
+        covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
         spread = np.sqrt(np.diag(covariance).clip(0).prod())
         correlation = covariance[0, 1] / spread if spread > 1e-9 else 1.0
-        if correlation < _LOW_CORRELATION:
+        if self._sums[0, 0] >= _SMALLEST_WINDOW and correlation < _LOW_CORRELATION:
             yield (
                 f"the lengths of the sides hardly agree (correlation {correlation:.2f}): do they "
                 "translate each other?"
@@ -196,38 +179,31 @@ class HeldOut:
     """
 
     def __init__(self, sets: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-        self._sets = sets
-        self._sources: dict[str, bool] = {
-            source.strip(): False
-            for pairs in sets.values()
-            for source, _ in pairs
-            if source.strip()
+        self._sets = {
+            name: [(source.strip(), target.strip()) for source, target in pairs]
+            for name, pairs in sets.items()
         }
-        self._pairs: dict[tuple[str, str], bool] = {
-            (source.strip(), target.strip()): False
-            for pairs in sets.values()
-            for source, target in pairs
-        }
+        self._pairs = {pair for pairs in self._sets.values() for pair in pairs}
+        self._sources = {source for source, _ in self._pairs if source}
+        self._found: set[str | tuple[str, str]] = set()
 
     def update(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Look for training pairs in the sets."""
         for source, target in pairs:
             stripped = source.strip()
             if stripped in self._sources:
-                self._sources[stripped] = True
+                self._found.add(stripped)
                 pair = (stripped, target.strip())
                 if pair in self._pairs:
-                    self._pairs[pair] = True
+                    self._found.add(pair)
 
     def overlap(self) -> dict[str, dict[str, int]]:
         """Return, for each set, its size and how many of its sources and pairs training has."""
         return {
             name: {
                 "pairs": len(pairs),
-                "sources_in_train": sum(self._sources.get(s.strip(), False) for s, _ in pairs),
-                "pairs_in_train": sum(
-                    self._pairs[source.strip(), target.strip()] for source, target in pairs
-                ),
+                "sources_in_train": sum(source in self._found for source, _ in pairs),
+                "pairs_in_train": sum(pair in self._found for pair in pairs),
             }
             for name, pairs in self._sets.items()
         }

@@ -6,7 +6,6 @@ and name it under ``filters.extra`` of a configuration. `nmt prepare` reports wh
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import FilterConfig
+from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 
 DUPLICATE = "repeats an earlier pair"
@@ -101,14 +101,8 @@ class FilterChain(Filter):
 
     def __init__(self, filters: Iterable[Filter]) -> None:
         filters = list(filters)
-        self._of_text, self._of_length = (
-            [
-                getattr(each, method)
-                for each in filters
-                if getattr(type(each), method) is not getattr(Filter, method)
-            ]
-            for method in ("text_problem", "length_problem")
-        )
+        self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
+        self._of_length = [f.length_problem for f in filters if _overrides(f, "length_problem")]
 
     def text_problem(self, source: str, target: str) -> str | None:
         """Return the first reason of the texts, or None."""
@@ -123,6 +117,10 @@ class FilterChain(Filter):
             if reason := check(source_length, target_length):
                 return reason
         return None
+
+
+def _overrides(each: Filter, method: str) -> bool:
+    return getattr(type(each), method) is not getattr(Filter, method)
 
 
 def training_filters(config: FilterConfig) -> FilterChain:
@@ -145,16 +143,9 @@ def held_out_filters(config: FilterConfig) -> FilterChain:
 
 
 def _extra(name: str, parameters: Mapping[str, Any]) -> Filter:
-    if name not in FILTERS:
-        near = difflib.get_close_matches(name, FILTERS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        known = ", ".join(FILTERS) or "none"
-        raise ConfigError(
-            f"filters.extra: there is no filter {name!r}.{hint}",
-            fix=f"Name a registered filter; there are: {known}.",
-        )
+    build = chosen(FILTERS, name, "filters.extra")
     try:
-        return FILTERS[name](**parameters)
+        return build(**parameters)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
@@ -188,23 +179,17 @@ class DuplicateFinder:
         """Return whether each pair repeats an earlier one. (pairs added,)."""
         repeated = np.zeros(self._count, dtype=np.bool_)
         num_parts = -(-self._count // self._held_at_once)
-        for part in range(num_parts):
-            hashes, where = self._part(part, num_parts)
-            first = np.unique(hashes, return_index=True)[1]
-            repeated[where] = True
-            repeated[where[first]] = False
+        for part in range(num_parts):  # the hashes that leave this remainder
+            found, places, start = [], [], 0
+            self._file.seek(0)
+            while block := self._file.read(8 * self._held_at_once):
+                hashes = np.frombuffer(block, dtype=np.int64)
+                where = np.flatnonzero(hashes % num_parts == part)
+                found.append(hashes[where])
+                places.append(where + start)
+                start += len(hashes)
+            rows = np.concatenate(places)
+            first = np.unique(np.concatenate(found), return_index=True)[1]
+            repeated[rows] = True
+            repeated[rows[first]] = False
         return repeated
-
-    def _part(
-        self, part: int, num_parts: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the hashes that leave remainder ``part``, and their places in the stream."""
-        found, places, start = [], [], 0
-        self._file.seek(0)
-        while block := self._file.read(8 * self._held_at_once):
-            hashes = np.frombuffer(block, dtype=np.int64)
-            where = np.flatnonzero(hashes % num_parts == part)
-            found.append(hashes[where])
-            places.append(where + start)
-            start += len(hashes)
-        return np.concatenate(found), np.concatenate(places)

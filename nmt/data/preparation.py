@@ -90,7 +90,7 @@ class Preparation:
         """
         start = time.perf_counter()
         sets = {VALID: self._config.data.valid, **self._config.data.test}
-        remote = tuple(name for name, each in sets.items() if each.sacrebleu or each.huggingface)
+        remote = [name for name, each in sets.items() if each.sacrebleu or each.huggingface]
         held_out = HeldOut({
             name: [pair[:2] for pair in self._usable(read_corpus(corpus, self._options), VALID)]
             for name, corpus in sets.items()
@@ -111,9 +111,9 @@ class Preparation:
             findings={name: _plain(check.found) for name, check in self._checks.items()},
             overlap=held_out.overlap(),
             unchecked=remote,
-            sides=tuple(side.report() for side in sides),
+            sides=[side.report() for side in sides],
             joint=self._config.tokenizer.joint,
-            warnings=tuple(warnings),
+            warnings=warnings,
             seconds=time.perf_counter() - start,
         )
         return report, tokenizers
@@ -146,7 +146,7 @@ class Preparation:
             )
         folder, config = self._folder / TOKENIZER, self._config.tokenizer
         folder.mkdir()
-        texts: dict[str, Iterator[str]] = {}
+        texts: dict[str, Iterable[str]] = {}
         if (start_from := self._config.training.start_from) is not None:
             # Fine-tuning keeps the vocabulary of the model it starts from.
             load_tokenizers(start_from / TOKENIZER)  # says what is wrong with them
@@ -156,7 +156,7 @@ class Preparation:
             texts = {JOINT: chain.from_iterable(sample.drain())}
         else:
             sources, targets = zip(*sample.drain(), strict=True)
-            texts = {SOURCE: iter(sources), TARGET: iter(targets)}
+            texts = {SOURCE: sources, TARGET: targets}
         for name, lines in texts.items():
             train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
         return load_tokenizers(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ TRAIN, VALID, TOKENIZER = "train", "valid", "tokenizer"
 """Parts of the folder."""
 READ, KEPT = "read", "kept"
 """Keys of a corpus's counts that are no reasons."""
+_AGAIN = "Run `nmt prepare CONFIG --force`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +58,13 @@ class PrepareReport:
     """Per training corpus: pairs that look odd but were not dropped for it."""
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Per held-out set: its pairs, and how many sources and whole pairs the training has too."""
-    unchecked: tuple[str, ...] = ()
+    unchecked: Sequence[str] = ()
     """Held-out sets that were not looked for, as they might have to be downloaded."""
-    sides: tuple[SideReport, ...] = ()
+    sides: Sequence[SideReport] = ()
     """Source and target of the training data."""
     joint: bool = True
     """Whether both sides share one vocabulary."""
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
     """What a person should look at."""
     seconds: float = 0.0
     """Time taken."""
@@ -78,23 +79,15 @@ class PrepareReport:
         path = folder / REPORT
         try:
             values = read_json(path)
-            values["sides"] = tuple(SideReport(**side) for side in values["sides"])
-            values |= {name: tuple(values[name]) for name in ("unchecked", "warnings")}
+            values["sides"] = [SideReport(**side) for side in values["sides"]]
             report = cls(**values)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{path} is damaged: {error}", fix="Run `nmt prepare CONFIG --force`."
-            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: {error}", fix=_AGAIN) from error
         return replace(report, folder=str(folder), up_to_date=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return asdict(self) | {
-            "sides": [asdict(side) for side in self.sides],
-            "unchecked": list(self.unchecked),
-            "warnings": list(self.warnings),
-            "seconds": round(self.seconds, 3),
-        }
+        return asdict(self) | {"seconds": round(self.seconds, 3)}
 
     def as_text(self) -> str:
         """Return a report to read."""
@@ -115,13 +108,10 @@ class PrepareReport:
                 f"  {side.language:8}{side.mean_length:8.1f}{side.median_length:8}"
                 f"{side.p99_length:6}{side.max_length:9}   {side.fallback_rate:.2%}"
             )
-        sizes = [f"{side.vocab_size:,}" for side in self.sides]
-        yield (
-            f"vocabulary: {sizes[0]} entries, joint"
-            if self.joint
-            else f"vocabularies: {sizes[0]} and {sizes[1]} entries"
-        )
-        yield from self._overlap()
+        source, target = (f"{side.vocab_size:,}" for side in self.sides)
+        both = f"vocabularies: {source} and {target} entries"
+        yield f"vocabulary: {source} entries, joint" if self.joint else both
+        yield from (f"overlap: {text}" for text in self._overlap())
         yield from (f"warning: {text}" for text in self.warnings)
         rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
         what = self.folder if self.written else "report only, nothing written"
@@ -130,20 +120,20 @@ class PrepareReport:
     def _overlap(self) -> Iterator[str]:
         """Name the sets without overlap too: silence could mean that nobody looked."""
         clean = []
-        for name, overlap in self.overlap.items():
-            if overlap["sources_in_train"]:
+        for name, found in self.overlap.items():
+            if found["sources_in_train"]:
                 yield (
-                    f"overlap: {overlap['sources_in_train']:,} of {overlap['pairs']:,} source "
-                    f"sentences of {name} are in the training data, {overlap['pairs_in_train']:,} "
-                    "with the same translation"
+                    f"{found['sources_in_train']:,} of {found['pairs']:,} source sentences of "
+                    f"{name} are in the training data, {found['pairs_in_train']:,} with the same "
+                    "translation"
                 )
             else:
-                clean.append(f"{name} ({overlap['pairs']:,} pairs)")
+                clean.append(f"{name} ({found['pairs']:,} pairs)")
         if clean:
-            yield f"overlap: no source sentence of {', '.join(clean)} is in the training data"
+            yield f"no source sentence of {', '.join(clean)} is in the training data"
         if self.unchecked:
             names = ", ".join(self.unchecked)
-            yield f"overlap: not compared with {names}, which might have to be downloaded"
+            yield f"not compared with {names}, which might have to be downloaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,12 +181,9 @@ class PreparedManifest:
                 fix="Run `nmt prepare CONFIG`.",
             ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} is damaged: {error}", fix="Run `nmt prepare CONFIG --force`."
-            ) from error
+            raise DataError(f"{path} is damaged: {error}", fix=_AGAIN) from error
         raise DataError(
-            f"{path} has format version {version}; this release reads {FORMAT_VERSION}.",
-            fix="Run `nmt prepare CONFIG --force`.",
+            f"{path} has format version {version}; this release reads {FORMAT_VERSION}.", fix=_AGAIN
         )
 
 

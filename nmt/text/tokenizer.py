@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,7 +136,7 @@ def _encodable(line: str) -> str:
 
 
 def train_sentencepiece(
-    lines: Iterator[str], path: Path, config: TokenizerConfig, *, threads: int
+    lines: Iterable[str], path: Path, config: TokenizerConfig, *, threads: int
 ) -> None:
     """Learn a model from ``lines`` and write it to ``path``: the same bytes for the same input.
 

@@ -106,7 +106,7 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"shoutin": {}}, "Did you mean shouting"),
+        ({"shoutin": {}}, "did you mean shouting"),
         ({"shouting": {"max_capitals": 1}}, "filters.extra.shouting: .*max_capitals"),
     ],
 )
