@@ -119,15 +119,6 @@ def test_model_folders_have_them_and_their_manifests_too(
     assert not caplog.messages
 
 
-def test_a_folder_of_an_older_run_lacks_them_and_works(config: RunConfig) -> None:
-    for name in BOTH:
-        (config.run_dir / name).unlink()
-    export(config.run_dir, Path("slim"), "safetensors")
-
-    assert not any((Path("slim") / name).exists() for name in BOTH)
-    assert load(Path("slim")).translate(["abc"])[0].text
-
-
 def test_a_folder_that_cannot_be_written_is_named(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,13 +133,6 @@ def test_a_folder_that_cannot_be_written_is_named(
     monkeypatch.setattr(model_folder, "write_bytes", full)
     with pytest.raises(CheckpointError, match=rf"{SHORTLIST} cannot be written: No space left"):
         make_shortlist(config.run_dir, data)
-
-
-def test_the_input_ranges_that_older_releases_wrote_are_ignored(config: RunConfig) -> None:
-    (config.run_dir / "ranges.json").write_text("damaged")
-    export(config.run_dir, Path("slim"), "safetensors")
-    assert not (Path("slim") / "ranges.json").exists()
-    assert load(config.run_dir).translate(["abc"])[0].text
 
 
 def test_a_run_that_starts_anew_keeps_nothing_of_an_earlier_one(config: RunConfig) -> None:

@@ -25,12 +25,22 @@ Values = dict[str, Any]
 Start = Callable[[Values], Path]
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and a trained model."""
+    folder = tmp_path_factory.mktemp("base")
+    write_corpus(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        start(new("base"))
+    return folder
+
+
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trained model."""
-    monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    return start(new("base"))
+def base(place: Path, tmp_path: Path) -> Path:
+    """That model, in a copy."""
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    return Path("runs/base")
 
 
 def new(name: str, **training: object) -> Values:

@@ -218,27 +218,6 @@ def test_the_size_of_chunks_changes_nothing(rows: int, chunk: int) -> None:
     assert_close(results[0], results[1], tolerance=1e-5)
 
 
-def test_the_order_of_the_passes_changes_nothing() -> None:
-    (one, two, weight, bias), gold = values_of(7)
-    there, back = (
-        r_drop_loss(pair, weight, bias, gold, smoothing=0.1, strength=5.0)
-        for pair in ((one, two), (two, one))
-    )
-
-    torch.testing.assert_close(there, back)
-
-
-@pytest.mark.parametrize("strength", [0.0, 5.0])
-def test_equal_passes_give_the_plain_loss(strength: float) -> None:
-    (one, _, weight, bias), gold = values_of(9)
-    both = r_drop_loss((one, one), weight, bias, gold, smoothing=0.1, strength=strength)
-    plain = chunked_cross_entropy(one, weight, bias, gold, 0.1)
-
-    torch.testing.assert_close(both, plain)
-    inputs = (one, weight, bias)
-    assert_close(list(torch.autograd.grad(both, inputs)), list(torch.autograd.grad(plain, inputs)))
-
-
 def test_rounded_states_give_gradients_near_the_exact_ones_in_the_dtype_of_each() -> None:
     """As under autocast: states in bf16, weights in float32."""
     values, gold = values_of(40)

@@ -104,7 +104,7 @@ def train(updater: Updater, begin: int, end: int) -> None:
         updater([batch_of([5, 4], step), batch_of([3], step)], rate)
 
 
-@pytest.mark.parametrize(("steps_before", "freezes"), [(0, False), (1, True), (4, False)])
+@pytest.mark.parametrize(("steps_before", "freezes"), [(0, False), (4, True)])
 @pytest.mark.parametrize("precision", [FLOAT32, BF16], ids=lambda precision: precision.name)
 @pytest.mark.parametrize(("kind", "ema_decay"), WAYS)
 def test_a_saved_and_loaded_optimizer_makes_the_same_bytes(

@@ -21,7 +21,7 @@ from nmt.training.optimizers import build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.signals import Interrupted
 from nmt.training.update import Updater, UpdateStats
-from tests.training.small import batch_of, small_model, updater_of
+from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 
 CPU = torch.device("cpu")
 
@@ -55,12 +55,9 @@ def everything(updater: Updater, optimizer: ModelOptimizer) -> dict[str, Tensor]
     return {name: t.clone() for name, t in (parts | working | gradients | counters).items()}
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@pytest.mark.parametrize("updates_before", [0, 2])
-def test_measuring_leaves_no_trace(name: str, updates_before: int) -> None:
-    updater, optimizer = updater_in(
-        Precision("bfloat16" if name == "bfloat16" else "float32", "cpu")
-    )
+@pytest.mark.parametrize(("precision", "updates_before"), [(FLOAT32, 0), (BF16, 2)], ids=str)
+def test_measuring_leaves_no_trace(precision: Precision, updates_before: int) -> None:
+    updater, optimizer = updater_in(precision)
     batches, _ = next(LOADER.updates(Position()))
     for _ in range(updates_before):
         updater(batches, 0.01)
@@ -87,7 +84,7 @@ def test_measuring_leaves_no_trace(name: str, updates_before: int) -> None:
 
 def test_measuring_can_be_interrupted() -> None:
     """FAULT 19."""
-    updater, optimizer = updater_in(Precision("float32", "cpu"))
+    updater, optimizer = updater_in(FLOAT32)
     calls = 0
 
     def check() -> None:
