@@ -132,10 +132,8 @@ def test_the_table_shows_scores_intervals_and_signatures(files: tuple[Path, Path
     title, _, header, row, _, bleu, chrf = result.stdout.splitlines()
     assert title == "reference.en: 10 sentences, 1 reference"
     assert header.split() == ["system", "bleu", "chrf"]
-    assert row.startswith("hypothesis.en  ")
-    assert row.count("±") == 2
-    assert "tok:13a" in bleu
-    assert "nc:6" in chrf
+    assert (row.split()[0], row.count("±")) == ("hypothesis.en", 2)
+    assert ("tok:13a" in bleu, "nc:6" in chrf) == (True, True)
 
 
 def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> None:
@@ -275,16 +273,22 @@ def test_wrong_usage_exits_with_2(files: tuple[Path, Path], flags: list[str], me
     assert result.stdout == ""
 
 
-def test_nothing_to_score_or_to_score_against_says_what_to_add(files: tuple[Path, Path]) -> None:
+def test_nothing_to_score_or_to_score_against_says_what_to_add(
+    model: Path, files: tuple[Path, Path]
+) -> None:
     hypothesis, reference = files
-    result = invoke("--reference", reference)
-    assert (result.exit_code, "--hypothesis FILE" in result.stderr) == (2, True)
-    result = invoke("--hypothesis", hypothesis)
-    assert (result.exit_code, "--reference FILE" in result.stderr) == (2, True)
-    result = invoke("--hypothesis", hypothesis, "-t", "wmt14")
-    assert (result.exit_code, "-l PAIR" in result.stderr) == (2, True)
-    result = invoke("--hypothesis", hypothesis, "-t", "wmt-14", "-l", "en-de")
-    assert (result.exit_code, "wmt14" in result.stderr) == (2, True)
+    for flags, advice in (
+        (("--reference", reference), "--hypothesis FILE"),
+        (("--hypothesis", hypothesis), "--reference FILE"),
+        (("--hypothesis", hypothesis, "-t", "wmt14"), "-l PAIR"),
+        (("--hypothesis", hypothesis, "-t", "wmt-14", "-l", "en-de"), "wmt14"),
+        ((model, "--reference", reference), "--source FILE"),
+        ((model,), "one, two"),
+        ((model, "-t", "onne"), "Did you mean one?"),
+        ((model, "-t", "one", "-l", "de-en"), "one of the model's configuration is en-de, not de-"),
+    ):
+        result = invoke(*flags)
+        assert (result.exit_code, advice in result.stderr) == (2, True), result.stderr
 
 
 def test_line_counts_that_differ_are_both_named(tmp_path: Path) -> None:
@@ -444,21 +448,6 @@ def test_a_model_translates_files_beside_other_systems(
     assert values[1] < 100
 
 
-def test_test_sets_are_listed_when_one_must_be_chosen(model: Path) -> None:
-    result = invoke(model)
-    assert (result.exit_code, "one, two" in result.stderr) == (2, True)
-    result = invoke(model, "-t", "onne")
-    assert (result.exit_code, "Did you mean one?" in result.stderr) == (2, True)
-
-
-def test_other_languages_than_the_model_has_are_refused_for_its_own_test_sets(model: Path) -> None:
-    UpperCaser.calls = {}
-    result = invoke(model, "-t", "one", "-l", "de-en")
-    assert (result.exit_code, UpperCaser.calls) == (2, {})
-    assert "one of the model's configuration is en-de, not de-en" in result.stderr
-    assert invoke(model, "-t", "one", "-l", "en-de").exit_code == 0
-
-
 def test_a_test_set_whose_file_is_gone_is_told_with_its_key(model: Path) -> None:
     """Fault 33."""
     missing = model.parent / "test.upper"
@@ -466,11 +455,6 @@ def test_a_test_set_whose_file_is_gone_is_told_with_its_key(model: Path) -> None
     result = invoke(model, "-t", "two")
     assert (result.exit_code, result.stdout) == (3, "")
     assert f"data.test.two.target: {missing} does not exist." in result.stderr
-
-
-def test_a_model_needs_source_lines(model: Path, files: tuple[Path, Path]) -> None:
-    result = invoke(model, "--reference", files[1])
-    assert (result.exit_code, "--source FILE" in result.stderr) == (2, True)
 
 
 def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:

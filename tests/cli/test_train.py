@@ -4,14 +4,13 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.config.run import RunConfig
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 
@@ -24,43 +23,27 @@ class Summary:
     best_score: float | None = 31.25
 
 
-class Recorded(ModuleType):
-    """Stands for `nmt.recipes.train`, without torch: keeps what it was called with."""
-
-    def __init__(self) -> None:
-        super().__init__("nmt.recipes.train")
-        self.config: RunConfig | None = None
-        self.options: dict[str, Any] = {}
-        self.summary = Summary()
-        self.leave: BaseException | None = None
-
-    def train(self, config: RunConfig, **options: Any) -> Summary:
-        self.config, self.options = config, options
-        if self.leave:
-            raise self.leave
-        return self.summary
-
-
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    recorded = Recorded()
-    monkeypatch.setitem(sys.modules, "nmt.recipes.train", recorded)
-    return recorded
+def train(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stands for the recipe, without torch."""
+    recipe = Mock(return_value=Summary())
+    monkeypatch.setitem(sys.modules, "nmt.recipes.train", SimpleNamespace(train=recipe))
+    return recipe
 
 
-def test_the_flags_reach_the_command(command: Recorded) -> None:
+def test_the_flags_reach_the_recipe(train: Mock) -> None:
     arguments = ["--set", "training.seed=9", "--run-dir", "runs/no 1: x", "--exact", "-q"]
     result = CliRunner().invoke(app, ["train", DEMO, *arguments])
 
     assert result.exit_code == 0
     assert result.stdout == "runs/no 1: x: 1,200 steps; best: step-00001000 (31.25)\n"  # with -q
-    assert command.config is not None
-    assert command.config.training.seed == 9
-    assert command.config.run_dir == Path("runs/no 1: x")
-    assert command.options == {"strict_resume": False, "exact": True}
+    (config,), options = train.call_args
+    assert config.training.seed == 9
+    assert config.run_dir == Path("runs/no 1: x")
+    assert options == {"strict_resume": False, "exact": True}
 
 
-@pytest.mark.usefixtures("command")
+@pytest.mark.usefixtures("train")
 def test_json_holds_the_whole_summary() -> None:
     result = CliRunner().invoke(app, ["train", DEMO, "--json"])
 
@@ -73,9 +56,9 @@ def test_json_holds_the_whole_summary() -> None:
     }
 
 
-def test_a_run_stopped_by_a_signal_keeps_its_exit_code(command: Recorded) -> None:
+def test_a_run_stopped_by_a_signal_keeps_its_exit_code(train: Mock) -> None:
     """FAULTS 19 and 20, as the shell sees them."""
-    command.leave = SystemExit(143)
+    train.side_effect = SystemExit(143)
 
     assert CliRunner().invoke(app, ["train", DEMO]).exit_code == 143
 
@@ -88,7 +71,7 @@ def test_a_run_stopped_by_a_signal_keeps_its_exit_code(command: Recorded) -> Non
         (["--prove-resume", "--dry-run"], "--prove-resume does not go with --dry-run"),
     ],
 )
-@pytest.mark.usefixtures("command")
+@pytest.mark.usefixtures("train")
 def test_flags_without_effect_are_refused(flags: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["train", DEMO, *flags])
 
