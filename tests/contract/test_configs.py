@@ -13,12 +13,8 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_shipped_configuration_loads(path: Path) -> None:
+def test_every_shipped_configuration_loads_and_says_what_it_needs(path: Path) -> None:
     assert load_config(path).name
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_shipped_configuration_says_what_it_needs_and_what_to_expect(path: Path) -> None:
     head = path.read_text(encoding="utf-8").split("\nname:")[0]
 
     for word in ("data", "hardware", "time", "expect"):

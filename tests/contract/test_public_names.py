@@ -10,27 +10,11 @@ import nmt
 
 def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "DeviceError",
-        "DivergedError",
-        "GateError",
-        "NmtError",
-        "Score",
-        "TokenizerError",
-        "TranslationResult",
-        "Translator",
-        "__version__",
-        "average",
-        "evaluate",
-        "export",
-        "load_config",
-        "prepare",
-        "score",
-        "train",
-        "translate",
-    ]
+        "CheckpointError", "ConfigError", "DataError", "DeviceError", "DivergedError", "GateError",
+        "NmtError", "Score", "TokenizerError", "TranslationResult", "Translator", "__version__",
+        "average", "evaluate", "export", "load_config", "prepare", "score", "train", "translate",
+    ]  # fmt: skip
+    assert set(nmt.__all__) <= set(dir(nmt))
 
 
 @pytest.mark.parametrize("name", nmt.__all__)
@@ -45,21 +29,7 @@ def test_other_names_are_refused_as_python_does() -> None:
         nmt.tranlate  # noqa: B018
 
 
-def test_dir_lists_the_public_names() -> None:
-    assert set(nmt.__all__) <= set(dir(nmt))
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "nmt",
-        "nmt.cli",
-        "nmt.config.loader",
-        "nmt.errors",
-        "nmt.text.tokenizer",
-        "nmt.recipes.prepare",
-    ],
-)
+@pytest.mark.parametrize("module", ["nmt", "nmt.cli", "nmt.recipes.prepare"])
 def test_torch_is_not_loaded_by(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'datasets') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -41,6 +41,7 @@ def test_a_failed_gate_stops_only_what_depends_on_it(tmp_path: Path) -> None:
     assert report.failed == {"fails"}
     assert found["speed"] == ["skipped: fails failed"]
     assert found["others"][0] == 0.5
+    assert "| fails | error | 0.5 | < 1 |  | FAILED |" in report.table()
 
 
 def test_a_stage_that_crashes_or_hangs_counts_as_failed(tmp_path: Path) -> None:
@@ -49,40 +50,26 @@ def test_a_stage_that_crashes_or_hangs_counts_as_failed(tmp_path: Path) -> None:
     assert found == {"crashes": [0.5, "code 1"], "hangs": ["ended by its limit of 1 s"]}
 
 
-def test_the_table_says_what_was_measured_and_what_was_wanted(tmp_path: Path) -> None:
-    report, _ = run_fakes(tmp_path, Stage("fails", 30))
-    assert "| fails | error | 0.5 | < 1 |  | FAILED |" in report.table()
-
-
 def test_unknown_stages_are_refused() -> None:
     with pytest.raises(SystemExit, match="no stage speed; there are machine, gradients"):
         REPORT["chosen_stages"]("speed,machine")
 
 
-def rehearse(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+@pytest.mark.slow
+def test_every_stage_works_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "report.jsonl"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--device", "cpu", "--quick", "--output", str(output),
-         "--folder", str(tmp_path), "--data", str(tmp_path), *arguments],
+         "--folder", str(tmp_path), "--data", str(tmp_path)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     records = [json.loads(line) for line in output.read_text().splitlines()]
-    gates = [record for record in records if record.get("passed") is not None]
-    assert all(gate["passed"] for gate in gates)
-    return {f"{record['stage']}: {record['what']}": record["value"] for record in records}
-
-
-def test_parts_are_checked_and_measured_on_a_cpu(tmp_path: Path) -> None:
-    found = rehearse(tmp_path, "--stages", "gradients,updates,training,decoding")
-    assert found["gradients: tiny, float32, gradient: worst of 3"] < 1e-5
-    assert found["training: base, 200 tokens an update: target tokens/s"] > 0
-    assert found["decoding: base, beam 5, batch 4: tokens/s"] > 0
-
-
-@pytest.mark.slow
-def test_every_stage_works_on_a_cpu(tmp_path: Path) -> None:
-    found = rehearse(tmp_path)
+    assert all(record["passed"] for record in records if record.get("passed") is not None)
+    found = {f"{record['stage']}: {record['what']}": record["value"] for record in records}
     ended = {name.split(":")[0] for name in found if name.endswith(": stage")}
     assert ended == {stage.name for stage in REPORT["STAGES"]}
     assert not any("skipped" in str(value) for value in found.values())
+    assert found["gradients: tiny, float32, gradient: worst of 3"] < 1e-5
+    assert found["training: base, 200 tokens an update: target tokens/s"] > 0
+    assert found["decoding: base, beam 5, batch 4: tokens/s"] > 0
