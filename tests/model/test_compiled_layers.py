@@ -15,7 +15,7 @@ from nmt.engine.device import Precision
 from nmt.model.attention import Rectangle
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend, use_backend
-from tests.model.test_transformer import VARIANTS, packed, random_parameters, small_model
+from tests.model.small import VARIANTS, packed, random_parameters, small_model
 from tests.training.small import batch_of, updater_of
 from tests.training.small import small_model as model_to_train
 
@@ -30,13 +30,9 @@ SHAPES: list[Shape] = [
     ([4, 2, 7, 1], [4, 6, 3, 2]),
     ([9], [8]),  # one sentence
     ([16, 16, 16], [16, 16, 16]),  # no padding of any kind
-    ([8, 8], [9, 1]),
     ([1, 1], [1, 1]),
     ([32, 5], [3, 40]),
-    ([7, 6, 5], [4, 4, 4]),
-    ([17], [2]),
     ([2] * 20, [5] * 20),
-    ([24, 8], [8, 24]),
 ]
 
 
@@ -83,7 +79,7 @@ def assert_alike(models: tuple[Transformer, Transformer], shape: Shape) -> None:
         )
 
 
-@pytest.mark.parametrize("variant", ["paper", "tiny-like", "rotary-post", "modern", "two-widths"])
+@pytest.mark.parametrize("variant", ["rotary-post", "modern", "two-widths"])
 def test_loss_and_gradients_are_those_of_the_layers_as_they_are(
     variant: str, counting: Backend
 ) -> None:
@@ -97,7 +93,7 @@ def test_loss_and_gradients_are_those_of_the_layers_as_they_are(
 def test_a_graph_may_be_differentiated_as_a_whole(differentiating: Backend) -> None:
     models = two_models(encoder_layers=1, decoder_layers=1, dropout=0.0)
 
-    for shape in SHAPES:
+    for shape in SHAPES[:5]:
         assert_alike(models, shape)
     assert differentiating.num_graphs == 2
 

@@ -8,21 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.config.model import ModelConfig
 from nmt.model import decoder_state
-from nmt.model.transformer import Transformer, build_model
+from nmt.model.transformer import Transformer
 from nmt.packed import Packed
+from tests.model.small import small_model
 
 NUM_SENTENCES, NUM_TOKENS, NUM_STEPS = 5, 30, 20
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    torch.manual_seed(1)
-    shape = ModelConfig(
-        encoder_layers=1, decoder_layers=2, model_dim=16, ff_dim=32, num_heads=2, dropout=0.0
-    )
-    return build_model(shape, NUM_TOKENS, NUM_TOKENS).eval()
+    return small_model(encoder_layers=1, model_dim=16, num_heads=2)
 
 
 def walk(model: Transformer, seed: int, num_beams: int, *, with_coverage: bool) -> list[Tensor]:
@@ -52,11 +48,7 @@ def walk(model: Transformer, seed: int, num_beams: int, *, with_coverage: bool) 
 def test_caches_hold_keys_and_values_with_their_true_number_of_heads(groups: int) -> None:
     sizes = []
     for num_kv_heads in (groups, 4):
-        shape = ModelConfig(
-            encoder_layers=1, decoder_layers=2, model_dim=16, ff_dim=32, num_heads=4,
-            num_kv_heads=num_kv_heads,
-        )  # fmt: skip
-        model = build_model(shape, NUM_TOKENS, NUM_TOKENS).eval()
+        model = small_model(encoder_layers=1, model_dim=16, num_kv_heads=num_kv_heads)
         state = model.start(Packed.from_rows([[4, 5, 3], [6, 3]]))
         _, state = model.decode_step(state, torch.tensor([[2], [2]]))
         caches = state.cross_kv, state.self_kv

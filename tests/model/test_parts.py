@@ -179,24 +179,20 @@ def test_dropout_does_nothing_outside_training_or_at_zero() -> None:
 
 
 @pytest.mark.parametrize("dim", [8, 12])
-def test_interleaved_sinusoids_follow_the_formula_of_the_paper(dim: int) -> None:
-    table = sinusoids(30, dim, "sinusoidal")
+@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal-halves"])
+def test_sinusoids_follow_the_formulas_of_the_paper_and_of_tensor2tensor(
+    dim: int, layout: str
+) -> None:
+    table, half = sinusoids(30, dim, layout), dim // 2
 
     for position in range(30):
-        for i in range(dim // 2):
-            angle = position / 10_000 ** (2 * i / dim)
-            assert table[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
-
-
-def test_sinusoids_in_halves_follow_tensor2tensor_s_formula() -> None:
-    table = sinusoids(30, 8, "sinusoidal-halves")
-
-    for position in range(30):
-        for i in range(4):
-            angle = position * math.exp(-i * math.log(10_000) / (4 - 1))
-            assert table[position, i].item() == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[position, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-6)
+        for i in range(half):
+            angle, places = position / 10_000 ** (2 * i / dim), (2 * i, 2 * i + 1)
+            if layout == "sinusoidal-halves":
+                angle = position * math.exp(-i * math.log(10_000) / (half - 1))
+                places = (i, half + i)
+            found = table[position, list(places)].tolist()
+            assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
 
 
 def test_the_sinusoid_table_grows_with_the_sentence() -> None:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.config.model import ModelConfig
 from nmt.model.attention import BACKENDS, sdpa_attention
 from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions, register_positions
-from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
+from tests.model.small import small_model
 
 
 class Alibi(RelativePositions):
@@ -36,13 +35,6 @@ def registered() -> Iterator[None]:
     del POSITIONS["alibi"]
 
 
-def model_of(**options: object) -> Transformer:
-    torch.manual_seed(3)
-    shape = {"model_dim": 32, "ff_dim": 48, "num_heads": 4, "encoder_layers": 2}
-    config = ModelConfig.model_validate({**shape, "decoder_layers": 2, **options})
-    return build_model(config, 50, 50).eval()
-
-
 SOURCE = Packed.from_rows([[7, 8, 9, 4, 3], [11, 12, 3]])
 TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
 
@@ -52,7 +44,7 @@ TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
 def test_a_registered_scheme_serves_training_and_decoding(
     num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of(positions="alibi", num_kv_heads=num_kv_heads)
+    model = small_model(positions="alibi", num_kv_heads=num_kv_heads)
     whole = model(SOURCE, TARGET)
     state, steps, ids = model.start(SOURCE), [], TARGET.pad(TARGET.ids)
     for position in range(4):
@@ -61,7 +53,7 @@ def test_a_registered_scheme_serves_training_and_decoding(
     torch.testing.assert_close(torch.stack(steps, 1)[TARGET.mask()], whole, rtol=1e-4, atol=1e-5)
     monkeypatch.setitem(BACKENDS, "cpu", sdpa_attention)
     torch.testing.assert_close(model(SOURCE, TARGET), whole, rtol=1e-4, atol=1e-5)
-    none = model_of(positions="none", num_kv_heads=num_kv_heads)
+    none = small_model(positions="none", num_kv_heads=num_kv_heads)
     assert none.state_dict().keys() == model.state_dict().keys()
     assert not torch.allclose(none(SOURCE, TARGET), whole)
 
@@ -75,7 +67,7 @@ def test_its_bias_gets_gradients() -> None:
     register_positions(
         "alibi", PositionScheme(relative=lambda config, _: Learned(config.num_heads))
     )
-    model = model_of(positions="alibi")
+    model = small_model(positions="alibi")
     model(SOURCE, TARGET).square().sum().backward()
     slopes = [p for name, p in model.named_parameters() if "_slopes" in name]
     assert len(slopes) == 4

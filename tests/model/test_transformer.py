@@ -8,66 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.layers import DecoderLayer, EncoderLayer, SelfAttention
-from nmt.model.transformer import Transformer, build_model, count_parameters
-from nmt.packed import Packed
-
-SMALL = {"model_dim": 32, "ff_dim": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "tiny-like": {"norm_position": "pre"},
-    "halves": {"positions": "sinusoidal-halves", "output_bias": True},
-    "learned": {"positions": "learned", "embeddings": "decoder-tied", "activation": "gelu"},
-    "none": {"positions": "none", "scale_embeddings": False},
-    "modern": {
-        "norm_position": "pre",
-        "norm": "rms",
-        "activation": "swiglu",
-        "positions": "rotary",
-        "qk_norm": True,
-        "bias": False,
-        "decoder_layers": 1,
-    },
-    "grouped": {"num_kv_heads": 2, "embeddings": "separate"},
-    "rotary-post": {"positions": "rotary", "num_kv_heads": 1},
-    "two-widths": {
-        "decoder_model_dim": 48,
-        "decoder_ff_dim": 40,
-        "embeddings": "decoder-tied",
-        "qk_norm": True,
-    },
-}
-
-
-def small_model(**options: Any) -> Transformer:
-    torch.manual_seed(3)
-    return build_model(ModelConfig.model_validate({**SMALL, **options}), 50, 50).eval()
-
-
-def packed(lengths: list[int]) -> Packed:
-    """Random sentences of these lengths."""
-    generator = torch.Generator().manual_seed(sum(lengths) + len(lengths))
-    ids = torch.randint(4, 50, (sum(lengths),), generator=generator)
-    return Packed.from_rows([row.tolist() for row in ids.split(lengths)])
-
-
-def logits_of(model: Transformer, source: list[int], target: list[int]) -> Tensor:
-    with torch.no_grad():
-        return model.logits(model(packed(source), packed(target)))
-
-
-def test_the_base_model_has_the_published_number_of_parameters() -> None:
-    # Vaswani et al. (2017), base. Attention: 4 (512 x 512 + 512) = 1,050,624; feed-forward:
-    # 512 x 2048 x 2 + 2048 + 512 = 2,099,712; a norm: 1,024.
-    # Encoder: 6 (1,050,624 + 2,099,712 + 2 x 1,024); decoder: one attention and norm more a layer.
-    sizes = count_parameters(build_model(ModelConfig(), 37_000, 37_000))
-
-    assert sizes == {"embeddings": 18_944_000, "encoder": 18_914_304, "decoder": 25_224_192}
-    assert sum(sizes.values()) == 63_082_496
+from nmt.model.transformer import build_model
+from tests.model.small import SMALL, VARIANTS, packed, random_parameters, small_model
 
 
 def copy_attention(ours: SelfAttention, theirs: nn.MultiheadAttention) -> None:
@@ -84,15 +30,6 @@ def copy_common(ours: EncoderLayer | DecoderLayer, theirs: Any) -> None:
     theirs.norm1.load_state_dict(ours.self_residual.norm.state_dict())
     last = theirs.norm3 if isinstance(ours, DecoderLayer) else theirs.norm2
     last.load_state_dict(ours.feed_forward_residual.norm.state_dict())
-
-
-def random_parameters(model: nn.Module) -> None:
-    """Norms and biases away from their initial ones and zeros, so that a mix-up shows."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise, alpha=0.1)
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
@@ -226,9 +163,3 @@ def test_tied_tables_are_one_parameter_and_stored_once() -> None:
 def test_tied_embeddings_need_one_vocabulary() -> None:
     with pytest.raises(ValueError, match="50 and 60"):
         build_model(ModelConfig.model_validate(SMALL), 50, 60)
-
-
-def test_logits_are_the_same_in_every_run() -> None:
-    assert torch.equal(
-        logits_of(small_model(), [3, 4], [2, 5]), logits_of(small_model(), [3, 4], [2, 5])
-    )

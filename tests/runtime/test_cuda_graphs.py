@@ -22,7 +22,7 @@ from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.runtime import cuda_graphs as graphed
 from nmt.runtime.cuda_graphs import CudaGraphs, GraphedDecodeToken
-from tests.model.decoding import VARIANTS, decode, small_model
+from tests.model.small import VARIANTS, decode, small_model
 
 
 class Repeater:

@@ -112,6 +112,23 @@ def test_greedy_search_is_a_beam_of_one_and_takes_the_most_probable_token(
         assert ids_of(found)[row] == ([] if naive is None else [naive])
 
 
+@given(seed=seeds, own=free, options=rules)
+def test_alternatives_are_the_best_next_tokens_completed_greedily(
+    seed: int, own: Constraints, options: dict[str, Any]
+) -> None:
+    options = {**options, "prefix_bias_beta": 0.0}
+    config = options_of(return_alternatives=True, n_best=5, **options)
+    table = random_table(seed, VOCAB_SIZE)
+    source = sources([4], seed)
+    (found,) = search(TableStepper(table), source, config, [own])
+    naive = Naive(table, tuple(source.ids.tolist()), VOCAB_SIZE, config, own)
+    values = naive.next_log_probs(own.prefix)
+    order = sorted(range(VOCAB_SIZE), key=lambda token: -values[token])
+    possible = [token for token in order if values[token] > -float("inf")]
+    outputs = [naive.greedy((*own.prefix, token)) for token in possible[:5]]
+    assert [hypothesis.ids for hypothesis in found] == [ids for ids in outputs if ids is not None]
+
+
 @given(
     seed=seeds,
     kind=st.sampled_from(KINDS),

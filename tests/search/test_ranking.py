@@ -40,11 +40,6 @@ def test_what_is_not_there_comes_last(size: int) -> None:
     assert index[0, :2].tolist() == [size - 3, size - 1]
 
 
-def test_a_short_row_is_given_whole() -> None:
-    best, index = largest(torch.tensor([[0.5, 2.0]]), 7)
-    assert (best.tolist(), index.tolist()) == ([[2.0, 0.5]], [[1, 0]])
-
-
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([1, 7, 64, 640, 1000, 1280]),

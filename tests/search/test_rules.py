@@ -13,8 +13,6 @@ from nmt.search.hypothesis import NONE, length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,
-    delay_end,
-    end_at_limit,
     forbid_repeated_ngrams,
     length_limits,
     penalize_repetition,
@@ -22,25 +20,6 @@ from nmt.search.rules import (
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 INFINITY = float("inf")
-
-
-def allowed(length: int, shortest: list[int], longest: list[int]) -> list[list[int]]:
-    """Tokens that may come for each sentence, alike for both beams."""
-    log_probs = torch.full((len(shortest), 2, 7), -1.5)
-    delay_end(log_probs, torch.tensor(shortest) > length)
-    end_at_limit(log_probs, torch.tensor(longest) <= length)
-    assert set(log_probs.flatten().tolist()) <= {-1.5, -INFINITY}
-    assert torch.equal(log_probs[:, 0], log_probs[:, 1])
-    return [row.isfinite().nonzero().flatten().tolist() for row in log_probs[:, 0]]
-
-
-def test_eos_waits_for_the_shortest_length() -> None:
-    every = [0, 1, 2, EOS_ID, 4, 5, 6]
-    assert allowed(3, [4, 3], [9, 9]) == [[0, 1, 2, 4, 5, 6], every]
-
-
-def test_only_eos_comes_at_the_longest_length() -> None:
-    assert allowed(3, [1, 1, 3], [3, 4, 3])[::2] == [[EOS_ID], [EOS_ID]]
 
 
 @given(

@@ -135,31 +135,6 @@ def test_seeds_and_samples_differ() -> None:
     assert len({hypothesis.ids for hypothesis in one + other}) > 12
 
 
-def test_outputs_come_as_often_as_they_are_probable() -> None:
-    """10 outputs of the same sentence, counted over 4000 samples."""
-    table, source = random_table(6, 7, 1.0), sources([1])
-    config = settings(n_best=4000, max_length_factor=0.0, max_length_offset=2)
-    (found,) = search(TableStepper(table), source, config)
-    counts = Counter(hypothesis.ids for hypothesis in found)
-
-    def probability(ids: tuple[int, ...]) -> float:
-        prob, prefix = 1.0, (*source.ids.tolist(), 2)
-        for token in (*ids, EOS_ID):
-            values = table(prefix).exp().tolist()
-            possible = values[EOS_ID:] if len(prefix) < source.num_tokens + 3 else [values[EOS_ID]]
-            prob *= values[token] / sum(possible)
-            prefix = (*prefix, token)
-        return prob
-
-    outputs = [(), *((a,) for a in range(4, 7))]
-    outputs += [(a, b) for a in range(4, 7) for b in range(4, 7)]
-    chances = {ids: probability(ids) for ids in outputs}
-    assert sum(chances.values()) == pytest.approx(1)
-    for ids, chance in chances.items():
-        sigma = math.sqrt(4000 * chance * (1 - chance))
-        assert abs(counts[ids] - 4000 * chance) < 4 * sigma + 1
-
-
 def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
     """Over sentences, samples and positions; neighbours have nothing to do with each other."""
     keys = torch.arange(100).unsqueeze(1)
