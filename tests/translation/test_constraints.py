@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import random
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import ConfigError, DataError
 from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
+from nmt.search.hypothesis import NONE, Constraints, contains
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.segment import (
     Segment,
-    check_outputs,
     constrain,
     encode_constraints,
     make_task,
-    segment_lines,
 )
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
 LINES = sentences(12, seed=8, longest=6)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sampling": True, "n_best": 3, "top_p": 0.9},
-        {"return_alternatives": True, "n_best": 3},
-        {"beam_size": 6, "n_best": 3, "diverse_beam_groups": 2, "no_repeat_ngram_size": 2},
-    ],
-)
-def test_the_text_does_not_depend_on_batches_or_order(
-    translator: Translator, options: dict[str, Any]
-) -> None:
-    expected = translator.translate(LINES, batch_tokens=1, **options)
-    order = random.Random(1).sample(range(12), 12)
-    for batch_tokens in (40, 100_000):
-        results = translator.translate(
-            [LINES[row] for row in order], batch_tokens=batch_tokens, **options
-        )
-        for row, result in zip(order, results, strict=True):
-            texts = [alternative.text for alternative in result.alternatives]
-            assert texts == [alternative.text for alternative in expected[row].alternatives]
-            assert result.text == texts[0]
-            assert len(texts) == 3
 
 
 def test_a_prefix_is_forced_or_biased_to(translator: Translator) -> None:
@@ -103,16 +75,6 @@ def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers)
     assert found.forbidden[2] != after_space
 
 
-def test_the_first_segment_of_a_line_gets_prefix_and_required_phrases(
-    translator: Translator, tokenizers: Tokenizers
-) -> None:
-    line = " ".join(sentences(12, seed=2))
-    (result,) = translator.translate([line], prefixes=["die Katze"], required=[["groß"]])
-    assert len(segment_lines([line], tokenizers.source, max_length=32)) > 2
-    assert result.text.startswith("die Katze")
-    assert "groß" in result.text
-
-
 def test_constraints_that_contradict_are_named(translator: Translator) -> None:
     with pytest.raises(DataError, match=r"required has 1 entries for 2 lines.*\n.*fix: "):
         translator.translate(["Hund", "Katze"], required=[["groß"]])
@@ -120,9 +82,10 @@ def test_constraints_that_contradict_are_named(translator: Translator) -> None:
         translator.translate(
             ["", "Hund"], required=[[], ["der Hund"]], forbidden=[["Hund"], ["Hund"]]
         )
-    with pytest.raises(DataError, match=r"Line 1: no output has its prefix"):
+    rule: Any = {"no_repeat_ngram_size": 1}
+    with pytest.raises(DataError, match=r"Line 13: no output has its prefix"):
         translator.translate(
-            ["Hund"], prefixes=["die"], required=[["das die"]], no_repeat_ngram_size=1
+            ["Hund"], prefixes=["die"], required=[["das die"]], first_line=13, **rule
         )
     with pytest.raises(ConfigError, match="sampling search does not go with required phrases"):
         translator.translate(["Hund"], required=[["groß"]], sampling=True)
@@ -137,17 +100,6 @@ def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden() -> 
     assert make_task(segments[:1]).constraints is None
     with pytest.raises(DataError, match="Line 2: its prefix and required phrases have 2 subwords"):
         constrain(segments, [NONE, own], OPTIONS, longest_output=1)
-
-
-def test_a_segment_without_an_output_names_its_constraints_or_the_weights() -> None:
-    best = [Hypothesis((5,), -1.0, -1.0)]
-    free, bound = Segment(0, [5]), Segment(3, [5], Constraints(prefix=(5,)))
-    for free.hypotheses, bound.hypotheses, problem in (
-        (best, best, None), (best, [], (DataError, "Line 13: no output")),
-        ([], best, (CheckpointError, "not numbers")),
-    ):  # fmt: skip
-        with pytest.raises(problem[0], match=problem[1]) if problem else nullcontext():
-            check_outputs([free, bound], first_line=10)
 
 
 def test_a_forbidden_phrase_in_a_forced_prefix_refuses_the_line(translator: Translator) -> None:

@@ -22,22 +22,31 @@ from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 1},
+        {"beam_size": 4},
+        {"sampling": True, "n_best": 3, "top_p": 0.9},
+        {"return_alternatives": True, "n_best": 3},
+        {"beam_size": 6, "n_best": 3, "diverse_beam_groups": 2, "no_repeat_ngram_size": 2},
+    ],
+)
 def test_the_text_does_not_depend_on_batches_or_order(
-    translator: Translator, beam_size: int
+    translator: Translator, options: dict[str, Any]
 ) -> None:
     """Fault 46."""
-    lines = sentences(12, seed=5)
-    expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
+    lines = sentences(12, seed=5, longest=8)
+    expected = translator.translate(lines, batch_tokens=1, **options)
     order = random.Random(1).sample(range(12), 12)
     for batch_tokens in (40, 100_000):
-        results = translator.translate(
-            [lines[row] for row in order], beam_size=beam_size, batch_tokens=batch_tokens
-        )
+        chosen = [lines[row] for row in order]
+        results = translator.translate(chosen, batch_tokens=batch_tokens, **options)
         for row, result in zip(order, results, strict=True):
-            assert result.source == lines[row]
-            assert result.text == expected[row].text
+            assert (result.source, result.text) == (lines[row], expected[row].text)
             assert result.score == pytest.approx(expected[row].score, abs=1e-4)
+            texts = [each.text for each in result.alternatives]
+            assert texts == [each.text for each in expected[row].alternatives]
 
 
 def test_batches_keep_to_both_of_their_limits(
