@@ -1,11 +1,9 @@
 """The embedded demo corpus: a small grammar of English-German sentence pairs.
 
 Numbers, prices, times, dates, and people who buy, look for and paint things: enough to show real
-morphology (gender, case, adjective endings, conjugation) and real reordering (verb second,
-participles and infinitives last, separable verbs, questions, subordinate clauses). Each rule
-builds both languages side by side, so a pair is right by construction, and the same on every
-machine. What its words can be combined to, the corpus combines: a newcomer types just that.
-The words are in ``demo.yaml``.
+morphology (gender, case, adjective endings, conjugation) and reordering (verb second, participles
+and infinitives last, separable verbs, questions, subordinate clauses). Each rule builds both
+languages side by side, so a pair is right by construction. Words and phrases are in ``demo.yaml``.
 """
 
 from __future__ import annotations
@@ -163,12 +161,8 @@ def noun_phrase(
 ) -> Pair:
     """Return a determiner, adjectives and a noun in agreement.
 
-    Args:
-        determiner: ``the``, ``a``, ``no``, ``the plural``, ``plural``, ``no plural`` or ``number``.
-        adjectives: In the order of both languages; all take the same German ending.
-        noun: Of things or people.
-        case: The plural has one form for both.
-        count: With ``number``: how many, above 1.
+    The determiner is ``the``, ``a``, ``no``, ``the plural``, ``plural``, ``no plural``, or
+    ``number`` with a count above 1. All adjectives take the same German ending.
     """
     names = Pair(noun.plural, noun.german_plural)
     if count is not None:
@@ -188,12 +182,10 @@ def noun_phrase(
 
 
 def conjugated(verb: Verb, tense: str, person: str) -> dict[str, Pair]:
-    """Return the parts of a verb.
+    """Return the parts of a verb that phrases name.
 
-    Returns:
-        ``verb``: the English verb, and the German one that comes second, or last in a subordinate
-        clause. ``auxiliary``: what begins a question. ``end``: what remains of the verb after the
-        English auxiliary, and at the end of a German clause.
+    The German ``verb`` comes second, or last in a subordinate clause; an ``auxiliary`` begins a
+    question; ``end`` remains after the English auxiliary, or at the end of a German clause.
     """
     base, want, do = verb.english, "want", "do"
     if is_third := person == "3s":
@@ -251,13 +243,14 @@ class SentenceGenerator:
     def _someone(self) -> Subject:
         if self._chance(0.4):
             return Subject(self._choice(_NAMES), "3s")
-        return self._named(_PEOPLE, ("the", "the", "a", "the plural"), of_people=True)
+        return self._named(("the", "the", "a", "the plural"), of_people=True)
 
-    def _named(
-        self, nouns: Sequence[Noun], determiners: Sequence[str], *, of_people: bool = False
-    ) -> Subject:
+    def _named(self, determiners: Sequence[str], *, of_people: bool = False) -> Subject:
         """Draw people or a thing in the nominative."""
-        determiner, noun = self._choice(determiners), self._choice(nouns)
+        determiner, noun = (
+            self._choice(determiners),
+            self._choice(_PEOPLE if of_people else _THINGS),
+        )
         text = noun_phrase(determiner, self._adjectives(of_people=of_people), noun, "nominative")
         return Subject(text, "3p" if determiner == "the plural" else "3s")
 
@@ -339,9 +332,9 @@ class SentenceGenerator:
 
     def _price(self) -> Pair:
         determiners = ("the", "the", "a", "the plural")
-        what, person = self._named(_THINGS, determiners)
+        what, person = self._named(determiners)
         euros = number(self._random.randrange(2, 1000))
-        if self._chance(0.1) and (other := self._named(_THINGS, determiners)) != (what, person):
+        if self._chance(0.1) and (other := self._named(determiners)) != (what, person):
             what, person = phrase("both", what, other.text), "3p"
         costs = Pair("cost", "kosten") if person == "3p" else Pair("costs", "kostet")
         return phrase("price", what, costs, euros)
@@ -349,7 +342,7 @@ class SentenceGenerator:
     def _described(self) -> tuple[Pair, Pair, Pair]:
         """Draw people or a thing, the form of "be" that goes with it, and what it is."""
         of_people = self._chance(0.5)
-        who, person = self._subject() if of_people else self._named(_THINGS, ("the", "the plural"))
+        who, person = self._subject() if of_people else self._named(("the", "the plural"))
         how = self._adjectives(of_people=of_people, shares=(0, 2, 1))
         return who, Pair(*_WORDS["be"][person]), phrase("both", *how) if len(how) > 1 else how[0]
 

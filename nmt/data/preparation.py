@@ -120,18 +120,16 @@ class Preparation:
 
     def _look(self, held_out: HeldOut) -> tuple[Reservoir, npt.NDArray[np.bool_]]:
         """First pass. Return the sample to learn from, and which usable pairs are repetitions."""
-        sample = Reservoir(
-            self._config.tokenizer.sample_sentences // 2,
-            max_characters=_SAMPLE_CHARACTERS,
-            seed=_SAMPLE_SEED,
-        )
+        size = self._config.tokenizer.sample_sentences // 2
+        sample = Reservoir(size, max_characters=_SAMPLE_CHARACTERS, seed=_SAMPLE_SEED)
         with tempfile.TemporaryFile(dir=self._folder) as file:
             duplicates = DuplicateFinder(file)
             for name, corpus in self._corpora.items():
                 check = self._checks[name] = CorpusCheck(*self._languages)
                 for block in self._blocks("reading", name, corpus):
                     usable = [pair[:2] for pair in self._usable(block, TRAIN)]
-                    check.update(usable, _character_counts(block))
+                    texts = (("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block)
+                    check.update(usable, np.array([(len(s), len(t)) for s, t in texts]).T)
                     held_out.update(usable)
                     duplicates.add(usable)
                     for source, target in usable:
@@ -174,7 +172,10 @@ class Preparation:
             SideStatistics(language, tokenizer, filters.max_length)
             for language, tokenizer in zip(self._languages, tokenizers, strict=True)
         ]
-        with self._writer(part, tokenizers) as writer:
+        writing: AbstractContextManager[StoreWriter | None] = nullcontext()
+        if self._stores:
+            writing = StoreWriter(self._folder / part, max(tokenizers.vocab_sizes))
+        with writing as writer:
             for index, (name, corpus) in enumerate(corpora.items()):
                 counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
                 for block in self._blocks("encoding", name, corpus):
@@ -198,18 +199,8 @@ class Preparation:
                 "A training corpus changed while it was read.",
                 fix="Prepare again when nothing writes to the corpora any more.",
             )
-        if not any(self._counts[name][KEPT] for name in corpora):
-            raise self._nothing_left(part, corpora)
+        _check_kept(part, sum((self._counts[name] for name in corpora), Counter[str]()))
         return sides
-
-    def _nothing_left(self, part: str, corpora: Iterable[str]) -> DataError:
-        reasons = sum((self._counts[name] for name in corpora), Counter[str]())
-        told = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
-        return DataError(
-            f"No {'training' if part == TRAIN else 'validation'} pair is left after the filters. "
-            f"Dropped: {told or 'nothing'}.",
-            fix="Check the files, or relax the filters section.",
-        )
 
     def _usable(
         self, pairs: Iterable[AnyPair], part: str, counts: Counter[str] | None = None
@@ -244,21 +235,11 @@ class Preparation:
             return pairs, (source, target)
         return [pairs[i] for i in kept], ([source[i] for i in kept], [target[i] for i in kept])
 
-    def _writer(
-        self, part: str, tokenizers: Tokenizers
-    ) -> AbstractContextManager[StoreWriter | None]:
-        if not self._stores:
-            return nullcontext()
-        vocab_size = max(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-        return StoreWriter(self._folder / part, vocab_size)
-
     def _blocks(self, verb: str, name: str, corpus: CorpusConfig) -> Iterator[list[AnyPair]]:
         """Read a corpus, with a progress bar if somebody watches."""
-        pairs = read_corpus(corpus, self._options)
-        total = 0
-        with progress_bar(
-            f"{verb} {name}", unit="pairs", total=self._lines.get(name), leave=False
-        ) as progress:
+        pairs, total = read_corpus(corpus, self._options), 0
+        known = self._lines.get(name)
+        with progress_bar(f"{verb} {name}", unit="pairs", total=known, leave=False) as progress:
             while block := list(islice(pairs, _BLOCK_PAIRS)):
                 yield block
                 total += len(block)
@@ -266,9 +247,15 @@ class Preparation:
         self._lines[name] = total
 
 
-def _character_counts(block: list[AnyPair]) -> npt.NDArray[np.int64]:
-    sizes = [(0, 0) if isinstance(p, BadPair) else (len(p.source), len(p.target)) for p in block]
-    return np.array(sizes, dtype=np.int64).T
+def _check_kept(part: str, reasons: Counter[str]) -> None:
+    if reasons[KEPT]:
+        return
+    told = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
+    raise DataError(
+        f"No {'training' if part == TRAIN else 'validation'} pair is left after the filters. "
+        f"Dropped: {told or 'nothing'}.",
+        fix="Check the files, or relax the filters section.",
+    )
 
 
 def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
@@ -326,12 +313,10 @@ class Reservoir:
     """
 
     def __init__(self, capacity: int, *, max_characters: int, seed: int) -> None:
-        self._capacity = capacity
-        self._max_characters = max_characters
+        self._capacity, self._max_characters = capacity, max_characters
         self._random = random.Random(seed)
         self._pairs: list[tuple[str, str]] = []
-        self._seen = 0
-        self._characters = 0
+        self._seen = self._characters = 0
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -349,12 +334,9 @@ class Reservoir:
             self._pairs[slot] = (source, target)
         self._characters += len(source) + len(target)
         if self._characters > self._max_characters and len(self._pairs) > 1:
-            self._halve()
-
-    def _halve(self) -> None:
-        self._capacity = len(self._pairs) // 2
-        self._pairs = self._random.sample(self._pairs, self._capacity)
-        self._characters = sum(len(source) + len(target) for source, target in self._pairs)
+            self._capacity = len(self._pairs) // 2
+            self._pairs = self._random.sample(self._pairs, self._capacity)
+            self._characters = sum(len(source) + len(target) for source, target in self._pairs)
 
     def drain(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs and forget them, so that whoever copies them needs no room for two."""

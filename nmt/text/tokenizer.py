@@ -86,10 +86,10 @@ class Tokenizer:
                 fix="Restore the file from the prepared folder, or prepare the data again.",
             ) from error
         found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-        if found != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+        wanted = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
+        if found != wanted:
             raise TokenizerError(
-                f"{path} has pad, unk, bos, eos at {found}, not at "
-                f"{(PAD_ID, UNK_ID, BOS_ID, EOS_ID)}.",
+                f"{path} has pad, unk, bos, eos at {found}, not at {wanted}.",
                 fix="Use a model made by `nmt prepare`.",
             )
         return cls(processor)
@@ -176,30 +176,20 @@ def train_sentencepiece(
 
 def _explained(message: str, config: TokenizerConfig) -> TokenizerError:
     """Say what SentencePiece means in one sentence, with a size that works."""
-    found = re.search(r"value <= (\d+)", message)
-    if found:
+    size = f"vocabulary of {config.vocab_size:,} entries"
+    if found := re.search(r"value <= (\d+)", message):
         largest = int(found[1])
         fix = f"Set tokenizer.vocab_size to {largest} or less."
         if config.byte_fallback and largest < _MIN_SIZE_WITH_BYTES:
             fix = "Set tokenizer.byte_fallback: false, or give it more text."
-        return TokenizerError(
-            f"The training text allows no vocabulary of {config.vocab_size:,} entries; "
-            f"the largest is {largest:,}.",
-            fix=fix,
-        )
-    found = re.search(r"smaller than required_chars.*vs (\d+)", message)
-    if found:
-        return TokenizerError(
-            f"A vocabulary of {config.vocab_size:,} entries does not hold the text's characters: "
-            f"{int(found[1]):,} are needed.",
-            fix=f"Set tokenizer.vocab_size to {found[1]} or more, or lower "
-            "tokenizer.character_coverage.",
-        )
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return TokenizerError(
-            "There is no text to learn a vocabulary from.", fix="Check the training corpora."
-        )
-    return TokenizerError(
-        f"SentencePiece could not learn from the training text: {message.strip()}",
-        fix="Check that the corpora have text, and lower tokenizer.vocab_size.",
-    )
+        problem = f"The training text allows no {size}; the largest is {largest:,}."
+    elif found := re.search(r"smaller than required_chars.*vs (\d+)", message):
+        problem = f"A {size} does not hold the text's characters: {int(found[1]):,} are needed."
+        fix = f"Set tokenizer.vocab_size to {found[1]} or more, or lower character_coverage."
+    elif "sentences_.empty()" in message or "all_chars_count" in message:
+        problem = "There is no text to learn a vocabulary from."
+        fix = "Check the training corpora."
+    else:
+        problem = f"SentencePiece could not learn from the training text: {message.strip()}"
+        fix = "Check that the corpora have text, and lower tokenizer.vocab_size."
+    return TokenizerError(problem, fix=fix)
