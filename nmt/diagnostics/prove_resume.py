@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,17 +53,14 @@ def save_interval(updates: int) -> int:
 def settings(updates: int) -> list[str]:
     """Return overrides of a configuration for a training of so many updates."""
     values: dict[str, object] = {
+        **dict.fromkeys(("max_minutes", "max_epochs", "patience", "average_last")),
         "max_steps": updates,
-        "max_minutes": None,
-        "max_epochs": None,
-        "patience": None,
         "report_every": 2,
         "save_every": save_interval(updates),
         "validate_every": min(25, max(3, updates * 5 // 12)),
         "validation.max_sentences": 8,
         "keep_last": 2,
         "keep_best": 1,
-        "average_last": None,
         "on_full_disk": "stop",
     }
     return [f"training.{key}={json.dumps(value)}" for key, value in values.items()]
@@ -136,13 +132,11 @@ def prove(
     """
     if kills < _LEAST_KILLS:
         raise ValueError(f"kills must be at least {_LEAST_KILLS}, not {kills}")
-    parent = run_dir.parent
-    fix = "Set run_dir to a folder you can write to."
-    with ExitStack() as cleanup:
-        with write_errors(parent, CheckpointError, fix=fix):
-            parent.mkdir(parents=True, exist_ok=True)
-            place = TemporaryDirectory(prefix=f".{run_dir.name}.prove-resume-", dir=parent)
-        folder, stop = cleanup.enter_context(place), cleanup.enter_context(StopSignal())
+    parent, fix = run_dir.parent, "Set run_dir to a folder you can write to."
+    with write_errors(parent, CheckpointError, fix=fix):
+        parent.mkdir(parents=True, exist_ok=True)
+        place = TemporaryDirectory(prefix=f".{run_dir.name}.prove-resume-", dir=parent)
+    with place as folder, StopSignal() as stop:
         trainings = _Trainings(command, Path(folder), random.Random(seed), stop)
         try:
             return trainings.prove(kills, training_seconds, total_seconds)

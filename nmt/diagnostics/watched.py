@@ -41,7 +41,7 @@ class WatchedTraining:
     """Time in saves, and of an update with its share of validating and saving."""
 
     def __init__(self, command: Sequence[str], run_dir: Path) -> None:
-        self.run_dir, self._metrics = run_dir, run_dir / "metrics.jsonl"
+        self.run_dir = run_dir
         self._before, self._begin = self._stamp(), time.monotonic()
         self._first_step, self._was_saving = 0, False
         self._output = run_dir.with_name(f"{run_dir.name}.txt")
@@ -105,7 +105,7 @@ class WatchedTraining:
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
-            status = self._metrics.stat()
+            status = (self.run_dir / "metrics.jsonl").stat()
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns

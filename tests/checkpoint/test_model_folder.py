@@ -72,6 +72,11 @@ def run_dir(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / "run")
 
 
+def seal(folder: Path) -> None:
+    names = ("config.yaml", "model.safetensors", "tokenizer/joint.model")
+    (folder / "manifest.json").write_text(Manifest.of(folder, names, 20).text())
+
+
 @pytest.fixture
 def exported(original: Path, tmp_path: Path) -> Path:
     """A folder of the weights, the configuration and the tokenizer, and nothing else."""
@@ -79,8 +84,7 @@ def exported(original: Path, tmp_path: Path) -> Path:
     shutil.copytree(original / "tokenizer", folder / "tokenizer")
     shutil.copy(original / "config.yaml", folder)
     shutil.copy(original / "checkpoints" / "step-00000020" / "model.safetensors", folder)
-    names = ("config.yaml", "model.safetensors", "tokenizer/joint.model")
-    (folder / "manifest.json").write_text(Manifest.of(folder, names, 20).text())
+    seal(folder)
     return folder
 
 
@@ -312,8 +316,7 @@ def test_a_width_that_the_weights_do_not_have_takes_no_memory(
 ) -> None:
     """Finding 16: such a folder ended in a MemoryError."""
     change_config(exported, lambda values: values["model"].update(changes))
-    names = ("config.yaml", "model.safetensors", "tokenizer/joint.model")
-    (exported / "manifest.json").write_text(Manifest.of(exported, names, 20).text())
+    seal(exported)
 
     with pytest.raises(CheckpointError, match=named) as caught:
         load_model(exported)
@@ -334,8 +337,7 @@ def test_an_exported_tokenizer_of_another_size_is_refused(exported: Path) -> Non
 
     with pytest.raises(CheckpointError, match=r"joint\.model has"):
         load_model(exported)
-    names = ("config.yaml", "model.safetensors", "tokenizer/joint.model")
-    (exported / "manifest.json").write_text(Manifest.of(exported, names, 20).text())
+    seal(exported)
     with pytest.raises(CheckpointError, match=r"30, 16\), not \(28, 16\)"):
         load_model(exported)
 
