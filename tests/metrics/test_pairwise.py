@@ -24,22 +24,9 @@ def drawn(count: int, seed: int) -> list[str]:
     """Sentences that share words, with repeats."""
     generator = random.Random(seed)
     words = [
-        "the",
-        "a",
-        "dog",
-        "dogs",
-        "cat,",
-        "cat.",
-        "runs",
-        "ran",
-        "running",
-        "quickly",
-        "in",
-        "on",
-        "house-boat",
-        "(now)",
-        "$3.50",
-    ]
+        "the", "a", "dog", "dogs", "cat,", "cat.", "runs", "ran", "running", "quickly", "in", "on",
+        "house-boat", "(now)", "$3.50",
+    ]  # fmt: skip
     return [" ".join(generator.choices(words, k=generator.randint(0, 14))) for _ in range(count)]
 
 
