@@ -7,6 +7,7 @@ and name it under ``filters.extra`` of a configuration. `nmt prepare` reports wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import IO, Any
 
 import numpy as np
@@ -63,35 +64,27 @@ class Blank(Filter):
 
 
 class Length(Filter):
-    """Drops pairs with more or fewer subwords on a side than the limits; both are inclusive."""
+    """Drops pairs with too many or few subwords on a side, or sides that differ much in length.
 
-    def __init__(self, max_length: int, min_length: int = 1) -> None:
-        self._max_length, self._min_length = max_length, min_length
+    Limits are inclusive. 3 is added to both sides for the ratio, as short pairs vary.
+    """
 
-    def length_problem(self, source_length: int, target_length: int) -> str | None:
-        """Return which limit a side breaks, or None."""
-        if max(source_length, target_length) > self._max_length:
-            return "too many subwords"
-        if min(source_length, target_length) < self._min_length:
-            return "too few subwords"
-        return None
-
-
-class LengthRatio(Filter):
-    """Drops pairs whose sides differ much in length; 3 is added to both, as short pairs vary."""
-
-    def __init__(self, max_ratio: float) -> None:
-        self._max_ratio = max_ratio
+    def __init__(self, max_length: int, min_length: int = 1, max_ratio: float = inf) -> None:
+        self._max_length, self._min_length, self._max_ratio = max_length, min_length, max_ratio
 
     def length_problem(self, source_length: int, target_length: int) -> str | None:
-        """Return that the ratio is too large, or None.
+        """Return which limit is broken, or None.
 
-        >>> LengthRatio(4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
+        >>> Length(256, max_ratio=4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
         True
-        >>> LengthRatio(4).length_problem(2, 30)
+        >>> Length(256, max_ratio=4).length_problem(2, 30)
         'length ratio'
         """
         shorter, longer = sorted((source_length, target_length))
+        if longer > self._max_length:
+            return "too many subwords"
+        if shorter < self._min_length:
+            return "too few subwords"
         ratio = (longer + _SHORT_PAIR_ALLOWANCE) / (shorter + _SHORT_PAIR_ALLOWANCE)
         return "length ratio" if ratio > self._max_ratio else None
 
@@ -131,8 +124,7 @@ def training_filters(config: FilterConfig) -> FilterChain:
     """
     return FilterChain([
         Blank(),
-        Length(config.max_length, config.min_length),
-        LengthRatio(config.max_length_ratio),
+        Length(config.max_length, config.min_length, config.max_length_ratio),
         *(_extra(name, parameters) for name, parameters in config.extra.items()),
     ])  # fmt: skip
 

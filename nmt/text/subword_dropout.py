@@ -1,4 +1,4 @@
-"""BPE-dropout with a seed: segment token ids anew, with some merges left out.
+"""BPE-dropout with a seed: segment token ids again, with some merges left out.
 
 SentencePiece's own sampler can be neither seeded nor resumed.
 Source: Provilkov, Emelianenko and Voita (2020), BPE-Dropout, section 3, algorithm 1.
@@ -22,7 +22,7 @@ class SubwordDropout:
     """The merges of one SentencePiece BPE model, each left out with probability ``rate``.
 
     At every step all merges possible in a word are candidates, one for each place. Each is dropped
-    with probability ``rate``, independently and anew; of the others the one with the highest
+    with probability ``rate``, independently each time; of the others the one with the highest
     score, the leftmost of equals, is applied. The word is done when none is left.
 
     The draws are fewer than that, the distribution is the same. With the candidates in order, best

@@ -21,27 +21,16 @@ from nmt.data.demo import (
 from nmt.errors import ConfigError
 
 
-def test_every_sentence_stands_once_in_all_splits() -> None:
-    splits = {name: list(demo_pairs(name, "en", "de")) for name in ("train", "valid", "test")}
-    pairs = [pair for split in splits.values() for pair in split]
-
-    assert {name: len(split) for name, split in splits.items()} == {
-        "train": 40_000,
-        "valid": 300,
-        "test": 300,
-    }
-    assert len({english for english, _ in pairs}) == len(pairs)
-    assert len({german for _, german in pairs}) == len(pairs)
-
-
-def test_the_corpus_is_the_same_on_every_machine() -> None:
+def test_the_corpus_is_the_same_on_every_machine_and_no_sentence_stands_twice() -> None:
     """Scores in the documentation are of this text; change both together."""
-    whole = hashlib.sha256()
-    for split in ("train", "valid", "test"):
-        for pair in demo_pairs(split, "en", "de"):
-            whole.update("\t".join(pair).encode() + b"\n")
+    splits = [list(demo_pairs(name, "en", "de")) for name in ("train", "valid", "test")]
+    pairs = [pair for split in splits for pair in split]
+    text = "".join(f"{english}\t{german}\n" for english, german in pairs)
 
-    assert whole.hexdigest() == "2a2388d7684381a655910b784ddb6c0a3fc8889c5a0323aba0aaccc5c2b56335"
+    assert [len(split) for split in splits] == [40_000, 300, 300]
+    assert all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "2a2388d7684381a655910b784ddb6c0a3fc8889c5a0323aba0aaccc5c2b56335"
 
 
 def test_either_direction_works_and_no_other_language() -> None:
@@ -59,7 +48,7 @@ def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
     to_german: dict[str, str] = {}
     to_english: dict[str, str] = {}
 
-    for _ in range(30_000):
+    for _ in range(10_000):
         english, german = generator.sentence()
         assert to_german.setdefault(english, german) == german
         assert to_english.setdefault(german, english) == english
@@ -116,7 +105,7 @@ def test_dates_are_in_the_calendar_and_every_day_of_it_comes_up() -> None:
 
 def test_modal_verbs_go_with_actions_and_mean_the_same_when_negated() -> None:
     generator = SentenceGenerator(seed=8)
-    sentences = [generator.sentence() for _ in range(20_000)]
+    sentences = [generator.sentence() for _ in range(10_000)]
 
     assert any("needs" in english for english, _ in sentences)
     for english, _ in sentences:
@@ -125,23 +114,13 @@ def test_modal_verbs_go_with_actions_and_mean_the_same_when_negated() -> None:
         assert not re.search(r"\bmust\b.* no ", english.split(" because ")[0])
 
 
-@pytest.mark.parametrize(
-    ("value", "english", "german"),
-    [
-        (1, "one", "eins"),
-        (16, "sixteen", "sechzehn"),
-        (21, "twenty-one", "einundzwanzig"),
-        (30, "thirty", "dreißig"),
-        (77, "seventy-seven", "siebenundsiebzig"),
-        (101, "one hundred and one", "einhunderteins"),
-        (600, "six hundred", "sechshundert"),
-    ],
-)
-def test_numbers_are_spelled_in_both_languages(value: int, english: str, german: str) -> None:
-    assert number(value) == (english, german)
-
-
-def test_times_and_dates_are_spelled_in_both_languages() -> None:
+def test_numbers_times_and_dates_are_spelled_in_both_languages() -> None:
+    for value, english, german in (
+        (1, "one", "eins"), (16, "sixteen", "sechzehn"), (21, "twenty-one", "einundzwanzig"),
+        (30, "thirty", "dreißig"), (77, "seventy-seven", "siebenundsiebzig"),
+        (101, "one hundred and one", "einhunderteins"), (600, "six hundred", "sechshundert"),
+    ):  # fmt: skip
+        assert number(value) == (english, german)
     assert clock_time(1, 0) == ("one o'clock", "ein Uhr")
     assert clock_time(12, 30) == ("half past twelve", "halb eins")
     assert clock_time(3, 45) == ("a quarter to four", "Viertel vor vier")
@@ -168,15 +147,9 @@ def test_nouns_have_the_article_and_adjectives_the_ending_of_their_case() -> Non
         (("a", [red, old], bag, "accusative"), ("a red old bag", "eine rote alte Tasche")),
         (("no", [old], bag, "accusative"), ("no old bag", "keine alte Tasche")),
         (("no plural", [old], bag, "accusative"), ("no old bags", "keine alten Taschen")),
-        (
-            ("the plural", [old, red], bag, "nominative"),
-            ("the old red bags", "die alten roten Taschen"),
-        ),
+        (("the plural", [old], bag, "nominative"), ("the old bags", "die alten Taschen")),
         (("plural", [red], apple, "accusative"), ("red apples", "rote Äpfel")),
         (("the", [old], neighbor, "accusative"), ("the old neighbor", "den alten Nachbarn")),
-        (
-            ("number", [], apple, "accusative", number(21)),
-            ("twenty-one apples", "einundzwanzig Äpfel"),
-        ),
+        (("number", [], bag, "accusative", number(2)), ("two bags", "zwei Taschen")),
     ):
         assert noun_phrase(*arguments) == phrase

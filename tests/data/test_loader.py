@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
@@ -89,6 +89,7 @@ def test_an_epoch_reads_every_pair_once_in_another_order(store: ParallelStore) -
     assert rows_of(loader, 0) != rows_of(loader_of(store, seed=2), 0)
 
 
+@settings(max_examples=30)
 @given(accumulate=st.integers(1, 9), skipped=st.integers(0, 25))
 def test_from_any_position_the_stream_is_the_same(
     store: ParallelStore, accumulate: int, skipped: int
@@ -101,6 +102,7 @@ def test_from_any_position_the_stream_is_the_same(
     assert stream(loader_of(store, accumulate=accumulate), position, 5) == whole[skipped:]
 
 
+@settings(max_examples=9)
 @given(accumulate=st.integers(1, 9))
 def test_an_update_accumulates_and_never_mixes_two_epochs(
     store: ParallelStore, accumulate: int

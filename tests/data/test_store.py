@@ -36,7 +36,7 @@ def store_of(
     return ParallelStore.open(folder / "s")
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(pairs=PAIRS, vocab_size=st.sampled_from([100, 70_000]), data=st.data())
 def test_reading_gives_back_what_was_written(
     pairs: list[tuple[list[int], list[int]]], vocab_size: int, data: st.DataObject
@@ -57,7 +57,7 @@ def test_reading_gives_back_what_was_written(
         assert store.corpus.tolist() == [0] * half + [1] * (len(pairs) - half)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(pairs=PAIRS)
 def test_a_batch_has_bos_and_eos_where_they_belong(
     pairs: list[tuple[list[int], list[int]]],
