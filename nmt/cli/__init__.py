@@ -1,6 +1,6 @@
 """The command line: reads flags, calls one command, prints; turns errors into exit codes.
 
-In: arguments and standard input. Out: data on standard output, talk on standard error.
+In: arguments and standard input. Out: data on standard output, messages on standard error.
 """
 
 from __future__ import annotations

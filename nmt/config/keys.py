@@ -259,7 +259,7 @@ def unknown_key(path: Sequence[str | int]) -> str:
 def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
     """Every problem in a failed check of the sections, in the order of the file.
 
-    A key that is missing because it was misspelt is reported once, as misspelt; a list that is
+    A key that is missing because it was misspelled is reported once, as misspelled; a list that is
     too short because its entries are wrong is not reported besides them.
 
     Returns:

@@ -92,7 +92,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            # A lock left from better days opens even where nothing new can be written.
+            # An older lock opens even where nothing new can be written.
             for place in (run_dir, run_dir / "checkpoints"):
                 if place.exists():
                     TemporaryFile(dir=place).close()

@@ -76,21 +76,3 @@ def test_a_bad_override_is_a_message_and_exit_code_2(override: str) -> None:
     assert result.exit_code == 2
     assert f"error: --set {override}: " in result.stderr
     assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "name: !!python/object/apply:os.getpid []\n",
-        "name: 3\n",
-    ],
-)
-def test_bad_yaml_is_a_message_with_a_line_and_exit_code_2(tmp_path: Path, text: str) -> None:
-    """FAULTS 48."""
-    path = tmp_path / "bad.yaml"
-    path.write_text(text, encoding="utf-8")
-    result = CliRunner().invoke(app, ["prepare", str(path)])
-
-    assert result.exit_code == 2
-    assert f"{path}:" in result.stderr
-    assert "fix:" in result.stderr

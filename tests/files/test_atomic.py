@@ -216,4 +216,4 @@ def test_what_the_system_says_becomes_one_error() -> None:
     ):
         raise OSError(28, "No space left on device")
     with pytest.raises(BrokenPipeError), write_errors("it", DataError):
-        raise BrokenPipeError
+        raise BrokenPipeError  # Fault 44: the reader has what it wants

@@ -17,7 +17,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(VALUES)
 def test_ordinary_documents_are_read_as_by_the_standard_library(value: object) -> None:
     text = json.dumps(value)
