@@ -25,7 +25,7 @@ from nmt.checkpoint.retention import average_weights, by_score, expired, newest,
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from nmt.translation.guard import GuardThresholds, read_thresholds
-from tests.checkpoint.test_files import contents
+from tests.checkpoint.test_files import contents, flip_bit
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
 SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
@@ -153,21 +153,10 @@ def test_checkpoints_of_different_models_are_refused(
     assert "step-00000020 holds another model than" in caught.value.problem
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "no weights", "no manifest", "gone"])
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damaged", ["model.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damaged: str) -> None:
     paths = save_random(tmp_path, 3)
-    weights, manifest = paths[2] / "model.safetensors", paths[2] / "manifest.json"
-    content = weights.read_bytes()
-    if damage == "flipped":
-        weights.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
-    elif damage == "truncated":
-        weights.write_bytes(content[:-4])
-    elif damage == "no weights":
-        weights.unlink()
-    elif damage == "no manifest":
-        manifest.unlink()
-    else:
-        paths[2].rename(tmp_path / "elsewhere")
+    flip_bit(paths[2] / damaged, -3)
 
     with pytest.raises(CheckpointError, match="step-00000003/m") as caught:
         average_weights(paths)
