@@ -18,7 +18,6 @@ from nmt.checkpoint.run import trained_on
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
-from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2 import CTranslate2Target, ShortlistParts
 from nmt.files.json_file import parse_json
 from nmt.model.transformer import count_parameters
@@ -91,19 +90,6 @@ EXPORT_TARGETS: dict[str, ExportTarget] = {
     "safetensors": SafetensorsTarget(),
     "ctranslate2": CTranslate2Target(),
 }
-
-
-def find_target(name: str) -> ExportTarget:
-    """Return the target of this name.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if name not in EXPORT_TARGETS:
-        raise ConfigError(
-            f"There is no export target {name!r}.", fix=f"Use --to {' or '.join(EXPORT_TARGETS)}."
-        )
-    return EXPORT_TARGETS[name]
 
 
 def model_card(bundle: ModelBundle, source: Path, *, form: str, size_bytes: int) -> str:

@@ -17,10 +17,11 @@ from nmt.checkpoint.model_folder import (
     write_model_folder,
 )
 from nmt.checkpoint.retention import by_score, write_average
+from nmt.config.keys import chosen
 from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
-from nmt.exchange.targets import CARD, find_target, model_card
+from nmt.exchange.targets import CARD, EXPORT_TARGETS, model_card
 from nmt.files.manifest import Manifest
 from nmt.runtime.shortlist_file import ShortlistFile
 
@@ -75,7 +76,7 @@ def export(
             f"{source} is an export already, which cannot be exported again.",
             fix="Name the run that it was exported from.",
         )
-    writer = find_target(target)
+    writer = chosen(EXPORT_TARGETS, target, "--to")
     dtype = quantization or writer.dtypes[0]
     if dtype not in writer.dtypes:
         raise ConfigError(

@@ -18,7 +18,7 @@ from nmt.errors import CheckpointError
 from nmt.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
 from nmt.files.atomic import atomic_folder, remove_folder
 from nmt.files.lock import NoLocksError, file_lock
-from nmt.files.manifest import Manifest, sha256_of_json
+from nmt.files.manifest import Manifest, sha256_of_file, sha256_of_json
 from nmt.runtime.shortlist_file import ShortlistFile
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def converted_model(
         "weights": files.sha256,
         "model": files.config.model.model_dump(mode="json"),
         "positions": num_positions(files.config),
-        "shortlist": shortlist.sha256 if shortlist else None,
+        "shortlist": sha256_of_file(shortlist.path) if shortlist else None,
     }
     name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
     places = {folder / ".cache": _KEPT_IN_RUN}

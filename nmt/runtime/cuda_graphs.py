@@ -65,16 +65,7 @@ class _Sizes(NamedTuple):
 
 
 class _Step:
-    """One recorded step, and the tensors that it works on.
-
-    Args:
-        model: Whose step it is.
-        record: How to record it.
-        sizes: Sentences, beams of each, positions of the source and of the target.
-        table: Vectors of positions; None where none are added.
-        cross_kv: Any of the dtype and the layers that will come.
-        self_kv: The same.
-    """
+    """One recorded step, and the tensors that it works on: like those given, but of ``sizes``."""
 
     def __init__(
         self,
@@ -204,7 +195,7 @@ class GraphedDecodeToken:
 
 
 def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
-    """Return how much room a step of these sizes takes for what it reads."""
+    """Room that a step of these sizes takes for what it reads."""
     layers, _, _, groups, _, width = self_kv.shape
     cells = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
     return 2 * layers * cells * groups * width * self_kv.element_size()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nmt.config.decoding import DecodingConfig
+from nmt.config.keys import chosen
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.runtime.shortlist_file import ShortlistFile
@@ -33,15 +34,8 @@ def parse_dtype(text: str) -> Dtype | None:
     >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
     ('bfloat16', 'int8', None)
     """
-    name = _ALIASES.get(text, text)
-    for dtype in get_args(Dtype):
-        if name == dtype:
-            return dtype
-    if name != "auto":
-        raise ConfigError(
-            f"dtype is {text!r}.", fix=f"It is one of auto, {', '.join(get_args(Dtype))}."
-        )
-    return None
+    names: dict[str, Dtype | None] = {"auto": None, **{dtype: dtype for dtype in get_args(Dtype)}}
+    return chosen(names, _ALIASES.get(text, text), "dtype")
 
 
 @dataclass(frozen=True, slots=True)

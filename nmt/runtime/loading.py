@@ -19,6 +19,7 @@ from nmt.checkpoint.model_folder import (
     load_folder_config,
     readable,
 )
+from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2, is_installed, not_expressed, num_positions
 from nmt.files.manifest import Manifest
@@ -55,10 +56,8 @@ def load_engine(folder: Path, options: EngineOptions = _DEFAULTS) -> LoadedEngin
         ConfigError: The engine does not go with the folder, the device or the dtype.
         CheckpointError: A part is missing or damaged, or the models do not go together.
     """
-    for name, choices in (("engine", EngineChoice), ("device", DeviceName)):
-        if (value := getattr(options, name)) not in get_args(choices):
-            fix = f"It is one of {', '.join(get_args(choices))}."
-            raise ConfigError(f"{name} is {value!r}.", fix=fix)
+    chosen(dict.fromkeys(get_args(EngineChoice)), options.engine, "engine")
+    chosen(dict.fromkeys(get_args(DeviceName)), options.device, "device")
     if options.threads is not None and options.threads < 1:
         raise ConfigError(f"threads is {options.threads}.", fix="Leave it out, or give 1 or more.")
     with readable():

@@ -70,26 +70,21 @@ class Shortlist:
     """
 
     def __init__(self, common: Tensor, candidates: Tensor, vocab_size: int) -> None:
-        always = torch.cat((torch.arange(_SPECIAL), common))
-        self._always = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, always, True)
+        always = torch.cat((torch.arange(_SPECIAL, device=common.device), common))
+        self._always = common.new_zeros(vocab_size, dtype=torch.bool).index_fill_(0, always, True)
         # In place of none stands what is there anyway.
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
 
     @classmethod
-    def load(cls, file: ShortlistFile) -> Self:
-        """Return what a file holds.
+    def load(cls, file: ShortlistFile, device: torch.device) -> Self:
+        """Return what a file holds, on a device.
 
         Raises:
             ConfigError: There is none.
             CheckpointError: It is damaged.
         """
-        common, candidates = (torch.tensor(part) for part in file.require())
+        common, candidates = (torch.tensor(part, device=device) for part in file.require())
         return cls(common, candidates, file.vocab_sizes[1])
-
-    def to(self, device: torch.device) -> Self:
-        """Move it, in place."""
-        self._always, self._candidates = self._always.to(device), self._candidates.to(device)
-        return self
 
     def pick(
         self, source: Packed, constraints: Sequence[Constraints] | None = None

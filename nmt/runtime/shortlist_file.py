@@ -25,7 +25,6 @@ from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts
-from nmt.files.manifest import sha256_of_file
 
 _MOST_CANDIDATES = 50
 _MOST_COMMON = 200
@@ -46,12 +45,7 @@ class ShortlistFile:
     """
 
     def __init__(self, folder: Path, vocab_sizes: tuple[int, int]) -> None:
-        self._path, self.vocab_sizes = folder / SHORTLIST, vocab_sizes
-
-    @property
-    def sha256(self) -> str:
-        """Of the file, which is there."""
-        return sha256_of_file(self._path)
+        self.path, self.vocab_sizes = folder / SHORTLIST, vocab_sizes
 
     def require(self) -> ShortlistParts:
         """Return what it holds.
@@ -62,7 +56,7 @@ class ShortlistFile:
         """
         if self.parts is None:
             raise ConfigError(
-                f"decoding.shortlist is on, but {self._path.parent} has no {SHORTLIST}.",
+                f"decoding.shortlist is on, but {self.path.parent} has no {SHORTLIST}.",
                 fix="Start `nmt train CONFIG` again: a finished run only writes it. Or add "
                 "--no-shortlist.",
             )
@@ -75,10 +69,10 @@ class ShortlistFile:
         Raises:
             CheckpointError: It is damaged.
         """
-        if not self._path.is_file():
+        if not self.path.is_file():
             return None
         try:
-            found = load_file(self._path)
+            found = load_file(self.path)
             parts = ShortlistParts(found["common"], found["candidates"])
             if (parts.common.ndim, parts.candidates.ndim) != (1, 2) or not parts.candidates.size:
                 raise ValueError("its parts have other shapes")
@@ -92,7 +86,7 @@ class ShortlistFile:
                 raise ValueError("it holds numbers that are no tokens")
         except (OSError, SafetensorError, LookupError, ValueError) as error:
             raise CheckpointError(
-                f"{self._path} is damaged: {error}.",
+                f"{self.path} is damaged: {error}.",
                 fix="Remove it; a finished run gets it again when its training is started again.",
             ) from error
         return parts

@@ -100,7 +100,7 @@ class TorchEngine(Engine):
 
     @cached_property
     def _shortlist(self) -> Shortlist | None:
-        return self._load_shortlist().to(self._device) if self._load_shortlist else None
+        return self._load_shortlist() if self._load_shortlist else None
 
     def _search(
         self, task: Task, options: DecodingConfig, lists: Shortlist | None
@@ -194,7 +194,7 @@ def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
         *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         is_final=True,
-        load_shortlist=lambda: Shortlist.load(file),
+        load_shortlist=lambda: Shortlist.load(file, place),
     )
     return LoadedEngine(engine, config.model_copy(update={"filters": filters}), tokenizers, file)
 

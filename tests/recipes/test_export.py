@@ -256,7 +256,7 @@ def test_mistakes_are_explained(run_dir: Path, tmp_path: Path) -> None:
     ours = ("--to", "safetensors", "-o", out)
     refused(2, "--to", run_dir, "-o", out)
     refused(2, "--output", run_dir, "--to", "safetensors")
-    refused(2, "no export target 'onnx'", run_dir, "--to", "onnx", "-o", out)
+    refused(2, "--to: there is no 'onnx'", run_dir, "--to", "onnx", "-o", out)
     refused(
         2, "writes no int3", run_dir, "--to", "ctranslate2", "--quantization", "int3", "-o", out
     )

@@ -135,9 +135,9 @@ def test_without_ctranslate2_torch_translates(
 
 
 def test_names_are_checked(run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine is 'onnx'.\n.*auto, torch, ctranslate2"):
+    with pytest.raises(ConfigError, match=r"engine: there is no 'onnx'.\n.*auto, torch"):
         load_engine(run_dir, engine="onnx")
-    with pytest.raises(ConfigError, match=r"dtype is 'int4'.\n.*auto, float32, float16"):
+    with pytest.raises(ConfigError, match=r"dtype: there is no 'int4'.*\n.*auto, float32"):
         parse_dtype("int4")
     assert parse_dtype("fp16") == "float16"
 

@@ -32,6 +32,7 @@ from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import SHAPES, small_model
 
+CPU = torch.device("cpu")
 SPECIAL = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
 FIRST_PIECE = 4 + 256  # those before are special tokens and bytes
 LINES = sentences(6, seed=5, longest=6)
@@ -175,7 +176,7 @@ def test_ids_go_in_and_come_out_again() -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert ShortlistFile(tmp_path, (7, 12)).parts is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
-    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)))
+    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)), CPU)
     source = Packed.from_rows([[4, EOS_ID], [5, EOS_ID]])
 
     expected = Shortlist(*PARTS, 12).pick(source)
@@ -204,7 +205,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
-        Shortlist.load(ShortlistFile(tmp_path, (7, 12)))
+        Shortlist.load(ShortlistFile(tmp_path, (7, 12)), CPU)
 
 
 # The search
@@ -350,7 +351,7 @@ def test_a_finished_model_without_the_file_refuses_and_says_where_it_comes_from(
 ) -> None:
     file = ShortlistFile(tmp_path, tokenizers.vocab_sizes)
     model = _model(tokenizers, "plain", 3)
-    ours = TorchEngine(model, is_final=True, load_shortlist=lambda: Shortlist.load(file))
+    ours = TorchEngine(model, is_final=True, load_shortlist=lambda: Shortlist.load(file, CPU))
     message = rf"has no {NAME}\.\n.*fix: Start `nmt train CONFIG` again"
     with pytest.raises(ConfigError, match=message):
         ours.search([[7]], options("beam"))

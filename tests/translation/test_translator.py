@@ -152,8 +152,8 @@ def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("choice", "problem"),
     [
-        ({"device": "tpu"}, "device is 'tpu'"),
-        ({"dtype": "int4"}, "dtype is 'int4'"),
+        ({"device": "tpu"}, "device: there is no 'tpu'"),
+        ({"dtype": "int4"}, "dtype: there is no 'int4'"),
         ({"threads": 0}, "threads is 0"),
     ],
 )
