@@ -15,14 +15,7 @@ from pydantic import ValidationError
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import find_problems
 from nmt.errors import ConfigError
-from nmt.runtime.engine import (
-    Engine,
-    EngineChoice,
-    EngineOptions,
-    Ensemble,
-    Request,
-    parse_dtype,
-)
+from nmt.runtime.engine import Engine, EngineChoice, EngineOptions, Ensemble, Request, parse_dtype
 from nmt.runtime.loading import load_engine
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers

@@ -11,12 +11,7 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import NONE, Constraints, contains
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.segment import (
-    Segment,
-    constrain,
-    encode_constraints,
-    make_task,
-)
+from nmt.translation.segment import Segment, constrain, encode_constraints, make_task
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

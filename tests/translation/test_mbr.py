@@ -16,12 +16,7 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.mbr import (
-    EPSILON,
-    Mbr,
-    expected_utilities,
-    rank_by_utility,
-)
+from nmt.translation.mbr import EPSILON, Mbr, expected_utilities, rank_by_utility
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

@@ -19,11 +19,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-OTHERS = st.dictionaries(
-    st.text().filter(lambda name: name not in RESERVED),
-    VALUES,
-    max_size=4,
-)
+OTHERS = st.dictionaries(st.text().filter(lambda name: name not in RESERVED), VALUES, max_size=4)
 
 
 @given(
