@@ -75,7 +75,7 @@ def messages(stderr: str) -> list[str]:
 def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     """With blank, bad and odd lines in both parts, and a line that has to be cut.
 
-    And with a damaged checkpoint, which all see but one tells of.
+    And with a damaged checkpoint, which all find but only the first logs.
     """
     run = tmp_path / "run"
     shutil.copytree(run_dir, run)

@@ -15,8 +15,7 @@ from typing_extensions import override
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.runtime.engine import Engine, Mean
-from nmt.runtime.stepper import Mixture
+from nmt.runtime.engine import Engine
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text import EOS_ID
@@ -25,7 +24,7 @@ from nmt.translation.mbr import Mbr
 from nmt.translation.result import TranslationResult, align_words, join_alignments
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
-from tests.translation.models import SHAPES, run_config, save_run, small_model, train_tokenizer
+from tests.translation.models import run_config, save_run, small_model, train_tokenizer
 
 Ids = Sequence[Sequence[int]]
 
@@ -121,21 +120,8 @@ def assert_they_make_up_the_score(result: TranslationResult, tolerance: float = 
     assert np.mean(values or [0]) == pytest.approx(result.score, abs=tolerance)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_token_scores_make_up_the_score(tokenizers: Tokenizers, shape: str) -> None:
-    engine = TorchEngine(small_model(tokenizers, shape), is_final=True)
-    translator = Translator(engine, tokenizers, OPTIONS)
+def test_token_scores_make_up_the_score(translator: Translator) -> None:
     for result in translator.translate(LINES, token_scores=True, beam_size=4):
-        assert_they_make_up_the_score(result)
-
-
-@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
-def test_token_scores_of_an_ensemble_are_those_of_the_mixture(
-    tokenizers: Tokenizers, mean: Mean
-) -> None:
-    models = [small_model(tokenizers, shape) for shape in ("plain", "modern")]
-    engine = TorchEngine(*models, mixture=Mixture((0.3, 0.7), mean))
-    for result in Translator(engine, tokenizers, OPTIONS).translate(LINES, token_scores=True):
         assert_they_make_up_the_score(result)
 
 
@@ -207,11 +193,11 @@ def test_an_engine_without_details_says_so(tokenizers: Tokenizers, detail: str) 
 
 def test_details_change_nothing_else_and_come_only_when_asked_for(translator: Translator) -> None:
     plain = translator.translate(LINES)
-    told = translator.translate(LINES, token_scores=True, alignments=True, attention=True)
+    detailed = translator.translate(LINES, token_scores=True, alignments=True, attention=True)
 
-    assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in told]
+    assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in detailed]
     assert not any({"alignment", "attention", "tokens"} & set(r.as_dict()) for r in plain)
-    for line, result in zip(LINES, told, strict=True):
+    for line, result in zip(LINES, detailed, strict=True):
         assert result.alignment is not None
         rows = result.as_dict()["attention"]
         assert all(len(row) == len(line.split()) for row in rows)

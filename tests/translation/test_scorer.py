@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from nmt.config.decoding import DecodingConfig
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
 from nmt.runtime import torch_engine
 from nmt.runtime.stepper import Mixture
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.scorer import PairScore, Scorer
+from nmt.translation.scorer import Scorer
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import loaded, run_config, small_model, speak_whole_words
@@ -117,17 +117,13 @@ def test_the_tokens_make_up_the_score(scorer: Scorer) -> None:
         assert result.log_prob == pytest.approx(total)
         assert result.score == pytest.approx(total / len(result.tokens))
         assert unnormalised.score == unnormalised.log_prob == result.log_prob
-        spelt = "".join(token.piece for token in result.tokens[:-1])
-        assert spelt.replace("\u2581", " ").strip() == result.target
+        text = "".join(token.piece for token in result.tokens[:-1])
+        assert text.replace("\u2581", " ").strip() == result.target
 
 
-def test_json_has_no_infinity() -> None:
-    assert PairScore("a", "b", -1.0, -0.5).as_dict()["score"] == -0.5
-    endless = PairScore("a", "c", -math.inf, -math.inf).as_dict()
-    assert (endless["score"], endless["log_prob"], endless["tokens"]) == (None, None, [])
-
-
-def test_blank_lines_have_a_rule(scorer: Scorer, translator: Translator) -> None:
+def test_blank_lines_have_a_rule_and_unknown_characters_a_probability(
+    scorer: Scorer, translator: Translator
+) -> None:
     pairs = [("", ""), (" \u3000", "\u200b"), ("Hund", " "), ("", "dog"), ("Hund", "\t")]
     found = scorer.score(pairs)
     assert [found[0].score, found[1].score] == [0.0, 0.0]
@@ -136,6 +132,11 @@ def test_blank_lines_have_a_rule(scorer: Scorer, translator: Translator) -> None
     assert -math.inf < found[2].score < 0
     assert found[4].score == pytest.approx(found[2].score)
     assert found[3].score == found[3].log_prob == -math.inf
+    as_json = found[3].as_dict()  # which has no infinity
+    assert (as_json["score"], as_json["log_prob"], as_json["tokens"]) == (None, None, [])
+    assert found[2].as_dict()["score"] == found[2].score
+    (unknown,) = scorer.score([("Hund \U0001f415", "שלום \udcff")])
+    assert math.isfinite(unknown.score)
     assert scorer.score([]) == []
 
 
@@ -154,11 +155,8 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
     found = scorer.score(pairs)
     assert [math.isinf(result.score) for result in found] == [False, True, True, False, True]
     notes = caplog.messages
-    assert [note.split(" of ")[0] for note in notes] == [
-        "source line",
-        "source line",
-        "target line",
-    ]
+    sides = [note.split(" of ")[0] for note in notes]
+    assert sides == ["source line", "source line", "target line"]
     assert "reads 8 source subwords" in notes[0]
     assert "reads 12 target subwords" in notes[2]
     alone = scorer.score([("und", "und")])[0]
@@ -173,19 +171,9 @@ def test_a_learned_table_of_positions_ends_where_it_ends(tokenizers: Tokenizers)
     assert [math.isinf(result.score) for result in found] == [False, True]
 
 
-def test_unknown_characters_have_a_probability(scorer: Scorer) -> None:
-    result = scorer.score([("Hund \U0001f415", "שלום \udcff")])[0]
-    assert math.isfinite(result.score)
-
-
-def test_broken_weights_are_told(tokenizers: Tokenizers) -> None:
+def test_broken_weights_are_named(tokenizers: Tokenizers) -> None:
     model = small_model(tokenizers)
     with torch.no_grad():
         model.output_weight.fill_(torch.nan)
     with pytest.raises(CheckpointError, match="not numbers"):
         Scorer(loaded(model, tokenizers=tokenizers)).score(PAIRS[:2])
-
-
-def test_options_out_of_bounds_are_refused(scorer: Scorer) -> None:
-    with pytest.raises(ConfigError, match="length_penalty"):
-        scorer.with_options(length_penalty=-1)

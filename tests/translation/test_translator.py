@@ -176,7 +176,7 @@ def test_alternatives_come_best_first_and_begin_with_the_translation(
     assert translator.translate(["Hund"])[0].alternatives == ()
 
 
-def test_line_breaks_spelt_by_bytes_do_not_break_the_line(
+def test_line_breaks_written_in_bytes_do_not_break_the_line(
     translator: Translator, tokenizers: Tokenizers
 ) -> None:
     assert isinstance(tokenizers.target, Tokenizer)
