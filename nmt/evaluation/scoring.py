@@ -72,7 +72,7 @@ class Evaluation:
     gates: tuple[GateResult, ...] = ()
     """Every system at every gate."""
     unsaved: DataError | None = None
-    """Why the model's translations could not be saved; to be raised once the scores are told."""
+    """Why the model's translations could not be saved; to be raised once the scores are printed."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; what was not asked for is left out."""

@@ -66,7 +66,7 @@ class MetricKind:
 
 
 METRICS: dict[str, MetricKind] = {}
-"""The metrics by name, as flags, configurations and results spell them."""
+"""The metrics by name, as in flags, configurations and results."""
 
 
 def register_metric(

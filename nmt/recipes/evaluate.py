@@ -62,7 +62,7 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOptions:
-    """Everything that ``nmt evaluate`` can be told."""
+    """All options of ``nmt evaluate``."""
 
     model: ModelUse | None = None
     """The model whose translations are scored."""

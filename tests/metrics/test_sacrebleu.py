@@ -130,9 +130,9 @@ def test_lines_that_do_not_pair_up_are_refused_with_both_counts() -> None:
         corpus_score([], [[]], "bleu")
 
 
-@pytest.mark.parametrize(("pair", "name"), [("en-de", each) for each in "ACD"] + [("en-zh", "A")])
-def test_every_published_score_is_reproduced(shared_data: Path, pair: str, name: str) -> None:
-    """Statistics are counted once for the whole set and its beginning."""
+@pytest.mark.parametrize(("pair", "name"), [("en-de", "C"), ("en-zh", "A")])
+def test_published_scores_are_reproduced(shared_data: Path, pair: str, name: str) -> None:
+    """Of whole test sets and their beginnings; other references in the tests of `nmt evaluate`."""
     folder, language = shared_data / "wmt_sample", pair[-2:]
 
     def lines_of(part: str) -> list[str]:
