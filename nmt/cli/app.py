@@ -220,9 +220,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     ctx: typer.Context,
-    _version: bool = typer.Option(
-        False,
+    _version: bool = flag(
         "--version",
+        default=False,
         callback=_print_version,
         is_eager=True,
         help="Print the version and exit.",

@@ -247,12 +247,8 @@ class SearchOptions:
 
     def decoding(self) -> dict[str, Any]:
         """Return the decoding options that were given."""
-        return given(
-            beam_size=self.beam_size,
-            length_penalty=self.length_penalty,
-            shortlist=self.shortlist,
-            batch_tokens=self.batch_tokens,
-        )
+        names = ("beam_size", "length_penalty", "shortlist", "batch_tokens")
+        return given(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
