@@ -25,12 +25,7 @@ from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare
 from nmt.runtime.shortlist_file import make_shortlist
-from nmt.training.checkpoints import (
-    CheckpointSaver,
-    average_at_end,
-    load_newest,
-    tidy_run_folder,
-)
+from nmt.training.checkpoints import average_at_end, load_newest, tidy_run_folder
 from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
 from nmt.training.progress import Progress, TrainingSummary
@@ -166,7 +161,7 @@ def _run(
     config: RunConfig, processes: Processes, stop: StopSignal, log: RunLog, **resume: bool
 ) -> TrainingSummary:
     """Do one process's part of a training, from its checkpoint to its end."""
-    run_dir, training, is_first = config.run_dir, config.training, processes.rank == 0
+    run_dir, is_first = config.run_dir, processes.rank == 0
     data = PreparedData.open(config.prepared_dir)
     checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
     setup, record, measured_once = _build(config, data, checkpoint, processes)
@@ -178,14 +173,11 @@ def _run(
         tidy_run_folder(run_dir, checkpoint)
         for line in write_run_files(run_dir, config, data.tokenizer_dir):
             notes += [f"setting changed since the last start: {line}"] if checkpoint else []
-        reporter = make_reporters(
-            run_dir, config.name, log, progress, tensorboard=training.tensorboard
-        )
+        reporter = make_reporters(config, log, progress)
     try:
         validator = Validator(setup, SharedStop(stop, processes))
-        saver = CheckpointSaver(run_dir, training, record)
         trainer = Trainer(
-            setup, progress, validator=validator, saver=saver, reporter=reporter, stop=stop
+            setup, progress, validator=validator, record=record, reporter=reporter, stop=stop
         )
         if checkpoint is not None:
             trainer.restore(checkpoint)
@@ -195,7 +187,7 @@ def _run(
         if is_first and trained.reason != "signal":
             make_shortlist(run_dir, data)
             calibrate_guard(run_dir, data)
-        return average_at_end(run_dir, training, trained, setup.updater, validator, reporter)
+        return average_at_end(setup, trained, validator, reporter)
     finally:
         reporter.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,15 @@ from nmt.checkpoint.files import (
     write_best,
 )
 from nmt.checkpoint.model_folder import EXTRAS
-from nmt.checkpoint.retention import (
-    RECORD,
-    average_weights,
-    expired,
-    newest,
-    rank,
-    write_average,
-)
-from nmt.config.training import TrainingConfig
+from nmt.checkpoint.retention import RECORD, average_weights, expired, newest, rank, write_average
+from nmt.config.run import RunConfig
 from nmt.engine.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.manifest import Manifest
 from nmt.training.progress import History, Progress, TrainingSummary
 from nmt.training.report import Event, Reporter
-from nmt.training.update import Updater
+from nmt.training.setup import TrainingSetup
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -76,69 +69,58 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     set_damaged_aside(run_dir, checkpoint.step)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSaver:
-    """Saves into a run folder, names the best, removes the expired."""
+def save(
+    config: RunConfig,
+    progress: Progress,
+    *,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> str | None:
+    """Save into the run folder, name the best checkpoint, remove the expired.
 
-    run_dir: Path
-    training: TrainingConfig
-    record: Mapping[str, Any]
-    """Identity and machine, compared when the run is resumed."""
+    Returns:
+        The checkpoint's name, or None if the disk was full and training is to go on.
 
-    def __call__(
-        self,
-        progress: Progress,
-        *,
-        model: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        counters: Mapping[str, Any],
-    ) -> str | None:
-        """Save; return where, or None if the disk was full and training is to go on.
-
-        Raises:
-            CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
-        """
-        state = {"progress": progress.as_dict(), "counters": counters, **self.record}
-        try:
-            folder = save_checkpoint(
-                self.run_dir, progress.step, model=model, optimizer=optimizer, state=state
-            )
-        except CheckpointError as error:
-            if self.training.on_full_disk == "stop":
-                raise
-            logger.warning("not saved: %s", error.problem)
-            return None
-        try:
-            self._tidy(progress.history)
-        except OSError as error:  # the checkpoint is whole; the next one makes up for this
-            logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
-        return folder.name
-
-    def _tidy(self, history: History) -> None:
-        """Name the best of the checkpoints there are, and remove the expired."""
-        training = self.training
-        present = dict(list_checkpoints(self.run_dir))
-        scores = History({step: score for step, score in history.items() if step in present})
-        if scores.best is not None:
-            write_best(self.run_dir, checkpoint_name(scores.best))
-        gone = expired(
-            present,
-            scores,
-            keep_last=training.keep_last,
-            keep_best=training.keep_best,
-            due_every=(training.save_every, training.validate_every),
+    Raises:
+        CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
+    """
+    state = {"progress": progress.as_dict(), **state}
+    try:
+        folder = save_checkpoint(
+            config.run_dir, progress.step, model=model, optimizer=optimizer, state=state
         )
-        for old in gone:
-            remove_folder(present[old])
+    except CheckpointError as error:
+        if config.training.on_full_disk == "stop":
+            raise
+        logger.warning("not saved: %s", error.problem)
+        return None
+    try:
+        _tidy(config, progress.history)
+    except OSError as error:  # the checkpoint is whole; the next one makes up for this
+        logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
+    return folder.name
+
+
+def _tidy(config: RunConfig, history: History) -> None:
+    """Name the best of the checkpoints there are, and remove the expired."""
+    training, present = config.training, dict(list_checkpoints(config.run_dir))
+    scores = History({step: score for step, score in history.items() if step in present})
+    if scores.best is not None:
+        write_best(config.run_dir, checkpoint_name(scores.best))
+    gone = expired(
+        present,
+        scores,
+        keep_last=training.keep_last,
+        keep_best=training.keep_best,
+        due_every=(training.save_every, training.validate_every),
+    )
+    for old in gone:
+        remove_folder(present[old])
 
 
 def average_at_end(
-    run_dir: Path,
-    training: TrainingConfig,
-    summary: TrainingSummary,
-    updater: Updater,
-    validator: Validator,
-    reporter: Reporter,
+    setup: TrainingSetup, summary: TrainingSummary, validator: Validator, reporter: Reporter
 ) -> TrainingSummary:
     """Write the mean of the last checkpoints, and name it best if it validates better.
 
@@ -148,6 +130,7 @@ def average_at_end(
     Raises:
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
     """
+    run_dir, training, updater = setup.config.run_dir, setup.config.training, setup.updater
     if training.average_last is None or summary.reason == "signal":
         return summary
     present = dict(list_checkpoints(run_dir))

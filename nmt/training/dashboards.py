@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.atomic import write_errors
 from nmt.files.json_file import parse_json
@@ -261,31 +262,27 @@ class TensorBoard:
         self._file.close()
 
 
-def make_reporters(
-    run_dir: Path, name: str, log: RunLog, progress: Progress, *, tensorboard: bool
-) -> ReporterList:
+def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> ReporterList:
     """Return the reporters of a run: metrics.jsonl, log.txt, the console, report.html, TensorBoard.
 
     Args:
-        run_dir: Folder of the run.
-        name: Name of the run.
+        config: Says where, and whether TensorBoard files are written.
         log: Opened on log.txt.
         progress: Where training stands.
-        tensorboard: Whether to write TensorBoard files.
 
     Raises:
         CheckpointError: The files cannot be written.
         ConfigError: TensorBoard is not installed.
     """
-    start, last = progress.step, max(progress.history, default=0)
+    run_dir, start, last = config.run_dir, progress.step, max(progress.history, default=0)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         reporters: list[Reporter] = [
             JsonLines(run_dir / "metrics.jsonl", start, last),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps),
-            HtmlReport(run_dir, name),
+            HtmlReport(run_dir, config.name),
         ]
-    if tensorboard:
+    if config.training.tensorboard:
         reporters.append(TensorBoard(run_dir, start))
     return ReporterList(reporters)

@@ -80,10 +80,7 @@ def updates_in(minutes: float, update_seconds: float) -> int:
 
 
 def plan_budget(
-    setup: TrainingSetup,
-    progress: Progress,
-    measured_once: MeasuredOnce,
-    stop: SharedStop,
+    setup: TrainingSetup, progress: Progress, measured_once: MeasuredOnce, stop: SharedStop
 ) -> Progress:
     """Set the budgets of ``progress``, and the updates in all: the least of all limits.
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nmt.checkpoint.files import Checkpoint
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
-from nmt.training.checkpoints import CheckpointSaver
+from nmt.training.checkpoints import save
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import Event, Reporter
 from nmt.training.schedule import build_schedule
@@ -36,7 +37,7 @@ class Trainer:
         setup: Makes updates, and gives batches.
         progress: Where training stands, with its budget; kept up to date.
         validator: Measures the model.
-        saver: Writes checkpoints.
+        record: Identity and machine, which checkpoints hold: compared when the run is resumed.
         reporter: Is given what happens.
         stop: Asked in every update.
     """
@@ -47,7 +48,7 @@ class Trainer:
         progress: Progress,
         *,
         validator: Validator,
-        saver: CheckpointSaver,
+        record: Mapping[str, Any],
         reporter: Reporter,
         stop: StopSignal,
     ) -> None:
@@ -59,7 +60,7 @@ class Trainer:
             model_dim=setup.config.model.model_dim,
             total_steps=progress.total_steps,
         )
-        self._validator, self._saver = validator, saver
+        self._run_config, self._validator, self._record = setup.config, validator, record
         self._reporter, self._stop = reporter, stop
         self._processes = updater.processes
         self._vocab_size = len(updater.model.output_weight)
@@ -216,11 +217,12 @@ class Trainer:
         generators = random_state(self._device, self._processes)
         where = None
         if self._processes.rank == 0:
-            where = self._saver(
+            where = save(
+                self._run_config,
                 self.progress,
                 model=self._optimizer.weights(),
                 optimizer=self._optimizer.state() | generators,
-                counters=self._updater.loss_scale.counters(),
+                state={"counters": self._updater.loss_scale.counters(), **self._record},
             )
         where = self._processes.share(where)
         if where is not None:

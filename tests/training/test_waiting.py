@@ -28,7 +28,6 @@ from nmt.data.batch import Batch
 from nmt.engine.device import DeviceQueue, Precision
 from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
-from nmt.training.checkpoints import CheckpointSaver
 from nmt.training.progress import Progress
 from nmt.training.report import ReporterList
 from nmt.training.setup import TrainingSetup
@@ -173,7 +172,7 @@ def test_the_loop_reads_nothing_until_a_report_is_due(
             cast(TrainingSetup, setup),
             Progress(total_steps=100),
             validator=cast(Validator, None),
-            saver=cast(CheckpointSaver, None),
+            record={},
             reporter=ReporterList(),
             stop=StopSignal(),
         )
