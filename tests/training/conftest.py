@@ -38,7 +38,7 @@ def whole(server: Server) -> Run:
 
 @pytest.fixture(scope="session")
 def stopped_run(server: Server) -> Run:
-    run = Run(server, "stopped")
+    run = Run(server, "stopped-at-12")
     result = run.train(harm=Harm("update", 12, (signal.SIGTERM,)))
     assert result.code == 143, result.stderr
     return run

@@ -35,7 +35,9 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert tensor.dtype == expected[name].dtype, name
-        assert torch.equal(tensor, expected[name]), name
+        # As bytes: minus zero is not zero.
+        bits = [value.flatten().view(torch.uint8) for value in (tensor, expected[name])]
+        assert torch.equal(*bits), name
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.999])
@@ -59,11 +61,10 @@ def test_the_running_mean_is_the_one_worked_out_by_hand(kind: str, decay: float)
     assert_same(weights_of(model), weights_of(twin))
 
 
-@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("precision", [FLOAT32, BF16], ids=lambda precision: precision.name)
 @pytest.mark.parametrize(("kind", "ema_decay"), WAYS)
 def test_the_weights_to_be_used_are_shown_and_taken_back(
-    kind: str, ema_decay: float | None, precision: Precision, fails: bool
+    kind: str, ema_decay: float | None, precision: Precision
 ) -> None:
     model = small_model()
     dtype = precision.weight_dtype
@@ -72,15 +73,8 @@ def test_the_weights_to_be_used_are_shown_and_taken_back(
     before = everything(model, optimizer)
     expected = {name: tensor.to(dtype) for name, tensor in optimizer.weights().items()}
 
-    shown = {}
-    try:
-        with optimizer.eval_weights():
-            shown = weights_of(model)
-            if fails:
-                raise RuntimeError("validation fails")
-    except RuntimeError:
-        assert fails
-
+    with optimizer.eval_weights():
+        shown = weights_of(model)
     assert_same(shown, expected)
     is_other = kind == "schedule-free" or ema_decay is not None
     trained = before["working:source_vectors"]
@@ -92,9 +86,8 @@ def updater_for(
     model: Transformer, kind: str, ema_decay: float | None, precision: Precision
 ) -> Updater:
     dtype = precision.weight_dtype
-    return updater_of(
-        model, optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=dtype), precision
-    )
+    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=dtype)
+    return updater_of(model, optimizer, precision)
 
 
 def train(updater: Updater, begin: int, end: int) -> None:

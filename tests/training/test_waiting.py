@@ -37,7 +37,7 @@ from nmt.training.update import Updater
 from nmt.training.validation import Validator
 from tests.training import test_trouble
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
-from tests.training.test_optimizer import WAYS, everything
+from tests.training.test_optimizer import WAYS, assert_same, everything, updater_for
 from tests.training.test_optimizers import optimizer_of
 from tests.training.test_trainer import LOADER
 from tests.training.test_trouble import poison, run
@@ -188,65 +188,46 @@ def test_the_loop_reads_nothing_until_a_report_is_due(
     assert pinned.count == (5 + 6) * 2 * TENSORS_OF_A_BATCH
 
 
-def _nan_loss(loss: Tensor, _model: Transformer) -> Tensor:
-    return loss * math.nan
-
-
-def _infinite_loss(loss: Tensor, _model: Transformer) -> Tensor:
-    return loss * math.inf
+def _scaled(factor: float) -> Callable[[Tensor, Transformer], Tensor]:
+    return lambda loss, _model: loss * factor
 
 
 def _nan_loss_with_a_good_gradient(loss: Tensor, _model: Transformer) -> Tensor:
     return loss + math.nan
 
 
-def _one_infinite_gradient(loss: Tensor, model: Transformer) -> Tensor:
-    vectors = model.source_vectors * 1
-    vectors.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf))
-    return loss + vectors.float().sum() * 0
+def _with_gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Transformer], Tensor]:
+    def fault(loss: Tensor, model: Transformer) -> Tensor:
+        vectors = model.source_vectors * 1
+        vectors.register_hook(change)
+        return loss + vectors.float().sum() * 0
+
+    return fault
 
 
-def _overflowing_norm(loss: Tensor, model: Transformer) -> Tensor:
-    vectors = model.source_vectors * 1
-    vectors.register_hook(lambda gradient: torch.full_like(gradient, 1e38))
-    return loss + vectors.float().sum() * 0
-
-
-FAULTS = (
-    _nan_loss,
-    _infinite_loss,
-    _nan_loss_with_a_good_gradient,
-    _one_infinite_gradient,
-    _overflowing_norm,
-)
-
-
-def updater_for(kind: str, ema_decay: float | None, precision: Precision) -> Updater:
-    model = small_model()
-    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=precision.weight_dtype)
-    return updater_of(model, optimizer, precision)
-
-
-def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        # As bytes: minus zero is not zero.
-        bits = [value.contiguous().view(torch.uint8) for value in (tensor, expected[name])]
-        assert torch.equal(*bits), name
+FAULTS = {
+    "nan loss": _scaled(math.nan),
+    "one infinite gradient": _with_gradient(
+        lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf)
+    ),
+    "infinite loss": _scaled(math.inf),
+    "nan loss with a good gradient": _nan_loss_with_a_good_gradient,
+    "overflowing norm": _with_gradient(lambda gradient: torch.full_like(gradient, 1e38)),
+}
 
 
 @pytest.mark.parametrize(("before", "precision"), [(0, FLOAT32), (3, BF16)], ids=str)
 @pytest.mark.parametrize(
     ("kind", "ema_decay", "fault"),
     [("adamw", None, fault) for fault in FAULTS]
-    + [(*way, fault) for way in WAYS[1:] for fault in (_nan_loss, _one_infinite_gradient)],
+    + [(*way, fault) for way in WAYS[1:] for fault in list(FAULTS)[:2]],
 )
 def test_a_skipped_update_leaves_every_bit_as_it_was(
     kind: str,
     ema_decay: float | None,
     precision: Precision,
     before: int,
-    fault: Callable[[Tensor, Transformer], Tensor],
+    fault: str,
 ) -> None:
     """FAULT 23, of the second of two accumulated batches; the next update is as if it never was."""
 
@@ -254,7 +235,7 @@ def test_a_skipped_update_leaves_every_bit_as_it_was(
         for step in range(begin, end):
             assert not updater([batch_of([5, 4], step), batch_of([3], step)], 0.02).skipped
 
-    updater, twin = (updater_for(kind, ema_decay, precision) for _ in range(2))
+    updater, twin = (updater_for(small_model(), kind, ema_decay, precision) for _ in range(2))
     for each in (updater, twin):
         go_on(each, 0, before)
     expected = everything(twin.model, twin.optimizer)
@@ -264,17 +245,19 @@ def test_a_skipped_update_leaves_every_bit_as_it_was(
         nonlocal calls
         calls += 1
         loss = objective(batch)
-        return loss if calls % 2 else fault(loss, updater.model)
+        return loss if calls % 2 else FAULTS[fault](loss, updater.model)
 
     updater._training_loss = faulty  # type: ignore[method-assign]
     for _ in range(2):
         assert updater([batch_of([5, 4]), batch_of([3])], 0.02).skipped
     updater._training_loss = objective  # type: ignore[method-assign]
 
-    same_bits(everything(updater.model, updater.optimizer), expected)
+    assert_same(everything(updater.model, updater.optimizer), expected)
     for each in (updater, twin):
         go_on(each, before, before + 3)
-    same_bits(everything(updater.model, updater.optimizer), everything(twin.model, twin.optimizer))
+    assert_same(
+        everything(updater.model, updater.optimizer), everything(twin.model, twin.optimizer)
+    )
 
 
 def hashes(run_dir: Path) -> list[bytes]:
