@@ -69,8 +69,8 @@ def _pairs(words: Mapping[str, str]) -> tuple[Pair, ...]:
 
 
 _WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-_NUMBERS, _TENS, _DAYS, _TRIPS = (
-    _pairs(_WORDS[name]) for name in ("numbers", "tens", "days", "trips")
+_NUMBERS, _TENS, ORDINALS, _DAYS, _TRIPS = (
+    _pairs(_WORDS[name]) for name in ("numbers", "tens", "ordinals", "days", "trips")
 )
 _MONTHS = tuple((Pair(*names), num_days) for *names, num_days in _WORDS["months"])
 _ADJECTIVES = tuple(map(_pairs, _WORDS["adjectives"]))
@@ -122,19 +122,6 @@ def number(value: int) -> Pair:
 def _ein(value: Pair) -> str:
     """A German number before another word."""
     return value.german.replace("eins", "ein")
-
-
-def ordinal(day: int) -> Pair:
-    """Spell the day of a date, from 1 to 31; German in the nominative after ``der``.
-
-    >>> ordinal(23)
-    Pair(english='twenty-third', german='dreiundzwanzigste')
-    """
-    english, german = (_WORDS[f"{language}_ordinals"].get(day) for language in Pair._fields)
-    if english is None:
-        tens = f"{_TENS[day // 10 - 2].english}-" if day > 20 else ""
-        english = f"{tens}{ordinal(day % 10).english}" if tens else f"{number(day).english}th"
-    return Pair(english, german or number(day).german + ("te" if day < 20 else "ste"))
 
 
 def clock_time(hour: int, minute: int) -> Pair:
@@ -358,7 +345,7 @@ class SentenceGenerator:
         day, (month, num_days) = self._choice(_DAYS), self._choice(_MONTHS)
         if self._chance(0.02):
             return phrase("day", day)
-        return phrase("date", day, ordinal(self._random.randint(1, num_days)), month)
+        return phrase("date", day, ORDINALS[self._random.randint(1, num_days) - 1], month)
 
     def _sum(self) -> Pair:
         first, second = self._random.randrange(2, 500), self._random.randrange(2, 500)

@@ -9,6 +9,7 @@ import re
 import pytest
 
 from nmt.data.demo import (
+    ORDINALS,
     Noun,
     Pair,
     SentenceGenerator,
@@ -16,7 +17,6 @@ from nmt.data.demo import (
     demo_pairs,
     noun_phrase,
     number,
-    ordinal,
 )
 from nmt.errors import ConfigError
 
@@ -89,7 +89,7 @@ def test_what_a_newcomer_may_type_first_is_in_the_grammar() -> None:
 
 def test_dates_are_in_the_calendar_and_every_day_of_it_comes_up() -> None:
     days = {
-        (ordinal(day).english, calendar.month_name[month])
+        (ORDINALS[day - 1].english, calendar.month_name[month])
         for month in range(1, 13)
         for day in range(1, calendar.monthrange(2023, month)[1] + 1)
     }
@@ -125,10 +125,10 @@ def test_numbers_times_and_dates_are_spelled_in_both_languages() -> None:
     assert clock_time(12, 30) == ("half past twelve", "halb eins")
     assert clock_time(3, 45) == ("a quarter to four", "Viertel vor vier")
     assert clock_time(7, 35) == ("twenty-five to eight", "fünfundzwanzig vor acht")
-    assert ordinal(1) == ("first", "erste")
-    assert ordinal(12) == ("twelfth", "zwölfte")
-    assert ordinal(21) == ("twenty-first", "einundzwanzigste")
-    assert ordinal(30) == ("thirtieth", "dreißigste")
+    assert ORDINALS[0] == ("first", "erste")
+    assert ORDINALS[11] == ("twelfth", "zwölfte")
+    assert ORDINALS[20] == ("twenty-first", "einundzwanzigste")
+    assert ORDINALS[29] == ("thirtieth", "dreißigste")
 
 
 def test_nouns_have_the_article_and_adjectives_the_ending_of_their_case() -> None:
