@@ -30,7 +30,7 @@ from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
-from tests.translation.models import SHAPES, small_model
+from tests.translation.models import small_model
 
 CPU = torch.device("cpu")
 SPECIAL = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
@@ -111,19 +111,14 @@ PARTS = torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11])
 # Which tokens
 
 
-def test_a_sentence_may_use_special_common_and_candidate_tokens() -> None:
-    shortlist = Shortlist(torch.tensor([8, 5]), table([], [], [], [], [9, 7], [5], [11]), 12)
-    picked = shortlist.pick(Packed.from_rows([[4, 5, EOS_ID]]))
+def test_a_sentence_may_use_its_own_tokens_only() -> None:
+    shortlist = Shortlist(*PARTS, 12)
+    alone = shortlist.pick(Packed.from_rows([[4, EOS_ID]]))
+    assert alone.tokens.tolist() == [*sorted(SPECIAL), 7, 8, 9]
+    assert alone.allowed is None  # all are its own
 
-    assert picked.tokens.tolist() == [*sorted(SPECIAL), 5, 7, 8, 9]
-    assert picked.allowed is None  # of a single sentence all are its own
-
-
-def test_sentences_of_a_batch_may_use_their_own_tokens_only() -> None:
-    shortlist = Shortlist(torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11]), 12)
     source = Packed.from_rows([[4, EOS_ID], [5, 6, EOS_ID]])
     picked = shortlist.pick(source, [NONE, Constraints(required=((10, 6),), prefix=(4, UNK_ID))])
-
     assert picked.tokens.tolist() == list(range(12))
     assert own_tokens(picked, 0) == SPECIAL | {7, 8, 9}
     assert own_tokens(picked, 1) == SPECIAL | {4, 5, 6, 8, 10, 11}
@@ -288,7 +283,7 @@ def masked_search(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shapes", [*((shape,) for shape in SHAPES), ("plain", "learned", "wide")])
+@pytest.mark.parametrize("shapes", [("modern",), ("learned",), ("plain", "learned", "wide")])
 def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
     tokenizers: Tokenizers, way: str, shapes: tuple[str, ...]
 ) -> None:
