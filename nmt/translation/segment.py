@@ -113,8 +113,7 @@ def segment_lines(
     for row, (text, ids) in enumerate(zip(shortened, encoded, strict=True)):
         if not text.strip():
             continue
-        # Without ids it is blank, too: normalisation drops some characters.
-        parts = [ids] if ids else [] if ids == [] else _encode_parts(text, tokenizer, max_length)
+        parts = _encode_parts(text, tokenizer, max_length) if ids is None else [ids]
         if len(parts) > 1:
             logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
@@ -123,7 +122,8 @@ def segment_lines(
                 f"{len(parts):,}",
                 max_length,
             )
-        segments += [Segment(row, part) for part in parts]
+        # A text of characters that normalisation drops is blank, too.
+        segments += [Segment(row, part) for part in parts if part]
     return segments
 
 

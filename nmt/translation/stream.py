@@ -288,7 +288,7 @@ def translate_stream(
     *,
     lines_at_once: int = MAX_CHUNK_LINES,
     name: str = "standard input",
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> TranslationRun:
     """Write what ``translate`` returns for all lines of ``source``, flushed after every chunk.
 
@@ -313,8 +313,7 @@ def translate_stream(
         output.flush()
         if run.end is not None:
             raise run.end
-        if progress is not None:
-            progress(len(lines))
+        progress(len(lines))
         total += replace(run, output=b"")
     if message := guard_message(
         total.num_lines - total.num_failures, total.num_alarmed, total.num_cleared
