@@ -121,8 +121,11 @@ def save_checkpoint(
         with atomic_folder(folder, replace=True) as temporary:
             for name, group in groups.items():
                 # Row by row. Views of one buffer may stay views, as none overlaps another.
-                tensors = {key: t.detach().cpu().contiguous() for key, t in group.items()}
-                save_file(tensors, temporary / name)
+                # A group's copy on the CPU is gone before the next is made.
+                save_file(
+                    {key: t.detach().cpu().contiguous() for key, t in group.items()},
+                    temporary / name,
+                )
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_text(text, encoding="utf-8")
             Manifest.of(temporary, _FILES, step).write(temporary)
