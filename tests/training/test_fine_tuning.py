@@ -122,9 +122,7 @@ def test_a_model_of_another_shape_is_refused_with_the_keys(base: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"model": {"ff_dim": 64}}, {"freeze": ["encodr"]}], ids=str)
 @pytest.mark.usefixtures("base")
-def test_what_cannot_begin_is_refused_before_the_data_are_prepared(
-    changes: dict[str, Any],
-) -> None:
+def test_what_cannot_begin_is_refused_before_the_data_are_prepared(changes: dict[str, Any]) -> None:
     values = tuned(**{key: value for key, value in changes.items() if key != "model"})
     values["model"] = {**values["model"], **changes.get("model", {})}
     with pytest.raises(ConfigError):

@@ -82,13 +82,7 @@ def test_the_page_tells_the_state_of_the_run() -> None:
 def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
     found = figures(render_report("run", EVENTS))
 
-    assert list(found) == [
-        "Loss",
-        "Translation quality",
-        "Learning rate",
-        "Speed",
-        "Gradient norm",
-    ]
+    assert list(found) == ["Loss", "Translation quality", "Learning rate", "Speed", "Gradient norm"]
     ticks = texts(found["Loss"], ".//text")
     assert ticks == ["2", "4", "6", "8", "0", "50", "100", "150", "200", "250", "300", "step"]
     assert texts(found["Loss"], ".//title") == [

@@ -133,10 +133,7 @@ def test_a_saved_and_loaded_optimizer_makes_the_same_bytes(
     assert_same(everything(model, resumed.optimizer), everything(whole.model, whole.optimizer))
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [(a, b) for a, b in product(WAYS, WAYS) if a != b],
-)
+@pytest.mark.parametrize(("written", "read"), [(a, b) for a, b in product(WAYS, WAYS) if a != b])
 def test_the_state_of_another_kind_is_refused(
     written: tuple[str, float | None], read: tuple[str, float | None]
 ) -> None:

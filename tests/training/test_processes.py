@@ -288,11 +288,7 @@ def long_whole(server: Server) -> tuple[Run, list[tuple[int, int]]]:
 
 
 def validate_in(
-    server: Server,
-    run: Run,
-    *settings: str,
-    place: str = "working",
-    at: tuple[int, int] = (-1, -1),
+    server: Server, run: Run, *settings: str, place: str = "working", at: tuple[int, int] = (-1, -1)
 ) -> list[Result]:
     """Train; the second process gets a signal in its ``at[1]``-th check of a validation.
 

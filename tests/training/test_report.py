@@ -58,11 +58,7 @@ def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
     assert lines[2]["samples"] == [["ein *Hund*", "a <b>dög</b>\u2028", "a dog"]]
 
 
-@given(
-    saved=st.integers(0, 30),
-    cut=st.integers(0, 400),
-    last=st.integers(0, 30),
-)
+@given(saved=st.integers(0, 30), cut=st.integers(0, 400), last=st.integers(0, 30))
 def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     tmp_path_factory: pytest.TempPathFactory, saved: int, cut: int, last: int
 ) -> None:

@@ -323,9 +323,7 @@ def test_another_model_or_other_data_are_refused(
     assert (stopped.contents(), prepared.read_bytes()) == before
 
 
-def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(
-    stopped: Run,
-) -> None:
+def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(stopped: Run) -> None:
     """FAULT 14."""
     refused = stopped.train("--exact", threads=2)
     assert refused.code == 4

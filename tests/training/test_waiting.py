@@ -223,11 +223,7 @@ FAULTS = {
     + [(*way, fault) for way in WAYS[1:] for fault in list(FAULTS)[:2]],
 )
 def test_a_skipped_update_leaves_every_bit_as_it_was(
-    kind: str,
-    ema_decay: float | None,
-    precision: Precision,
-    before: int,
-    fault: str,
+    kind: str, ema_decay: float | None, precision: Precision, before: int, fault: str
 ) -> None:
     """FAULT 23, of the second of two accumulated batches; the next update is as if it never was."""
 
