@@ -104,13 +104,8 @@ def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     """Return how much of each key each query reads: the mean over the heads.
 
-    Args:
-        query: (B, T, H, E).
-        key: (B, S, G, E).
-        mask: True where there is a key. (B, S), bool.
-
-    Returns:
-        (B, T, S), float32. Rows sum to 1.
+    Queries (B, T, H, E), keys (B, S, G, E), and whether there is a key, (B, S), bool -> (B, T, S),
+    float32, whose rows sum to 1.
     """
     key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
     scores = query.float().transpose(1, 2) @ key.float().permute(0, 2, 3, 1)
@@ -200,7 +195,8 @@ class _BmmAttention(torch.autograd.Function):
             weights = torch.baddbmm(added, query, key.mT, alpha=scale).softmax(-1)
         kept = None
         if dropout:
-            kept = keep_mask(weights, dropout).mul_(1 / (1 - dropped_share(dropout)))
+            kept = keep_mask(weights.shape, dropout).to(weights.dtype)
+            kept.mul_(1 / (1 - dropped_share(dropout)))
         mixed = torch.bmm(weights if kept is None else weights * kept, value)
         ctx.save_for_backward(query, key, value, weights, kept)
         ctx.segments, ctx.heads = segments, (num_heads, groups)

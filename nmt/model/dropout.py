@@ -24,26 +24,19 @@ def dropped_share(probability: float) -> float:
     return min(max(round(probability * 256), 1), 255) / 256 if probability > 0 else 0.0
 
 
-def keep_mask(like: Tensor, probability: float) -> Tensor:
-    """Draw 1 (keep) or 0 (drop) for each element, in the dtype of ``like``."""
-    if like.device.type != "cpu":
-        return torch.rand_like(like, dtype=torch.float32).ge_(probability).to(like.dtype)
-    return _random_bytes(like.shape).ge(round(dropped_share(probability) * 256)).to(like.dtype)
-
-
-def _random_bytes(shape: torch.Size) -> Tensor:
+def keep_mask(shape: torch.Size, probability: float) -> Tensor:
+    """Draw whether to keep each element: bool, on the CPU."""
     size = shape.numel()
     words = torch.empty((size + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
-    return words.view(torch.uint8)[:size].view(shape)
+    return words.view(torch.uint8)[:size].view(shape).ge(round(dropped_share(probability) * 256))
 
 
 class _ByteDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, probability: float) -> Tensor:
-        share = dropped_share(probability)
-        keep = _random_bytes(values.shape).ge(round(share * 256))
+        keep = keep_mask(values.shape, probability)
         ctx.save_for_backward(keep)
-        ctx.scale = 1 / (1 - share)
+        ctx.scale = 1 / (1 - dropped_share(probability))
         return torch.mul(values, keep).mul_(ctx.scale)
 
     @staticmethod

@@ -105,15 +105,12 @@ class _SplitHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         first, heads, place = gradients[0], sum(ctx.sizes), gradients[0].data_ptr()
         step = first.element_size() * first.shape[2]
+        strides = heads * first.shape[2], first.shape[2], 1
         for gradient, size in zip(gradients, ctx.sizes, strict=True):
-            if gradient.stride() != (heads * first.shape[2], first.shape[2], 1):
-                break
-            if gradient.data_ptr() != place:
-                break
+            if gradient.stride() != strides or gradient.data_ptr() != place:
+                return torch.cat(gradients, dim=1), None
             place += size * step
-        else:
-            return first.as_strided((len(first), heads, first.shape[2]), first.stride()), None
-        return torch.cat(gradients, dim=1), None
+        return first.as_strided((len(first), heads, first.shape[2]), strides), None
 
 
 def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...]:
@@ -182,22 +179,19 @@ class SelfAttention(_Attention):
         """
         query, key, value = _split_heads(self.query_key_value(values), self.sizes, self.head_dim)
         query, key = self._norm("query_norm", query), self._norm("key_norm", key)
-        bias = None
-        if self.positions is not None:
-            if cache is not None:
-                own, positions, order = cache.position, cache.position, cache.order
-            else:
-                assert segments is not None
-                own = order = torch.arange(segments.max_length, device=values.device)
-                positions = segments.positions
-            query, key = (self.positions.rotate(heads, positions) for heads in (query, key))
-            bias = self.positions.bias(own, order)
+        relative, bias = self.positions, None
         if cache is not None:
-            mixed = cached_attention(query, *cache.extend(key, value), bias)
-        else:
-            assert segments is not None
-            both = segments, segments
-            mixed = attention(query, key, value, both, causal=causal, bias=bias, dropout=self._drop)
+            if relative is not None:
+                query, key = (relative.rotate(heads, cache.position) for heads in (query, key))
+                bias = relative.bias(cache.position, cache.order)
+            return self.output(cached_attention(query, *cache.extend(key, value), bias).flatten(1))
+        assert segments is not None
+        if relative is not None:
+            query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
+            order = torch.arange(segments.max_length, device=values.device)
+            bias = relative.bias(order, order)
+        both = segments, segments
+        mixed = attention(query, key, value, both, causal=causal, bias=bias, dropout=self._drop)
         return self.output(mixed.flatten(1))
 
 

@@ -1,4 +1,4 @@
-"""How tokens know where they stand: position schemes and their registry.
+"""How tokens know where they stand: position schemes, their registry, and the embeddings.
 
 A scheme has up to two parts: a table that is added to the embeddings (`AbsolutePositions`), and
 what self-attention does with distances (`RelativePositions`): rotating queries and keys, or adding
@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
+from nmt.model.dropout import dropout
 
 
 class AbsolutePositions(nn.Module):
@@ -132,6 +134,48 @@ class RotaryPositions(RelativePositions):
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Embedding(nn.Module):
+    """Vectors of tokens, scaled, with those of their positions.
+
+    Args:
+        config: The model section.
+        dim: Width D.
+    """
+
+    def __init__(self, config: ModelConfig, dim: int) -> None:
+        super().__init__()
+        self._scale = dim**0.5 if config.scale_embeddings else 1.0
+        self._dropout, self._word_dropout = config.dropout, config.word_dropout
+        absolute = POSITIONS[config.positions].absolute
+        self.positions = absolute(config, dim) if absolute else None
+
+    def position_table(self, num_positions: int) -> Tensor | None:
+        """Return vectors of at least ``num_positions`` positions; None where none are added."""
+        return None if self.positions is None else self.positions.table(num_positions)
+
+    @override
+    def forward(
+        self, ids: Tensor, positions: Tensor, vectors: Tensor, table: Tensor | None
+    ) -> Tensor:
+        """Embed ``ids`` (N,) at ``positions``, (N,) or (1,): (N, D).
+
+        Args:
+            ids: Tokens.
+            positions: Of each token, or of all.
+            vectors: Of the vocabulary. (V, D).
+            table: From `position_table`.
+        """
+        values = F.embedding(ids, vectors)
+        if self._scale != 1:
+            values = values * self._scale
+        if self.training and self._word_dropout:
+            kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
+            values = values * kept.to(values.dtype)
+        if table is not None:
+            values = values + table.index_select(0, positions).to(values.dtype)
+        return dropout(values, self._dropout, self.training)
 
 
 register_positions("none", PositionScheme())

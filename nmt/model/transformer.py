@@ -19,7 +19,6 @@ from typing_extensions import override
 from nmt.config.model import ModelConfig
 from nmt.model.attention import Rectangle, to_rectangle
 from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache
-from nmt.model.dropout import dropout
 from nmt.model.layers import (
     CrossAttention,
     DecoderLayer,
@@ -28,55 +27,13 @@ from nmt.model.layers import (
     SelfAttention,
     make_norm,
 )
-from nmt.model.positions import POSITIONS
+from nmt.model.positions import Embedding
 from nmt.packed import Packed
 
 _Forward = Callable[..., Tensor]
 """The `forward` of a layer, or what calls a layer with its inputs."""
 DecodeToken = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], Tensor]
 """`Transformer.decode_token`, or what does the same faster."""
-
-
-class Embedding(nn.Module):
-    """Vectors of tokens, scaled, with those of their positions.
-
-    Args:
-        config: The model section.
-        dim: Width D.
-    """
-
-    def __init__(self, config: ModelConfig, dim: int) -> None:
-        super().__init__()
-        self._scale = dim**0.5 if config.scale_embeddings else 1.0
-        self._dropout, self._word_dropout = config.dropout, config.word_dropout
-        absolute = POSITIONS[config.positions].absolute
-        self.positions = absolute(config, dim) if absolute else None
-
-    def position_table(self, num_positions: int) -> Tensor | None:
-        """Return vectors of at least ``num_positions`` positions; None where none are added."""
-        return None if self.positions is None else self.positions.table(num_positions)
-
-    @override
-    def forward(
-        self, ids: Tensor, positions: Tensor, vectors: Tensor, table: Tensor | None
-    ) -> Tensor:
-        """Embed ``ids`` (N,) at ``positions``, (N,) or (1,): (N, D).
-
-        Args:
-            ids: Tokens.
-            positions: Of each token, or of all.
-            vectors: Of the vocabulary. (V, D).
-            table: From `position_table`.
-        """
-        values = F.embedding(ids, vectors)
-        if self._scale != 1:
-            values = values * self._scale
-        if self.training and self._word_dropout:
-            kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
-            values = values * kept.to(values.dtype)
-        if table is not None:
-            values = values + table.index_select(0, positions).to(values.dtype)
-        return dropout(values, self._dropout, self.training)
 
 
 class Transformer(nn.Module):

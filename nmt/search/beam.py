@@ -15,13 +15,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.ranking import largest
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
     SearchInputs,
     Selection,
     Selector,
+    largest,
     register_selector,
 )
 from nmt.text import EOS_ID

@@ -20,13 +20,14 @@ from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Hypothesis
-from nmt.search.ranking import first_largest, largest
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
     SearchInputs,
     Selection,
     Selector,
+    first_largest,
+    largest,
     register_selector,
 )
 from nmt.text import EOS_ID

@@ -125,18 +125,17 @@ def search(
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
     """Return the search that is named, or else implied by the other options."""
-    if options.search != "auto":
-        return options.search
-    if options.sampling:
-        return "sampling"
-    if options.return_alternatives:
-        return "alternatives"
-    if options.diverse_beam_groups > 1:
-        return "diverse"
-    if has_phrases:
-        return "constrained"
-    # A beam of one finds the same as greedy search, and can have a coverage penalty.
-    return "greedy" if options.beam_size == 1 and not options.coverage_penalty else "beam"
+    implied = {
+        "sampling": options.sampling,
+        "alternatives": options.return_alternatives,
+        "diverse": options.diverse_beam_groups > 1,
+        "constrained": has_phrases,
+        # A beam of one finds the same as greedy search, and can have a coverage penalty.
+        "greedy": options.beam_size == 1 and not options.coverage_penalty,
+        "beam": True,
+    }
+    found = next(name for name, is_asked in implied.items() if is_asked)
+    return found if options.search == "auto" else options.search
 
 
 def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:

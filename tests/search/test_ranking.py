@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.search.ranking import first_largest, largest
+from nmt.search.selector import first_largest, largest
 
 
 def by_sorting(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
