@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nmt.checkpoint.files import newest_checkpoint, read_state
 from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
+from nmt.config.training import TrainingConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors, write_json, write_text
@@ -82,15 +83,24 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
-    """Compare plain data, such as two `identity`: ``key: was ..., is ...`` for each difference."""
+def changed_settings(was: Any, now: Any, path: str = "", defaults: Any = None) -> list[str]:
+    """Compare plain data, such as two `identity`: ``key: was ..., is ...`` for each difference.
+
+    What a record of an earlier release lacks has the value in ``defaults``, else that of the
+    configuration's defaults: so a release may add keys.
+    """
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         was, now = dict(enumerate(was)), dict(enumerate(now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
+        if not path:
+            defaults = RunConfig.model_construct().model_dump(mode="json")
+            defaults["training"] = TrainingConfig.model_construct().model_dump(mode="json")
+        known = defaults if isinstance(defaults, Mapping) else {}
         found = []
         for key in dict.fromkeys((*was, *now)):
             where = f"{path}.{key}" if path else str(key)
-            found += changed_settings(was.get(key), now.get(key), where)
+            default = known.get(key)
+            found += changed_settings(was.get(key, default), now.get(key), where, default)
         return found
     return [] if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
 

@@ -135,6 +135,15 @@ def test_the_budget_may_not_change_under_a_schedule_that_ends_with_it(shape: str
     assert changed_settings(was, now) == ["training.max_steps: was 100, is 200"]
 
 
+def test_a_key_that_a_record_lacks_had_its_default() -> None:
+    """A run folder of an earlier release resumes, unless the new key is set."""
+    older, now = record()["identity"], record({"model.qk_norm": True})["identity"]
+    del older["model"]["qk_norm"], older["batch"]["accumulate"], older["training"]["ema_decay"]
+
+    assert changed_settings(older, record()["identity"]) == []
+    assert changed_settings(older, now) == ["model.qk_norm: was false, is true"]
+
+
 def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for() -> None:
     """FAULT 14."""
     was, now = record(), record()
