@@ -33,7 +33,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Wishes for one sentence, as target ids. The phrases are of one token or more.
+    """What the output of one sentence is like, as target ids. Phrases have one token or more.
 
     A rule about ids is not quite one about text: a phrase may be written in other subwords.
     """
@@ -59,7 +59,7 @@ class Constraints:
         return len(self.prefix) + sum(map(len, self.required))
 
     def contradiction(self, no_repeat_ngram_size: int = 0) -> str | None:
-        """Say why no output can be as wished for, if that is plain from the phrases alone.
+        """Say why no output can meet them, if that is plain from the phrases alone.
 
         >>> Constraints(required=((5, 6, 7),), forbidden=((6, 7),)).contradiction()
         'a required phrase contains a forbidden one'

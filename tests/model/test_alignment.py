@@ -1,4 +1,4 @@
-"""Attention weights as they are told, against loops by hand."""
+"""Attention weights as they are reported, against loops by hand."""
 
 from __future__ import annotations
 

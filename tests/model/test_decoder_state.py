@@ -13,7 +13,7 @@ from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from tests.model.small import small_model
 
-NUM_SENTENCES, NUM_TOKENS, NUM_STEPS = 5, 30, 20
+NUM_SENTENCES, NUM_TOKENS, NUM_STEPS = 5, 30, 13
 
 
 @pytest.fixture(scope="module")

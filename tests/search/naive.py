@@ -27,18 +27,18 @@ class Naive:
     source: Ids
     vocab_size: int
     config: DecodingConfig
-    wishes: Constraints = NONE
+    constraints: Constraints = NONE
 
     @property
     def limits(self) -> tuple[int, int]:
         """Shortest and longest output with EOS."""
         shortest, longest = length_limits(torch.tensor([len(self.source)]), self.config)
-        return int(shortest), max(int(longest), self.wishes.num_tokens + 1)
+        return int(shortest), max(int(longest), self.constraints.num_tokens + 1)
 
     @functools.lru_cache(10_000)  # noqa: B019 - keeps few and small sentences alive
     def next_log_probs(self, ids: Ids) -> list[float]:
         """Log probabilities after ``ids``, by all rules."""
-        config, prefix = self.config, self.wishes.prefix
+        config, prefix = self.config, self.constraints.prefix
         values = [float(x) for x in self.table((*self.source, BOS_ID, *ids))]
         in_prefix = len(ids) < len(prefix)
         if in_prefix and not config.prefix_bias_beta:
@@ -86,7 +86,7 @@ class Naive:
             return len(ids) < shortest
         if len(ids) >= longest or self.repeats(ids):
             return True
-        return any(ids[-len(phrase) :] == phrase for phrase in self.wishes.forbidden)
+        return any(ids[-len(phrase) :] == phrase for phrase in self.constraints.forbidden)
 
     def every_output(self) -> list[Hypothesis]:
         """All outputs that the rules allow, best first."""
@@ -94,7 +94,7 @@ class Naive:
         found = []
         for length in range(shortest, longest + 1):
             for ids in itertools.product(range(FIRST_WORD, self.vocab_size), repeat=length - 1):
-                if all(contains(ids, phrase) for phrase in self.wishes.required):
+                if all(contains(ids, phrase) for phrase in self.constraints.required):
                     total = self.log_prob(ids)
                     found.append(Hypothesis(ids, total, self.score(ids, total)))
         possible = [hypothesis for hypothesis in found if hypothesis.log_prob > -math.inf]
