@@ -117,8 +117,7 @@ def evaluate(
     json: bool = JSON,
 ) -> None:
     """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
-    from nmt.evaluation.gate import parse_gates, raise_if_missed
-    from nmt.evaluation.scoring import Resampling
+    from nmt.evaluation.scoring import Resampling, parse_gates, raise_if_missed
     from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
 

@@ -12,11 +12,11 @@ from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, DataError
-from nmt.evaluation.gate import check_gates
 from nmt.evaluation.scoring import (
     Evaluation,
     Resampling,
     System,
+    check_gates,
     measure,
     odd_texts,
     score_systems,
