@@ -18,11 +18,13 @@ def schema() -> None:
     typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
 
 
-def keys() -> None:
-    """Print every key with its default, what it allows and what it does, as Markdown."""
+def keys(
+    section: str = typer.Argument("", help="Section, such as model, or one key; all if left out."),
+) -> None:
+    """Print keys with their defaults, what they allow and what they do, as Markdown."""
     from nmt.config.keys import describe_keys
 
-    typer.echo(describe_keys(), nl=False)
+    typer.echo(describe_keys(section), nl=False)
 
 
 def show(
@@ -62,7 +64,7 @@ def check(
 
 EXAMPLES = {
     schema: "nmt config schema > nmt.schema.json",
-    keys: "nmt config keys > configs/KEYS.md",
+    keys: "nmt config keys model",
     show: "nmt config show configs/demo.yaml --set model.preset=modern",
     check: "nmt config check configs/*.yaml",
 }

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import yaml
 
 from nmt.errors import ConfigError
 
@@ -26,18 +29,6 @@ ANY: Final = "*"
 
 _SHORTEST_START: Final = 4
 
-_OTHER_WORDS: Mapping[str, str] = MappingProxyType({
-    "adam_betas": "betas", "adam_eps": "epsilon", "batch_size": "max_tokens", "beam": "beam_size",
-    "bpe": "vocab_size", "clip": "clip_norm", "d_model": "model_dim", "dim": "model_dim",
-    "early_stopping": "patience", "eps": "epsilon", "eval_every": "validate_every",
-    "gradient_clipping": "clip_norm", "heads": "num_heads", "hidden_size": "model_dim",
-    "learning_rate": "peak_lr", "log_every": "report_every", "max_updates": "max_steps",
-    "output_dir": "run_dir", "scheduler": "schedule", "src": "source",
-    "src_lang": "source_language", "steps": "max_steps", "tgt": "target",
-    "tgt_lang": "target_language", "trg": "target", "update_freq": "accumulate",
-    "vocabulary": "vocab_size",
-})  # fmt: skip
-"""What other toolkits and papers call our keys, where the spelling does not give it away."""
 _KINDS: Mapping[str, str] = MappingProxyType({
     "integer": "a whole number", "number": "a number", "boolean": "true or false",
     "string": "text", "array": "a list", "object": "names with a section each",
@@ -145,33 +136,50 @@ def _kind(inner: Mapping[str, Any]) -> str:
     return _KINDS.get(inner.get("type", ""), "a section" if "$ref" in inner else "a value")
 
 
-def describe_keys() -> str:
-    """Every key as Markdown: one table for each section, top level first."""
+def describe_keys(start: str = "") -> str:
+    """Keys as Markdown: one table for each section, top level first.
+
+    Args:
+        start: A section, such as ``training``, or a key; all keys when empty.
+
+    Raises:
+        ConfigError: There is no such key.
+    """
+    path = tuple(start.split(".")) if start else ()
+    if start and find_key(path) is None:
+        fix = "Name a section, such as model or training.schedule, or a key."
+        raise ConfigError(unknown_key(path), fix=fix)
+    shown = [key for key in all_keys() if _num_shared(key.path, path) == len(path)]
+    head = [] if start else ["# Configuration", "", "Made by `nmt config keys`; do not edit.", ""]
+    return "\n".join([*head, *_tables(shown)]).rstrip() + "\n"
+
+
+def _tables(shown: Sequence[Key]) -> Iterator[str]:
+    """Yield the lines of Markdown about some keys, each section under a heading."""
 
     def markdown(text: str) -> str:
         return text.replace("``", "`").replace("|", "\\|")
 
-    lines = ["# Configuration", "", "Made by `nmt config keys`; do not edit."]
     seen: dict[tuple[Key, ...], str] = {}
     sections = [(key.path, key.description) for key in all_keys() if key.is_section]
     for path, about in [((), ""), *sections]:
-        keys = [key for key in all_keys() if key.path[:-1] == path and not key.is_section]
+        keys = [key for key in shown if key.path[:-1] == path and not key.is_section]
         if not keys:
             continue
         name = ".".join(path) or "Top level"
-        lines += ["", f"## {name}", "", *([markdown(about), ""] if about else [])]
+        yield from (f"## {name}", "", *([markdown(about), ""] if about else []))
         # Corpora are described once, although three keys hold them.
         table = tuple(replace(key, path=key.path[-1:]) for key in keys)
         if table in seen:
-            lines.append(f"The keys are those of `{seen[table]}`.")
+            yield from (f"The keys are those of `{seen[table]}`.", "")
             continue
         seen[table] = name
-        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+        yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
         for key in keys:
             default = f"`{key.default}`" if key.default else "must be given"
             about = markdown(key.description)
-            lines.append(f"| `{key.path[-1]}` | {default} | {key.allowed} | {about} |")
-    return "\n".join(lines) + "\n"
+            yield f"| `{key.path[-1]}` | {default} | {key.allowed} | {about} |"
+        yield ""
 
 
 def find_key(path: Sequence[str | int]) -> Key | None:
@@ -189,13 +197,19 @@ def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
 def nearest_key(path: Sequence[str | int]) -> str | None:
     """The existing key most like an unknown one, dotted, or None if nothing is near.
 
-    Keys of the same section win over equally near keys elsewhere.
+    What other toolkits and texts call a key is answered with ours, which may be two, or have a
+    remark. Keys of the same section win over equally near keys elsewhere.
 
     >>> nearest_key(("training", "lr"))
     'training.schedule.peak_lr'
+    >>> nearest_key(("N",))
+    'model.encoder_layers and model.decoder_layers'
     """
-    wanted = str(path[-1]).lower().replace("-", "_")
-    wanted = _OTHER_WORDS.get(wanted, wanted)
+    words = [str(part).lower().replace("-", "_") for part in path]
+    known = (_aliases().get("_".join(words[start:])) for start in range(len(words)))
+    wanted = next(filter(None, known), words[-1])
+    if "." in wanted:
+        return wanted
     likeness, best = max(
         ((_likeness(key, path, wanted), key) for key in all_keys()), key=lambda found: found[0]
     )
@@ -203,6 +217,14 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
         return None
     shared = _num_shared(best.path[:-1], path[:-1])
     return ".".join([*map(str, path[:shared]), *best.path[shared:]])
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    """What papers and other toolkits call our keys -> ours, from ``aliases.yaml``."""
+    text = Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
+    names: Mapping[str, str] = yaml.safe_load(text)
+    return {name: key for key, others in names.items() for name in others.split()}
 
 
 def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
@@ -252,7 +274,7 @@ def unknown_key(path: Sequence[str | int]) -> str:
     'unknown key training.schedule.warm_up_steps; did you mean training.schedule.warmup_steps?'
     """
     near = nearest_key(path)
-    advice = f"did you mean {near}?" if near else "`nmt config schema` lists the keys"
+    advice = f"did you mean {near}?" if near else "`nmt config keys` lists them"
     return f"unknown key {'.'.join(map(str, path))}; {advice}"
 
 

@@ -108,7 +108,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
             return config
     is_one = len(problems) == 1
     start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
-    fix = f"Correct {'it' if is_one else 'them'}; `nmt config schema` describes every key."
+    fix = f"Correct {'it' if is_one else 'them'}; `nmt config keys` describes every key."
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
 
 

@@ -1,8 +1,17 @@
 from __future__ import annotations
 
-import pytest
+import re
+from collections import Counter
+from pathlib import Path
 
-from nmt.config.keys import all_keys, describe_schema, find_key, nearest_key
+import pytest
+import yaml
+
+from nmt.config import keys
+from nmt.config.keys import all_keys, describe_keys, describe_schema, find_key, nearest_key
+from nmt.errors import ConfigError
+
+ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -14,7 +23,7 @@ from nmt.config.keys import all_keys, describe_schema, find_key, nearest_key
         ("trainig", "training"),
         ("tokenizer.vocab", "tokenizer.vocab_size"),
         ("sourc_language", "source_language"),
-        ("model.layers", "model.encoder_layers"),
+        ("model.layers", "model.encoder_layers and model.decoder_layers"),
         ("data.validation", "data.valid"),
         ("validation.metric", "training.validation.metric"),
         ("data.valid.src", "data.valid.source"),
@@ -28,6 +37,59 @@ from nmt.config.keys import all_keys, describe_schema, find_key, nearest_key
 )
 def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | None) -> None:
     assert nearest_key(wrong.split(".")) == meant
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("d_model", "model.model_dim"),
+        ("model.d_ff", "model.ff_dim"),
+        ("h", "model.num_heads"),
+        ("N", "model.encoder_layers and model.decoder_layers"),
+        ("model.n-layers", "model.encoder_layers and model.decoder_layers"),
+        ("model.encoder.num_layers", "model.encoder_layers"),
+        ("d_k", "model.num_heads (the width of a head is model_dim / num_heads)"),
+        ("warmup", "training.schedule.warmup_steps"),
+        ("training.optimizer.beta_2", "training.optimizer.betas"),
+        ("decoding.top_beams", "decoding.n_best"),
+        ("model.P_drop", "model.dropout"),
+        (
+            "encoder_vocab_size",
+            "tokenizer.vocab_size ({source: ..., target: ...} with joint: false)",
+        ),
+        ("data.train.0.src", "data.train.0.source"),
+        ("training.save_dir", "run_dir"),
+    ],
+)
+def test_names_of_papers_and_other_toolkits_are_answered_with_ours(wrong: str, meant: str) -> None:
+    assert nearest_key(wrong.split(".")) == meant
+
+
+def test_every_alias_names_keys_that_exist_and_is_none_of_them() -> None:
+    own, sections = {key.path[-1] for key in all_keys()}, {key.path[0] for key in all_keys()}
+    names = Counter(name for others in ALIASES.values() for name in others.split())
+
+    assert not own & set(names)
+    assert set(names.values()) == {1}
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9_]+", name)
+    for answer in ALIASES:
+        for key in re.split(" and | or ", answer.partition(" (")[0]):
+            path = key.split(".")
+            assert find_key(path) if path[0] in sections else key in own, key
+
+
+def test_one_section_or_key_is_described_alone() -> None:
+    section = describe_keys("training.schedule")
+
+    assert section.startswith("## training.schedule\n")
+    assert section.count("\n## ") == 0
+    assert section in describe_keys()
+    assert describe_keys("training").count("## training") == 4
+    assert describe_keys("model.ff_dim").count("\n| `") == 1
+    assert "| `source` |" in describe_keys("data.valid")
+    with pytest.raises(ConfigError, match=r"unknown key d_model; did you mean model.model_dim\?"):
+        describe_keys("d_model")
 
 
 def test_every_key_is_its_own_nearest_and_says_what_it_does_and_allows() -> None:
