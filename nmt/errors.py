@@ -51,7 +51,13 @@ class DataError(NmtError):
 
 
 class TokenizerError(DataError):
-    """A subword model cannot be trained on this text, or cannot be read."""
+    """A tokenizer cannot be trained on this text, or cannot be read."""
+
+
+class VocabularySizeError(TokenizerError):
+    """The text allows no vocabulary of the configured size."""
+
+    exit_code = 2
 
 
 class CheckpointError(NmtError):

@@ -119,6 +119,14 @@ class Packed:
         cells = packed.new_zeros(self.num_cells, *packed.shape[1:])
         return cells.index_copy(0, self.cells, packed).unflatten(0, (len(self), self.max_length))
 
+    def prepend(self, token: int) -> Packed:
+        """Return the sentences with ``token`` before each."""
+        order = torch.arange(len(self) + 1, device=self.ids.device, dtype=torch.int32)
+        ids = self.ids.new_full((self.num_tokens + len(self),), token)
+        places = torch.arange(self.num_tokens, device=self.ids.device) + self.sentences + 1
+        ids.index_copy_(0, places, self.ids)
+        return Packed(ids, self.cu_seqlens + order, self.max_length + 1)
+
     def part(self, start: int, stop: int) -> Packed:
         """Return the sentences from ``start`` to before ``stop``."""
         ends = self.cu_seqlens[start : stop + 1]

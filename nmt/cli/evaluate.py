@@ -125,7 +125,7 @@ def evaluate(
     if model is not None:
         use = ModelUse(
             folder=model,
-            loading=engine.loading() | {"guard": not search.no_guard},
+            loading=engine.loading() | search.loading(),
             mbr=mbr.choice(search.beam_size),
             overrides=search.set_,
             decoding=search.decoding(),

@@ -236,6 +236,11 @@ class SearchOptions:
         default=False,
         help="Do not retry translations that look degenerate (loops, odd length, low coverage).",
     )
+    no_split: bool = flag(
+        default=False,
+        help="Translate lines whole that are longer than those of training, instead of in "
+        "segments; not with learned positions.",
+    )
     set_: list[str] = flag(
         "--set",
         default=[],
@@ -244,6 +249,10 @@ class SearchOptions:
         help="Change one key of the model's configuration, for example decoding.patience=2. "
         "Repeatable.",
     )
+
+    def loading(self) -> dict[str, Any]:
+        """Return the arguments by which a model is loaded."""
+        return {"guard": not self.no_guard, "split": not self.no_split}
 
     def decoding(self) -> dict[str, Any]:
         """Return the decoding options that were given."""

@@ -133,7 +133,7 @@ def translate(
         top_k=sampling.top_k,
         seed=sampling.seed,
     )
-    loading = engine.loading() | {"guard": not search.no_guard}
+    loading = engine.loading() | search.loading()
     choice = mbr.choice(search.beam_size)
     if selfcheck:
         from nmt.diagnostics.selfcheck import report

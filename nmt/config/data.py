@@ -83,23 +83,58 @@ class DataConfig(Section):
         return value
 
 
+_VocabSize = Annotated[int, Field(ge=5, le=256_000)]
+
+
 class TokenizerConfig(Section):
     """The SentencePiece models."""
 
-    kind: Literal["bpe", "unigram"] = "bpe"
-    """Subword algorithm."""
-    vocab_size: int = Field(default=8000, ge=16, le=256_000)
-    """Entries of each vocabulary, the four special ones included."""
+    kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
+    """What a token is: a subword (Sennrich et al. 2016; Kudo 2018), a word between spaces, or a
+    character. Unseen words and characters become bytes, or one ``<unk>`` for all in a row."""
+    vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
+        default=8000,
+        json_schema_extra={
+            "allowed": "a whole number from 5 to 256000, or one a side: {source: ..., target: ...}"
+        },
+    )
+    """Entries of each vocabulary, the four special ones included; one number, or one for each side
+    with ``joint: false``. Characters may be fewer."""
     joint: bool = True
     """One vocabulary for both languages; two separate ones when false."""
     byte_fallback: bool = True
     """Spell unseen characters in bytes instead of losing them (takes 256 entries)."""
-    character_coverage: float = Field(default=0.9995, gt=0.9, le=1.0)
-    """Share of the characters in the text that get an entry of their own."""
+    character_coverage: float = Field(default=0.9995, ge=0.98, le=1.0)
+    """Share of the characters in the text that get an entry of their own; words are entries
+    whatever characters they have."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     """Unicode normalisation of SentencePiece; ``_cf`` lower-cases too."""
     sample_sentences: int = Field(default=2_000_000, ge=1000)
     """Learn from at most this many sentences, drawn at random."""
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Entries of the source and of the target vocabulary."""
+        size = self.vocab_size
+        return (size, size) if isinstance(size, int) else (size["source"], size["target"])
+
+    @property
+    def min_vocab_size(self) -> int:
+        """Entries of the smallest vocabulary of this kind."""
+        if not self.byte_fallback:
+            return 5
+        return 261 if self.kind in ("word", "char") else 300
+
+    def _disagreements(self) -> Iterator[str]:
+        size = self.vocab_size
+        if isinstance(size, dict) and (len(size) < 2 or self.joint):
+            needed = "joint false, or give one number" if self.joint else "both source and target"
+            yield f"vocab_size with sizes of each side needs {needed}"
+        elif min(self.vocab_sizes) < self.min_vocab_size:
+            yield (
+                f"vocab_size is {min(self.vocab_sizes)}; byte_fallback takes 256 entries: raise it "
+                f"to {self.min_vocab_size} or more, or set byte_fallback to false"
+            )
 
 
 class FilterConfig(Section):
@@ -124,9 +159,12 @@ class FilterConfig(Section):
 class BatchConfig(Section):
     """How sentence pairs are put together for one forward and backward pass."""
 
-    max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = 4096
+    max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
     """Source and target tokens in one batch, together, without padding. ``auto`` measures how many
-    this device's memory holds, and accumulates batches up to ``tokens_per_update``."""
+    this device's memory holds, and accumulates batches up to ``tokens_per_update``; null leaves
+    the size to ``max_sentences``."""
+    max_sentences: int | None = Field(default=None, ge=1)
+    """Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows."""
     tokens_per_update: int | None = Field(default=None, ge=16)
     """With ``max_tokens: auto``: source and target tokens of an update, in all processes."""
     noise: float = Field(default=0.1, ge=0, le=1)
@@ -139,7 +177,11 @@ class BatchConfig(Section):
     without it, and hold about a fifth more tokens at 0.1."""
 
     def _disagreements(self) -> Iterator[str]:
+        if self.max_tokens is None and self.max_sentences is None:
+            yield "max_tokens null needs max_sentences, such as 128"
         if self.max_tokens == "auto":
+            if self.max_sentences is not None:
+                yield "max_tokens auto fills the memory: leave max_sentences out, or give a number"
             if self.tokens_per_update is None:
                 yield "max_tokens auto needs tokens_per_update, such as 16384"
             if self.accumulate != 1:

@@ -293,6 +293,7 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
             continue
         path, key = detail["loc"], find_key(detail["loc"])
         if key is None and detail["type"] != "extra_forbidden" and path:
+            path = tuple(part for part in path if "[" not in str(part))  # without names of types
             parent = find_key(path[:-1])
             if parent is not None and not parent.is_section and isinstance(path[-1], str):
                 path, key = path[:-1], parent  # the rest says which type was tried: max_tokens.int
@@ -321,7 +322,9 @@ def _sentence(detail: ErrorDetails) -> str:
     allowed = key.allowed if key else detail["msg"].lower().removeprefix("input should be ")
     if kind == "missing":
         return f"{dotted} is missing; it must be {allowed}"
-    if isinstance(found, dict | list):
+    if isinstance(found, dict) and "{" in allowed:
+        shown = json.dumps(found)
+    elif isinstance(found, dict | list):
         shown = "a section" if isinstance(found, dict) else "a list"
     else:
         shown = json.dumps(found) if found is None or isinstance(found, bool) else repr(found)

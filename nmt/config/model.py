@@ -84,6 +84,8 @@ class ModelConfig(Section):
     """Dropout inside the feed-forward layers."""
     word_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability of dropping a whole token's embedding."""
+    source_bos: bool = False
+    """Read BOS before the source as well, in training and translation."""
 
     @model_validator(mode="before")
     @classmethod

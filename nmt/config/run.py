@@ -88,7 +88,7 @@ class RunConfig(Section):
         return filled
 
     def _disagreements(self) -> Iterator[str]:
-        longest = self.filters.max_length
+        longest, bos = self.filters.max_length, int(self.model.source_bos)
         if self.source_language == self.target_language:
             yield f"source_language and target_language are both {self.source_language}"
         if self.prepared_dir == self.run_dir:
@@ -97,26 +97,21 @@ class RunConfig(Section):
             yield "model.embeddings tied needs tokenizer.joint true; use decoder-tied or separate"
         key = "tokens_per_update" if self.batch.tokens_per_update else "max_tokens"
         tokens = getattr(self.batch, key)
-        if longest + 1 > tokens // 2:
+        if tokens is not None and 2 * longest + 2 + bos > tokens:
             yield (
                 f"batch.{key} is {tokens}, too small for a pair with "
                 f"filters.max_length ({longest}) tokens on each side; "
-                f"raise it to {2 * longest + 2} or lower filters.max_length"
+                f"raise it to {2 * longest + 2 + bos} or lower filters.max_length"
             )
-        if self.model.positions == "learned" and longest >= self.model.max_positions:
+        if self.model.positions == "learned" and longest + bos >= self.model.max_positions:
             yield (
                 f"model.max_positions is {self.model.max_positions}; with learned positions it "
-                f"must be above filters.max_length ({longest})"
+                f"must be above filters.max_length ({longest}){' + 1, for source_bos' * bos}"
             )
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
         if self.filters.min_length > longest:
             yield f"filters.min_length is above filters.max_length ({longest})"
-        if self.tokenizer.byte_fallback and self.tokenizer.vocab_size < 300:
-            yield (
-                f"tokenizer.vocab_size is {self.tokenizer.vocab_size}; byte_fallback takes 256 "
-                "entries: raise it to 300 or more, or set tokenizer.byte_fallback to false"
-            )
 
 
 def check_languages(codes: Mapping[str, str]) -> None:

@@ -26,7 +26,7 @@ class Batch:
     """Sentence pairs without padding."""
 
     source: Packed
-    """Source ids, each sentence ending in EOS."""
+    """Source ids, each sentence ending in EOS, and with ``model.source_bos`` beginning with BOS."""
     target: Packed
     """What the decoder reads: BOS, then the target."""
     gold: Tensor
@@ -105,22 +105,29 @@ class Resegmenter:
 
 
 def collate(
-    store: ParallelStore, rows: IntArray, resegment: Resegmenter | None = None, epoch: int = 0
+    store: ParallelStore,
+    rows: IntArray,
+    resegment: Resegmenter | None = None,
+    epoch: int = 0,
+    *,
+    source_bos: bool = False,
 ) -> Batch:
-    """Gather ``rows`` of the store into a batch: BOS before and EOS after each sentence.
+    """Gather ``rows`` of the store into a batch: BOS before targets and EOS after each sentence.
 
     Args:
         store: The pairs.
         rows: Which of them.
         resegment: Draws other subwords for the epoch.
         epoch: Number of the epoch, from 0.
+        source_bos: Whether sources, too, begin with BOS.
     """
     sides = (store.source_ids(rows), store.target_ids(rows))
     if resegment is not None:
         sides = (resegment(0, epoch, rows, sides[0]), resegment(1, epoch, rows, sides[1]))
     (source, source_offsets), (target, offsets) = sides
+    packed = _packed(source, source_offsets, EOS_ID, last=True)
     return Batch(
-        source=_packed(source, source_offsets, EOS_ID, last=True),
+        source=packed.prepend(BOS_ID) if source_bos else packed,
         target=_packed(target, offsets, BOS_ID, last=False),
         gold=_packed(target, offsets, EOS_ID, last=True).ids,
         rows=rows,

@@ -46,11 +46,12 @@ def epoch_rows(
     return np.concatenate(parts).astype(np.int64)
 
 
-def plan_batches(
+def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends on
     source_lengths: npt.NDArray[np.integer],
     target_lengths: npt.NDArray[np.integer],
     *,
-    max_tokens: int,
+    max_tokens: int | None,
+    max_sentences: int | None = None,
     noise: float,
     seed: int,
     epoch: int,
@@ -65,7 +66,8 @@ def plan_batches(
     Args:
         source_lengths: Tokens of each source, EOS included. (n,)
         target_lengths: Tokens of each target, EOS included. (n,)
-        max_tokens: Most source and target tokens in a batch, together, without padding.
+        max_tokens: Most source and target tokens in a batch, together, without padding; None: any.
+        max_sentences: Most pairs in a batch; None: any.
         noise: Spread of the sort key, as a share of the length.
         seed: Seed of the run.
         epoch: Number of the epoch, from 0.
@@ -81,6 +83,8 @@ def plan_batches(
     sizes = source_lengths.astype(np.int64) + target_lengths
     if len(sizes) == 0:
         return []
+    if max_tokens is None:
+        max_tokens = int(sizes.sum())
     if int(sizes.max()) > max_tokens:
         row = int(sizes.argmax())
         raise DataError(
@@ -95,6 +99,8 @@ def plan_batches(
     batches, start, done = [], 0, 0
     while start < len(order):
         stop = int(np.searchsorted(ends, done + max_tokens, side="right"))
+        if max_sentences is not None:
+            stop = min(stop, start + max_sentences)
         batches.append(order[start:stop])
         start, done = stop, int(ends[stop - 1])
     shuffled = [batches[i] for i in random.permutation(len(batches))]
@@ -146,6 +152,13 @@ class Loader:
     resegment: Resegmenter | None = None
     """Draws other subwords in each epoch. Batches are planned by the stored ones, and so hold more
     tokens than they are meant to (a fifth more at a rate of 0.1)."""
+    source_bos: bool = False
+    """Put BOS before sources."""
+
+    def lengths(self, rows: IntArray | slice) -> tuple[IntArray, IntArray]:
+        """Return source and target tokens of rows of the store, special ones included."""
+        source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
+        return source.astype(np.int64) + 1 + self.source_bos, target.astype(np.int64) + 1
 
     def plan(self, epoch: int) -> list[IntArray]:
         """Return the store's rows of each batch of an epoch, in order.
@@ -164,9 +177,9 @@ class Loader:
                 fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
             )
         plan = plan_batches(
-            store.source_lengths[rows] + 1,
-            store.target_lengths[rows] + 1,
+            *self.lengths(rows),
             max_tokens=self.config.max_tokens,
+            max_sentences=self.config.max_sentences,
             noise=self.config.noise,
             seed=self.seed,
             epoch=epoch,
@@ -192,7 +205,7 @@ class Loader:
 
     def batch(self, rows: IntArray, epoch: int = 0) -> Batch:
         """Return the batch of some rows of the store, as it is in an epoch."""
-        return collate(self.store, rows, self.resegment, epoch)
+        return collate(self.store, rows, self.resegment, epoch, source_bos=self.source_bos)
 
     def updates_per_epoch(self, epoch: int = 0) -> int:
         """Return the optimizer updates of an epoch."""

@@ -246,7 +246,7 @@ def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], LengthSums]:
-    store, rows = setup.data.train, np.concatenate(plan)
+    rows = np.concatenate(plan)
     sums, updates = (
         LengthSums.of_pairs(*setup.lengths(rows)),
         -(-len(plan) // setup.batch.accumulate),
@@ -260,7 +260,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], 
         "target_tokens": sums.target_tokens,
         "tokens_per_batch": tokens / len(plan),
         "tokens_per_update": tokens / updates,
-        "padding_waste": padding_waste(plan, store.source_lengths + 1, store.target_lengths + 1),
+        "padding_waste": padding_waste(plan, *setup.loader.lengths(slice(None))),
     }, sums
 
 

@@ -36,7 +36,7 @@ _EXPRESSED = frozenset({
     "preset", "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads",
     "num_kv_heads", "decoder_model_dim", "decoder_ff_dim", "norm_position", "norm", "positions",
     "max_positions", "activation", "bias", "embeddings", "scale_embeddings", "output_bias",
-    "dropout", "attention_dropout", "activation_dropout", "word_dropout",
+    "dropout", "attention_dropout", "activation_dropout", "word_dropout", "source_bos",
 })  # fmt: skip
 """Keys of the model section that may have any value. Missing is ``qk_norm``: in cross-attention,
 CTranslate2 normalises the queries of all heads together (its ``process_cross_attention``)."""
@@ -120,7 +120,11 @@ def num_positions(config: RunConfig) -> int | None:
     if config.model.positions == "learned":
         return config.model.max_positions
     longest = config.filters.max_length
-    return max(_LEAST_POSITIONS, longest + 1, limits_of(longest, config.decoding).longest)
+    return max(
+        _LEAST_POSITIONS,
+        longest + 1 + config.model.source_bos,
+        limits_of(longest, config.decoding).longest,
+    )
 
 
 class CTranslate2Target:
@@ -175,6 +179,7 @@ class CTranslate2Target:
         spec.config.unk_token = target[UNK_ID]
         spec.config.bos_token = spec.config.decoder_start_token = target[BOS_ID]
         spec.config.eos_token = target[EOS_ID]
+        spec.config.add_source_bos = bundle.config.model.source_bos
         spec.config.add_source_eos = True
         spec.validate()
         spec.optimize(quantization=dtype)

@@ -154,7 +154,8 @@ def _fitted(config: RunConfig, data: PreparedData, processes: Processes) -> Batc
     def build(batch: BatchConfig) -> TrainingSetup:
         return TrainingSetup.build(plain, batch, data)
 
-    return fit_batches(config.batch, config.filters.max_length, build, processes)
+    longest = config.filters.max_length + config.model.source_bos
+    return fit_batches(config.batch, longest, build, processes)
 
 
 def _run(

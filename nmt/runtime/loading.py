@@ -155,6 +155,8 @@ class RunEngine(Engine):
     def __init__(self, folder: Path, files: ModelFiles, options: EngineOptions) -> None:
         self._folder, self._files, self._options = folder, files, options
         self.shortlist = ShortlistFile(folder, files.tokenizers.vocab_sizes)
+        model = files.config.model
+        self.max_positions = model.max_positions if model.positions == "learned" else None
         self._loaded: dict[str, Engine] = {}
         self._lock = threading.Lock()
 
@@ -180,10 +182,12 @@ class RunEngine(Engine):
         if names := lacking(request):
             yield f"it does not have {', '.join(names)}"
         config = self._files.config
-        most = limits_of(config.filters.max_length, request.options).longest
+        longest = max(config.filters.max_length, request.longest)
+        most = limits_of(longest, request.options).longest
+        most = max(most, longest + 1 + config.model.source_bos)
         known = num_positions(config)
         if known is not None and config.model.positions != "learned" and most > known:
-            yield f"it is converted for outputs of {known:,} tokens, not of {most:,}"
+            yield f"it is converted for {known:,} tokens, not for {most:,}"
 
     def _load_ctranslate2(self, shortlist: ShortlistFile | None) -> Engine:
         options, dtype = self._options, self._options.dtype or "float32"

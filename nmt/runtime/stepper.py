@@ -20,6 +20,7 @@ from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.runtime.engine import Mean
 from nmt.runtime.shortlist import BatchVocabulary
+from nmt.text import BOS_ID
 
 States = tuple[DecoderState, ...]
 """Where each model is."""
@@ -59,6 +60,11 @@ class Mixture:
             torch.logaddexp(total, values.add_(math.log(share)), out=total)
             total.masked_fill_(impossible, -torch.inf)
         return total
+
+
+def source_of(model: Transformer, source: Packed) -> Packed:
+    """Return what a model reads of a source that ends in EOS."""
+    return source.prepend(BOS_ID) if model.config.source_bos else source
 
 
 class ModelStepper:
@@ -101,7 +107,9 @@ class ModelStepper:
     def start(self, source: Packed) -> States:
         """Encode the source."""
         return tuple(
-            model.start(source, with_coverage=self._with_coverage, allowed=self._allowed)
+            model.start(
+                source_of(model, source), with_coverage=self._with_coverage, allowed=self._allowed
+            )
             for model in self._models
         )
 
@@ -128,5 +136,9 @@ class ModelStepper:
         """How much of each source token was read so far, as a mean of the models: (B, K, S)."""
         if not self._with_coverage:
             raise ValueError("this stepper was made without coverage")
-        found = [own.coverage for own in state if own.coverage is not None]
+        found = [
+            own.coverage[:, int(model.config.source_bos) :]
+            for model, own in zip(self._models, state, strict=True)
+            if own.coverage is not None
+        ]
         return torch.stack(found).mean(0).unflatten(0, (-1, state[0].num_beams))

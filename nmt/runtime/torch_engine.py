@@ -20,7 +20,7 @@ from nmt.runtime.cuda_graphs import GraphedDecodeToken
 from nmt.runtime.engine import Engine, EngineOptions, Ensemble, LoadedEngine, Task
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile
-from nmt.runtime.stepper import Mixture, ModelStepper
+from nmt.runtime.stepper import Mixture, ModelStepper, source_of
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
@@ -130,7 +130,10 @@ class TorchEngine(Engine):
     ) -> list[list[list[float]]]:
         source = Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device)
         target = Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device)
-        found = [model.align(source, target) for model in self._models]
+        found = [
+            model.align(source_of(model, source), target)[..., int(model.config.source_bos) :]
+            for model in self._models
+        ]
         weights = torch.stack(found).mean(0).cpu()
         return [
             weights[i, : len(target_ids), : len(source_ids)].tolist()
@@ -146,7 +149,7 @@ class TorchEngine(Engine):
         target = Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device)
         gold = Packed.from_rows([[*ids, EOS_ID] for ids in targets], self._device).ids.unsqueeze(1)
         with evaluating(*self._models):
-            hidden = [model(source, target) for model in self._models]
+            hidden = [model(source_of(model, source), target) for model in self._models]
         at_once = max(1, _MOST_PROBABILITIES // len(self._models[0].output_weight))
         parts = []
         for start in range(0, len(gold), at_once):

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import sentencepiece
 
 from nmt.config.data import TokenizerConfig
-from nmt.errors import TokenizerError
+from nmt.errors import TokenizerError, VocabularySizeError
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
-_MIN_SIZE_WITH_BYTES = 300
-"""The least that the configuration allows with byte_fallback."""
 _MAX_SENTENCE_BYTES = 40_000
+_SPACE = "\u2581"
 
 
 class Tokenizers(NamedTuple):
@@ -114,7 +113,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``; special ids are left out."""
         plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
-        return str(self._processor.decode(plain))
+        text = str(self._processor.decode(plain))
+        # An unseen word in bytes begins with those of this, which SentencePiece takes for a letter.
+        return text.replace(_SPACE, " ").lstrip(" ") if _SPACE in text else text
 
     def pieces(self) -> list[tuple[str, float, bool]]:
         """Return text, score and whether it is an ordinary piece, for each id."""
@@ -142,14 +143,17 @@ def train_sentencepiece(
 
     Args:
         lines: The text, in an order that matters; lines above 40,000 bytes are left out.
-        path: The new file; none is left where learning fails.
+        path: The new file, with one of the names above, which says whose size it gets; none is
+            left where learning fails.
         config: Kind and size.
         threads: Processors to use. Part of the input: unigram probabilities depend on it in the
             last digits, and the file records it.
 
     Raises:
-        TokenizerError: The text allows no vocabulary of this size; the message names the largest.
+        VocabularySizeError: The text allows no vocabulary of this size; names one that it allows.
+        TokenizerError: There is no text.
     """
+    size = config.vocab_sizes[path.name == TARGET]
     usable = (_encodable(line).replace("\0", " ") for line in lines)
     try:
         with path.open("wb") as file:
@@ -157,8 +161,9 @@ def train_sentencepiece(
                 sentence_iterator=usable,
                 model_writer=file,
                 model_type=config.kind,
-                vocab_size=config.vocab_size,
-                character_coverage=config.character_coverage,
+                vocab_size=size,
+                # Of words, it would leave out all that have a rare character.
+                character_coverage=1.0 if config.kind == "word" else config.character_coverage,
                 byte_fallback=config.byte_fallback,
                 normalization_rule_name=config.normalization,
                 max_sentence_length=_MAX_SENTENCE_BYTES,
@@ -171,22 +176,27 @@ def train_sentencepiece(
             )
     except RuntimeError as error:
         path.unlink(missing_ok=True)
-        raise _explained(str(error), config) from error
+        raise _explained(str(error), config, path.name, size) from error
 
 
-def _explained(message: str, config: TokenizerConfig) -> TokenizerError:
+def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> TokenizerError:
     """Say what SentencePiece means in one sentence, with a size that works."""
-    size = f"vocabulary of {config.vocab_size:,} entries"
+    side, key = "" if name == JOINT else f"{Path(name).stem} ", "tokenizer.vocab_size"
+    what = f"{side}vocabulary of {size:,} entries"
+    if isinstance(config.vocab_size, dict):
+        key += f".{side.strip()}"
     if found := re.search(r"value <= (\d+)", message):
         largest = int(found[1])
-        fix = f"Set tokenizer.vocab_size to {largest} or less."
-        if config.byte_fallback and largest < _MIN_SIZE_WITH_BYTES:
+        fix = f"Set {key} to {largest} or less."
+        if largest < config.min_vocab_size:
             fix = "Set tokenizer.byte_fallback: false, or give it more text."
-        problem = f"The training text allows no {size}; the largest is {largest:,}."
-    elif found := re.search(r"smaller than required_chars.*vs (\d+)", message):
-        problem = f"A {size} does not hold the text's characters: {int(found[1]):,} are needed."
-        fix = f"Set tokenizer.vocab_size to {found[1]} or more, or lower character_coverage."
-    elif "sentences_.empty()" in message or "all_chars_count" in message:
+        problem = f"The training text allows no {what}; the largest is {largest:,}."
+        return VocabularySizeError(problem, fix=fix)
+    if found := re.search(r"smaller than required_chars.*vs (\d+)", message):
+        problem = f"A {what} does not hold the text's characters: {int(found[1]):,} are needed."
+        fix = f"Set {key} to {found[1]} or more, or lower character_coverage."
+        return VocabularySizeError(problem, fix=fix)
+    if "sentences_.empty()" in message or "all_chars_count" in message:
         problem = "There is no text to learn a vocabulary from."
         fix = "Check the training corpora."
     else:

@@ -80,6 +80,7 @@ class TrainingSetup:
             rank=processes.rank,
             num_ranks=processes.size,
             resegment=_resegmenter(batch.bpe_dropout, data, training.seed, max_length),
+            source_bos=config.model.source_bos,
         )
         seed_rank(training.seed, processes.rank)
         compilation = compile_layers(
@@ -120,10 +121,8 @@ class TrainingSetup:
         )
 
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Return source and target tokens of each pair, EOS included."""
-        store = self.data.train
-        source, target = store.source_lengths[rows], store.target_lengths[rows]
-        return source.astype(np.int64) + 1, target.astype(np.int64) + 1
+        """Return source and target tokens of each pair, special ones included."""
+        return self.loader.lengths(rows)
 
     def update(self, rows: Rows) -> UpdateStats:
         """Make an update of one batch that changes no weight."""
@@ -231,7 +230,7 @@ def start_notes(config: RunConfig, start: ModelBundle) -> Iterator[str]:
         languages = f"from {was[0]} to {was[1]}, this run is from {now[0]} to {now[1]}"
         yield f"{folder} was trained {languages}"
     size = start.tokenizers.target.vocab_size
-    if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_size != size:
+    if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_sizes[1] != size:
         yield (
             f"the vocabulary is that of {folder} ({size:,} entries): the tokenizer section changes "
             "nothing"

@@ -216,8 +216,8 @@ class Updater:
                         f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
                         f"{largest.source.max_length} source and {largest.target.max_length} "
                         f"target tokens, after it was halved {splits} times.",
-                        fix="Lower batch.max_tokens and raise batch.accumulate, lower "
-                        "filters.max_length, or set training.activation_checkpointing.",
+                        fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, "
+                        "lower filters.max_length, or set training.activation_checkpointing.",
                     ) from error
             # Outside the except clause, which holds the failed pass' tensors.
             self.optimizer.parameters.clear()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from nmt.data.batch import Batch, collate
-from nmt.data.loader import plan_batches
-from nmt.data.store import ParallelStore
+from nmt.data.batch import Batch
+from nmt.data.loader import Loader, plan_batches
 from nmt.engine.distributed import Processes, interleave
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
@@ -92,8 +91,9 @@ class Validator:
 
     def __init__(self, setup: TrainingSetup, stop: SharedStop) -> None:
         self._updater, self._stop, self._processes = setup.updater, stop, setup.updater.processes
-        max_tokens, config = int(setup.batch.max_tokens), setup.config
-        self._batches = _fixed_batches(setup.data.valid, max_tokens, self._processes)
+        config = setup.config
+        loader = replace(setup.loader, store=setup.data.valid, resegment=None)
+        self._batches = _fixed_batches(loader, self._processes)
         validation, language = config.training.validation, config.target_language
         self._source = setup.data.valid_source[: validation.max_sentences]
         self._reference = setup.data.valid_target[: validation.max_sentences]
@@ -150,9 +150,11 @@ class Validator:
         return float(total), tokens
 
 
-def _fixed_batches(store: ParallelStore, max_tokens: int, processes: Processes) -> Sequence[Batch]:
+def _fixed_batches(loader: Loader, processes: Processes) -> Sequence[Batch]:
     """Return the part of this process."""
-    lengths = (store.source_lengths + 1, store.target_lengths + 1)
-    longest = int(np.add(*lengths).max(initial=0))
-    plan = plan_batches(*lengths, max_tokens=max(max_tokens, longest), noise=0, seed=0, epoch=0)
-    return [collate(store, rows) for rows in plan[processes.rank :: processes.size]]
+    lengths, most = loader.lengths(slice(None)), loader.config.max_tokens
+    if most is not None:
+        most = max(int(most), int(np.add(*lengths).max(initial=0)))
+    pairs = loader.config.max_sentences
+    plan = plan_batches(*lengths, max_tokens=most, max_sentences=pairs, noise=0, seed=0, epoch=0)
+    return [loader.batch(rows) for rows in plan[processes.rank :: processes.size]]

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizer
 
-_SPACE = "\u2581"
+_SPACE, _SPACE_BYTES = "\u2581", ("<0xE2>", "<0x96>", "<0x81>")
 
 Alarm: TypeAlias = Literal[
     "loop", "repetition", "short", "long", "compression", "coverage", "truncated"
@@ -122,7 +122,10 @@ def words_of(pieces: Sequence[str]) -> list[int]:
     >>> words_of(["\u2581ein", "\u2581Hund", "e", "\u2581schl", "\u00e4ft"])
     [0, 1, 1, 2, 2]
     """
-    begins = (number > 0 and piece.startswith(_SPACE) for number, piece in enumerate(pieces))
+    begins = (
+        number > 0 and (piece.startswith(_SPACE) or (*pieces[number : number + 3],) == _SPACE_BYTES)
+        for number, piece in enumerate(pieces)
+    )
     return list(accumulate(map(int, begins)))
 
 

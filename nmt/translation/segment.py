@@ -73,9 +73,11 @@ def joiner_for(language: str) -> str:
 
 
 def encode_fitting(
-    tokenizer: Tokenizer, texts: Sequence[str], max_length: int
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None
 ) -> list[list[int] | None]:
-    """Encode texts; None for each that has more subwords than ``max_length``."""
+    """Encode texts; None for each that has more subwords than ``max_length``, if that is one."""
+    if max_length is None:
+        return [*tokenizer.encode_batch(texts)]
     # Texts that are far too long are not even encoded.
     short = [i for i, x in enumerate(texts) if len(x) <= _CHARACTERS_OF_SUBWORD * max_length]
     encoded = dict(zip(short, tokenizer.encode_batch([texts[i] for i in short]), strict=True))
@@ -84,14 +86,14 @@ def encode_fitting(
 
 
 def segment_lines(
-    texts: Iterable[str], tokenizer: Tokenizer, max_length: int, first_line: int = 1
+    texts: Iterable[str], tokenizer: Tokenizer, max_length: int | None, first_line: int = 1
 ) -> list[Segment]:
     """Encode lines: a blank one gives no segment, an over-long one several.
 
     Args:
         texts: The lines; of each, `LONGEST_LINE` characters are taken.
         tokenizer: Of the source language.
-        max_length: Most subwords of a segment.
+        max_length: Most subwords of a segment; None: lines are not cut.
         first_line: The number of the first line in warnings about those that are cut.
 
     Returns:
@@ -113,7 +115,9 @@ def segment_lines(
     for row, (text, ids) in enumerate(zip(shortened, encoded, strict=True)):
         if not text.strip():
             continue
-        parts = _encode_parts(text, tokenizer, max_length) if ids is None else [ids]
+        parts = [ids or []]
+        if ids is None and max_length is not None:
+            parts = _encode_parts(text, tokenizer, max_length)
         if len(parts) > 1:
             logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",

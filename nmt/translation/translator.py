@@ -15,9 +15,17 @@ from pydantic import ValidationError
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import find_problems
 from nmt.errors import ConfigError
-from nmt.runtime.engine import Engine, EngineChoice, EngineOptions, Ensemble, Request, parse_dtype
+from nmt.runtime.engine import (
+    Engine,
+    EngineChoice,
+    EngineOptions,
+    Ensemble,
+    LoadedEngine,
+    Request,
+    parse_dtype,
+)
 from nmt.runtime.loading import load_engine
-from nmt.search.hypothesis import NONE, Constraints, Hypothesis
+from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.guard import Guard, read_thresholds
 from nmt.translation.result import (
@@ -51,6 +59,19 @@ _LINES_AT_ONCE = 2000
 _MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
 
 
+def _check_unlimited(loaded: LoadedEngine, folder: Path | str) -> None:
+    """Refuse to translate lines of any length with positions for a certain number of tokens."""
+    if (most := loaded.engine.max_positions) is not None:
+        is_learned = loaded.engine.name != "ctranslate2"
+        is_learned |= loaded.config.model.positions == "learned"
+        reason = "its positions are learned" if is_learned else "it is exported with a table"
+        raise ConfigError(
+            f"{folder} cannot read lines of any length: {reason}, for {most:,} tokens.",
+            fix="Leave --no-split (split=False) out: lines are then cut into segments of "
+            f"{loaded.config.filters.max_length:,} tokens or less.",
+        )
+
+
 class Translator:
     """Translates text with one model.
 
@@ -58,7 +79,8 @@ class Translator:
         engine: The model, and how it is searched.
         tokenizers: Of both languages.
         options: How to search.
-        max_length: Most source subwords at once; longer lines are cut, translated and joined.
+        max_length: Most source subwords at once; longer lines are cut, translated and joined. None:
+            none is cut.
         joiner: What joins the parts.
         check: Called between batches; may raise to interrupt.
         guard: Retries outputs that look wrong. All are taken as they are when None.
@@ -70,7 +92,7 @@ class Translator:
         tokenizers: Tokenizers,
         options: DecodingConfig,
         *,
-        max_length: int = 256,
+        max_length: int | None = 256,
         joiner: str = " ",
         check: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
@@ -92,6 +114,7 @@ class Translator:
         threads: int | None = None,
         ensemble: Ensemble | None = None,
         guard: bool = True,
+        split: bool = True,
         dtype: str = "auto",
         prepare: bool = True,
     ) -> Translator:
@@ -106,6 +129,8 @@ class Translator:
             threads: CPU threads; the engine's choice when None.
             ensemble: Models that translate together with the one in ``folder``.
             guard: Retry translations that look wrong.
+            split: Cut lines of more subwords than training saw into segments. Otherwise they go
+                through whole, which only some positions allow, and are often translated worse.
             dtype: What the weights are kept and multiplied in: ``float32``, ``float16`` on GPUs,
                 ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto`` is float32. An exported
                 model has the one of its export.
@@ -113,7 +138,8 @@ class Translator:
                 need; otherwise with the first request.
 
         Raises:
-            ConfigError: The engine or the device does not go with it.
+            ConfigError: The engine or the device does not go with it, or it has positions for so
+                many tokens only, and lines are not to be split.
             CheckpointError: A part is missing or damaged, or the models do not go together.
         """
         options = EngineOptions(
@@ -122,6 +148,8 @@ class Translator:
         )  # fmt: skip
         loaded = load_engine(Path(folder), options)
         config, guardian = loaded.config, None
+        if not split:
+            _check_unlimited(loaded, folder)
         if guard:
             limits = read_thresholds(Path(folder))
             guardian = Guard(limits, loaded.tokenizers, loaded.shortlist)
@@ -129,7 +157,7 @@ class Translator:
             loaded.engine,
             loaded.tokenizers,
             config.decoding,
-            max_length=config.filters.max_length,
+            max_length=config.filters.max_length if split else None,
             joiner=joiner_for(config.target_language),
             guard=guardian,
         )
@@ -229,30 +257,32 @@ class Translator:
         translator, target = self.with_options(**changes), self._tokenizers.target
         constraints = encode_constraints(target, len(texts), prefixes, required, forbidden)
         is_constrained = any(own != NONE for own in constraints)
-        request = Request(translator._search_options, is_constrained, wanted)
+        segments = segment_lines(texts, self._tokenizers.source, self._max_length, first_line)
+        longest = max((len(segment.ids) for segment in segments), default=0)
+        request = Request(translator._search_options, is_constrained, wanted, longest)
         translator._engine = self._engine.serving(request)
-        return translator._translate(
-            texts, constraints if is_constrained else None, wanted, first_line
-        )
+        if is_constrained:
+            options = translator.options
+            most = self._max_length or longest
+            most = int(options.max_length_factor * most + options.max_length_offset)
+            constrain(segments, constraints, options, longest_output=most, first_line=first_line)
+        return translator._translate(texts, segments, wanted, first_line)
 
     def _translate(
         self,
         texts: Sequence[str],
-        constraints: Sequence[Constraints] | None,
+        segments: Sequence[Segment],
         wanted: frozenset[str],
         first_line: int,
     ) -> list[TranslationResult]:
-        options = self.options
-        segments = segment_lines(texts, self._tokenizers.source, self._max_length, first_line)
-        if constraints is not None:
-            longest = int(options.max_length_factor * self._max_length + options.max_length_offset)
-            constrain(segments, constraints, options, longest_output=longest, first_line=first_line)
         for segment, hypotheses in self._search(segments):
             segment.hypotheses = hypotheses
         check_outputs(segments, first_line)
         if self._guard is not None:
             self._guard.retry(
-                segments, options, lambda some, changes: self.with_options(**changes)._search(some)
+                segments,
+                self.options,
+                lambda some, changes: self.with_options(**changes)._search(some),
             )
         if wanted:
             self._add_details(segments, wanted)

@@ -211,6 +211,7 @@ def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
         ("data.train.x=1", "data.train has 1 entries, from 0"),
         (f"data.train.{'9' * 5000}.weight=1", "data.train has 1 entries, from 0"),
         ("model.preset=[]", "model.preset is a list; it must be transformer-base"),
+        ("tokenizer.vocab_size={source: 3}", 'vocab_size is {"source": 3}; it must be a whole'),
         ("model.preset={}", "model.preset is a section; it must be transformer-base"),
         ("preset=[]", "preset is a list; it must be low-resource"),
         ("preset={}", "preset is a section; it must be low-resource"),

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from nmt.config import Registered, Section
-from nmt.config.data import CorpusConfig, DataConfig
+from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.config.run import RunConfig, check_languages
@@ -23,6 +23,8 @@ RUN: dict[str, Any] = {
     "data": DATA,
     "training": {"max_steps": 1},
 }
+AUTO: dict[str, Any] = {"max_tokens": "auto", "tokens_per_update": 900}
+SIZES = {"source": 400, "target": 300}
 SCHEDULE_FREE: dict[str, Any] = {
     "max_steps": 1,
     "optimizer": {"kind": "schedule-free"},
@@ -70,7 +72,17 @@ SCHEDULE_FREE: dict[str, Any] = {
             {**RUN, "batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}},
             "bpe_dropout needs tokenizer.kind bpe",
         ),
-        (RunConfig, {**RUN, "tokenizer": {"vocab_size": 200}}, "byte_fallback takes 256"),
+        (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
+        (BatchConfig, {**AUTO, "max_sentences": 9}, "leave max_sentences out"),
+        (TokenizerConfig, {"vocab_size": 200}, "byte_fallback takes 256.*raise it to 300"),
+        (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
+        (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
+        (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
+        (
+            RunConfig,
+            {**RUN, "model": {"positions": "learned", "max_positions": 257, "source_bos": True}},
+            r"filters.max_length \(256\) \+ 1, for source_bos",
+        ),
         (
             RunConfig,
             {**RUN, "model": {"positions": "learned", "max_positions": 256}},
@@ -103,6 +115,17 @@ def test_wrong_codes_of_languages_are_all_told() -> None:
         "source_language: jp is a country; the code of Japanese is ja\n"
         "  target_language: ar_MA has an underscore; write ar."
     )
+
+
+def test_a_batch_of_sentences_needs_no_room_for_tokens() -> None:
+    batch = {"max_tokens": None, "max_sentences": 1}
+    assert RunConfig.model_validate({**RUN, "batch": batch}).batch.max_sentences == 1
+
+
+def test_a_vocabulary_has_one_size_or_one_for_each_side() -> None:
+    assert TokenizerConfig().vocab_sizes == (8000, 8000)
+    two = TokenizerConfig.model_validate({"joint": False, "vocab_size": SIZES})
+    assert two.vocab_sizes == (400, 300)
 
 
 def test_rules_between_sections_are_all_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from nmt.data.loader import Loader, Position, padding_waste, plan_batches
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 from nmt.files.lines import read_lines
+from nmt.text import BOS_ID
 from tests.data.test_store import store_of
 
 PAIRS = [(list(range(4, 5 + n % 6)), list(range(4, 5 + n % 4))) for n in range(50)]
@@ -40,6 +43,24 @@ def test_every_pair_lands_in_one_batch_within_budget(
     assert sorted(int(row) for rows in plan for row in rows) == list(range(len(pairs)))
     for rows in plan:
         assert int(source[rows].sum() + target[rows].sum()) <= max_tokens
+
+
+@given(pairs=LENGTHS, most=st.integers(1, 20), max_tokens=st.sampled_from([None, 80, 300]))
+def test_a_batch_has_so_many_pairs_of_like_length(
+    pairs: list[tuple[int, int]], most: int, max_tokens: int | None
+) -> None:
+    source, target = arrays(pairs)
+    limits = {"max_tokens": max_tokens, "max_sentences": most}
+    plan = plan_batches(source, target, noise=0, seed=0, epoch=0, **limits)  # type: ignore[arg-type]
+
+    assert sorted(int(row) for rows in plan for row in rows) == list(range(len(pairs)))
+    assert all(len(rows) <= most for rows in plan)
+    longest = [sorted(int(max(source[row], target[row])) for row in rows) for rows in plan]
+    assert list(itertools.chain(*sorted(longest))) == sorted(itertools.chain(*longest))
+    if max_tokens is None:  # all are full but the last one by length
+        assert len(plan) == -(-len(pairs) // most)
+    else:
+        assert all(int(source[rows].sum() + target[rows].sum()) <= max_tokens for rows in plan)
 
 
 def test_a_pair_that_fits_no_batch_names_itself_and_the_remedy() -> None:
@@ -150,6 +171,22 @@ def test_an_epoch_without_a_pair_names_the_remedy(store: ParallelStore) -> None:
     with pytest.raises(DataError, match=r"reads no pair: 50 with weights of 0, 0\.") as caught:
         loader_of(store, weights=(0, 0)).plan(0)
     assert "data.train.*.weight" in caught.value.fix
+
+
+def test_sources_may_begin_with_bos_and_all_else_stays(store: ParallelStore) -> None:
+    plain, marked = (loader_of(store, source_bos=source_bos) for source_bos in (False, True))
+    rows = np.array([3, 0, 17])
+    batch, other = plain.batch(rows), marked.batch(rows)
+
+    assert other.source.rows() == [[BOS_ID, *ids] for ids in batch.source.rows()]
+    assert other.source.max_length == max(map(len, other.source.rows()))
+    assert other.target.rows() == batch.target.rows()
+    assert torch.equal(other.gold, batch.gold)
+    sizes = [len(batch.source.ids) + len(batch.gold) for batch in map(marked.batch, marked.plan(0))]
+    assert max(sizes) <= 40  # BOS counts
+    source, target = marked.lengths(rows)
+    assert source.tolist() == list(map(len, other.source.rows()))
+    assert target.tolist() == list(map(len, other.target.rows()))
 
 
 def test_auto_is_no_number(store: ParallelStore) -> None:

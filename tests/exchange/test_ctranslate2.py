@@ -51,6 +51,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "learned positions": {"positions": "learned", "max_positions": 48},
     "rotary": {"positions": "rotary"},
     "no positions": {"positions": "none"},
+    "BOS before the source": {"source_bos": True},
     "grouped heads": {"num_kv_heads": 2},
     "one key head": {"num_kv_heads": 1},
     "all key heads": {"num_kv_heads": 4},

@@ -328,6 +328,19 @@ def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
         assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
+def test_each_side_has_a_vocabulary_of_its_own_size(tmp_path: Path, kind: str) -> None:
+    sizes = {"source": 14, "target": 13} if kind == "word" else {"source": 30, "target": 24}
+    tokenizer = {"kind": kind, "joint": False, "vocab_size": sizes, "byte_fallback": False}
+    config = config_for(tmp_path, tokenizer=tokenizer, model={"embeddings": "separate"})
+    report = prepare(config)
+
+    found = {"source": report.sides[0].vocab_size, "target": report.sides[1].vocab_size}
+    assert all(found[side] <= sizes[side] for side in sizes)
+    assert kind == "char" or found == sizes
+    assert prepare(config).up_to_date
+
+
 def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
     """FAULTS 36."""
     with pytest.raises(DataError, match=r"No training pair is left .* too many subwords 120"):

@@ -87,7 +87,8 @@ def test_a_cpu_gets_ctranslate2_for_what_it_has(run_dir: Path) -> None:
         (Request(DecodingConfig(), outputs=frozenset({"attention"})), "attention"),
         (Request(DecodingConfig(), outputs=frozenset({"alignments"})), "alignments"),
         (Request(DecodingConfig(), outputs=frozenset({"new output"})), "new output"),
-        (Request(DecodingConfig(max_length_factor=90)), "outputs of 1,024 tokens, not of 3,621"),
+        (Request(DecodingConfig(max_length_factor=90)), "for 1,024 tokens, not for 3,621"),
+        (Request(DecodingConfig(), longest=1023), "for 1,024 tokens, not for 2,067"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -101,6 +102,21 @@ def test_what_is_not_on_its_list_is_for_torch(
     with pytest.raises(ConfigError, match=f"CTranslate2 engine does not go here.*{why}"):
         serving(run_dir, request_, device="cpu", engine="ctranslate2")
     assert not (run_dir / ".cache").exists()  # nothing was converted for nothing
+
+
+def test_only_positions_without_end_take_lines_of_any_length(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a model of its own, or of one beside it."""
+    long = " ".join(LINES * 10)
+    (result,) = Translator.load(run_dir, device="cpu", split=False).translate([long])
+    assert result.text
+    assert not caplog.messages  # it was not cut
+    learned = run_config({"positions": "learned", "max_positions": 64})
+    write_run(tmp_path / "learned", run_dir / "tokenizer", learned)
+    for folder, others in ((tmp_path / "learned", ()), (run_dir, (tmp_path / "learned",))):
+        with pytest.raises(ConfigError, match=r"positions are learned, for 64 tok.*\n.* 40 tokens"):
+            Translator.load(folder, device="cpu", split=False, ensemble=Ensemble(others))
 
 
 @needs_ctranslate2

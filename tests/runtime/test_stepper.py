@@ -9,7 +9,8 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.runtime.stepper import ModelStepper
+from nmt.runtime.stepper import Mixture, ModelStepper
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
 from tests.search.toys import beam_search, greedy_search
@@ -102,3 +103,35 @@ def test_an_output_ends_where_the_learned_positions_end(min_length_factor: float
         results = find(ModelStepper(model), batch([7, 4]), config)
         assert all(len(found[0].ids) <= 7 for found in results)
         assert not min_length_factor or all(len(found[0].ids) == 7 for found in results)
+
+
+@torch.no_grad()
+def test_bos_before_the_source_is_read_and_nothing_else_is_changed_by_it() -> None:
+    """The same weights, told BOS by the key or by hand."""
+    torch.manual_seed(3)
+    plain, marked = (
+        build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
+        for values in (SHAPE, {**SHAPE, "source_bos": True})
+    )
+    marked.load_state_dict(plain.state_dict())
+    sources, targets = ([ids[:-1] for ids in batch([9, 4, 2]).rows()] for _ in range(2))
+    by_hand = [[BOS_ID, *ids] for ids in sources]
+    one, other = TorchEngine(plain), TorchEngine(marked)
+    options = DecodingConfig(beam_size=3, max_length_factor=0, max_length_offset=9)
+    assert other.search(sources, options) == one.search(by_hand, options)
+    scores = other.token_log_probs(sources, targets)
+    assert scores == one.token_log_probs(by_hand, targets)
+    rows = zip(other.attention(sources, targets), one.attention(by_hand, targets), strict=True)
+    assert all(found == [row[1:] for row in expected] for found, expected in rows)
+
+    both = TorchEngine(plain, marked, mixture=Mixture((0.5, 0.5), "geometric"))
+    assert len(both.search(sources, options)) == len(sources)
+    limited = DecodingConfig(beam_size=1, max_length_factor=2, max_length_offset=1)
+    assert [len(found.ids) for (found,) in other.search(sources, limited)] == [17, 7, 3]
+    covered = []
+    for model, rows_ in ((plain, by_hand), (marked, sources)):
+        stepper = ModelStepper(model, with_coverage=True)
+        state = stepper.start(Packed.from_rows([[*ids, EOS_ID] for ids in rows_]))
+        _, state = stepper.step(state, torch.full((len(sources), 1), BOS_ID))
+        covered.append(stepper.coverage(state))
+    assert torch.equal(covered[1], covered[0][..., 1:])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import TokenizerConfig
-from nmt.errors import TokenizerError
+from nmt.errors import TokenizerError, VocabularySizeError
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import (
     Tokenizer,
@@ -108,6 +108,58 @@ def test_three_lines_name_the_largest_vocabulary_and_it_works(tmp_path: Path, ki
     config = TokenizerConfig.model_validate(values | {"vocab_size": largest})
     train_sentencepiece(lines, path, config, threads=1)
     assert Tokenizer.load(path).vocab_size == largest
+
+
+@pytest.mark.parametrize("bytes_", [False, True])
+def test_words_are_tokens_and_the_vocabulary_holds_just_them(tmp_path: Path, bytes_: bool) -> None:
+    lines, path = ["merci", "je suis étudiant", "je suis là"], tmp_path / "joint.model"
+    values = {"kind": "word", "vocab_size": 400, "byte_fallback": bytes_}
+    with pytest.raises(VocabularySizeError, match=r"the largest is \d+") as raised:
+        train_sentencepiece(lines, path, TokenizerConfig.model_validate(values), threads=1)
+
+    values["vocab_size"] = largest = int("".join(filter(str.isdigit, raised.value.fix)))
+    assert largest == EOS_ID + 1 + 256 * bytes_ + 5
+    assert raised.value.exit_code == 2
+    train_sentencepiece(lines, path, TokenizerConfig.model_validate(values), threads=1)
+    words = Tokenizer.load(path)
+    texts = {text for text, _, is_plain in words.pieces() if is_plain}
+    assert texts == {"\u2581" + word for word in ("merci", "je", "suis", "étudiant", "là")}
+    assert len(words.encode("étudiant  je là")) == 3
+    unseen = words.encode("je suis étudiante")
+    assert len(unseen[2:]) == (len("\u2581étudiante".encode()) if bytes_ else 1)
+    assert all(map(words.is_fallback, unseen[2:]))
+    assert words.decode(unseen) == ("je suis étudiante" if bytes_ else "je suis \u2047 ")
+    assert words.decode(words.encode("là-bas je suis")) == (
+        "là-bas je suis" if bytes_ else " \u2047  je suis"
+    )
+
+
+@pytest.mark.parametrize("bytes_", [False, True])
+def test_characters_are_tokens_and_there_may_be_fewer_than_the_vocabulary_could_hold(
+    tmp_path: Path, bytes_: bool
+) -> None:
+    values = {"kind": "char", "vocab_size": 400, "byte_fallback": bytes_}
+    path = trained(tmp_path / "characters", TokenizerConfig.model_validate(values))
+    characters = Tokenizer.load(path)
+
+    alphabet = set("\u2581" + "".join(TEXT).replace(" ", ""))
+    assert characters.vocab_size == EOS_ID + 1 + 256 * bytes_ + len(alphabet)
+    assert len(characters.encode(TEXT[0])) == len(TEXT[0]) + 1
+    assert characters.decode(characters.encode(TEXT[0])) == TEXT[0]
+    assert len(characters.encode("Q")) == 2
+    assert characters.decode(characters.encode("Q")) == ("Q" if bytes_ else " \u2047 ")
+
+
+def test_the_side_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    sizes = {"source": 20, "target": 90}
+    values = {"kind": "word", "joint": False, "vocab_size": sizes, "byte_fallback": False}
+    config = TokenizerConfig.model_validate(values)
+    trained(tmp_path / "tokenizer", config, "source.model")
+    with pytest.raises(VocabularySizeError, match="no target vocabulary of 90 entries") as raised:
+        trained(tmp_path / "tokenizer", config, "target.model")
+
+    assert raised.value.fix.startswith("Set tokenizer.vocab_size.target to 3")
+    assert Tokenizer.load(tmp_path / "tokenizer" / "source.model").vocab_size == 20
 
 
 def test_the_fix_is_one_that_the_configuration_allows(tmp_path: Path) -> None:

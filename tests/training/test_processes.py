@@ -340,8 +340,9 @@ def test_a_signal_to_one_process_in_a_validation_is_granted_by_all_at_once(
 def num_loss_batches(server: Server) -> list[int]:
     """Count the batches of the validation loss in each of two processes."""
     store = PreparedData.open(server.folder / "prepared-long").valid
+    loader = Loader(store, BatchConfig(max_tokens=90), weights=[1], seed=1)
     return [
-        len(_fixed_batches(store, 90, cast(Processes, SimpleNamespace(rank=rank, size=2))))
+        len(_fixed_batches(loader, cast(Processes, SimpleNamespace(rank=rank, size=2))))
         for rank in (0, 1)
     ]
 
