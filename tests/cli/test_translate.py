@@ -502,3 +502,15 @@ def test_a_beam_size_is_refused_where_there_is_no_beam(run_dir: Path, key: str) 
     plain = translated(run_dir, *flags, "--no-guard", text=LINES[0])
     assert translated(run_dir, *flags, "-b", 1, "--no-guard", text=LINES[0]) == plain
     refused(translate(run_dir, *flags, "-b", 4), 2, "--beam-size 4 does not", "fix:")
+
+
+def test_a_long_line_goes_through_whole_where_positions_allow_it(runs: dict[str, Path]) -> None:
+    line = " ".join(sentences(9, seed=2))
+    cut = translate(runs["plain"], "-b", 1, text=line)
+    whole = translate(runs["plain"], "-b", 1, "--no-split", text=line)
+    assert "cut into" in cut.stderr
+    assert "cut into" not in whole.stderr
+    assert len(lines_of(whole)) == 1
+    assert lines_of(whole) != lines_of(cut)
+    result = translate(runs["learned"], "--no-split", text=line)
+    refused(result, 2, "its positions are learned, for 40 tokens", "Leave --no-split")

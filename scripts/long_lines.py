@@ -1,0 +1,83 @@
+"""Lines longer than any in training: BLEU by source length for each kind of positions.
+
+    python scripts/long_lines.py configs/multi30k.yaml --out runs/long --set training.max_steps=3000
+
+For each kind a model is trained on pairs of up to 15 tokens a side. Then it translates lines of the
+test sets, and training pairs that were left out because their source is longer, in segments as
+usual and whole (``--no-split``), without the guard. Learned positions cannot read longer lines
+whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import nmt
+from nmt.config.run import RunConfig
+from nmt.data.corpus import ReadOptions, SentencePair, read_corpus
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
+
+KINDS = ("sinusoidal", "learned", "rotary", "relative", "none")
+BORDERS = (15, 20, 25, 30)
+"""Most source tokens of training, and of each further class but the last."""
+
+
+def lines_by_length(
+    config: RunConfig, tokenizer: Tokenizer, most: int
+) -> dict[str, list[SentencePair]]:
+    """Return up to ``most`` pairs that training did not see for each class of source lengths."""
+    options = ReadOptions(config.source_language, config.target_language)
+    names = [f"{a + 1}-{b}" for a, b in itertools.pairwise((0, *BORDERS))]
+    classes: dict[str, list[SentencePair]] = {name: [] for name in [*names, f"{BORDERS[-1] + 1}-"]}
+    for is_test, corpora in ((True, config.data.test.values()), (False, config.data.train)):
+        for corpus in corpora:
+            pairs = [x for x in read_corpus(corpus, options) if isinstance(x, SentencePair)]
+            sources = tokenizer.encode_batch([pair.source for pair in pairs])
+            for pair, ids in zip(pairs, sources, strict=True):
+                own = classes[[*classes][sum(len(ids) > border for border in BORDERS)]]
+                if ids and len(own) < most and (is_test or len(ids) > BORDERS[0]):
+                    own.append(pair)
+    return classes
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, translate and print a table in Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/long-lines"))
+    parser.add_argument("--kinds", nargs="+", default=KINDS)
+    parser.add_argument("--most", type=int, default=500, help="lines of a class")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(arguments)
+    logging.getLogger("nmt.translation").setLevel(logging.ERROR)  # each cut line is told
+    rows: dict[str, list[str]] = defaultdict(list)
+    classes: dict[str, list[SentencePair]] = {}
+    for kind in options.kinds:
+        own = [f"filters.max_length={BORDERS[0]}", f"model.positions={kind}"]
+        own += [f"prepared_dir={options.out}/prepared", f"run_dir={options.out}/{kind}"]
+        config = nmt.load_config(options.config, [*options.set, *own])
+        nmt.train(config)
+        tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
+        classes = classes or lines_by_length(config, tokenizer, options.most)
+        for split in (True, False) if kind != "learned" else (True,):
+            translator = nmt.Translator.load(config.run_dir, split=split, guard=False)
+            for pairs in classes.values():
+                found = translator.translate([pair.source for pair in pairs])
+                texts = [result.text for result in found]
+                (bleu,) = nmt.evaluate(texts, [pair.target for pair in pairs], ["bleu"])
+                rows[f"{kind}, {'segments' if split else 'whole'}"].append(f"{bleu.value:.1f}")
+    print("| source tokens (lines) |", *(f"{x} ({len(y)}) |" for x, y in classes.items()))
+    print("|---" * (1 + len(classes)) + "|")
+    for name, scores in rows.items():
+        print(f"| {name} |", *(f"{score} |" for score in scores))
+
+
+if __name__ == "__main__":
+    main()
