@@ -292,13 +292,13 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
         if detail["type"] == "too_short" and detail["input"]:
             continue
         path, key = detail["loc"], find_key(detail["loc"])
-        if key is None and detail["type"] != "extra_forbidden" and path:
+        if key is None and detail["type"] != "extra_forbidden":
             # Without the types that were tried: max_tokens.int, vocab_size.dict[...].source
-            path = tuple(part for part in path if "[" not in str(part))
-            parent = find_key(path[:-1])
-            if parent is not None and not parent.is_section and isinstance(path[-1], str):
-                path = path[:-1]
-            key = find_key(path)
+            for end, part in enumerate(path):
+                parent = find_key(path[:end])
+                if parent is not None and not parent.is_section and isinstance(part, str):
+                    path, key = path[:end], parent
+                    break
         # Of the findings about one value of several allowed types the first is kept.
         place = number if key is None or key.is_section else path
         found.setdefault(place, {**detail, "loc": path})

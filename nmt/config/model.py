@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import lcm
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from nmt.config import Registered, Section
+from nmt.config import Many, Registered, Section
 
-_POSITIONS = ("sinusoidal", "sinusoidal-halves", "learned", "rotary", "none")
+_POSITIONS = ("sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "none")
+BiasPlace = Literal["attention", "feed-forward", "norm"]
+"""Layers that may have a bias."""
 
 MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     # Vaswani et al. (2017), table 3.
@@ -41,45 +44,64 @@ class ModelConfig(Section):
     """Layers of the encoder."""
     decoder_layers: int = Field(default=6, ge=1, le=100)
     """Layers of the decoder."""
-    model_dim: int = Field(default=512, ge=8, le=1 << 20)
+    model_dim: int = Field(default=512, ge=2, le=1 << 20)
     """Width of the residual stream."""
-    ff_dim: int = Field(default=2048, ge=8, le=1 << 20)
+    ff_dim: int = Field(default=2048, ge=2, le=1 << 20)
     """Inner width of the feed-forward layers."""
     num_heads: int = Field(default=8, ge=1)
     """Attention heads; must divide ``model_dim``."""
     num_kv_heads: int | None = Field(default=None, ge=1)
     """Key/value heads shared by groups of heads (Ainslie et al. 2023); all heads when null."""
-    decoder_model_dim: int | None = Field(default=None, ge=8, le=1 << 20)
+    decoder_model_dim: int | None = Field(default=None, ge=2, le=1 << 20)
     """Width of the decoder's residual stream, if another than ``model_dim``."""
-    decoder_ff_dim: int | None = Field(default=None, ge=8, le=1 << 20)
+    decoder_ff_dim: int | None = Field(default=None, ge=2, le=1 << 20)
     """Inner width of the decoder's feed-forward layers, if another than ``ff_dim``."""
     norm_position: Literal["post", "pre"] = "post"
     """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
-    norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm, or RMSNorm (Zhang and Sennrich 2019)."""
+    norm: Literal["layer", "layer-std", "rms"] = "layer"
+    """LayerNorm (Ba et al. 2016), which divides by sqrt(variance + epsilon); ``layer-std``, which
+    divides by the standard deviation + epsilon; or RMSNorm (Zhang and Sennrich 2019)."""
+    norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
+    """Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``."""
     positions: Annotated[str, Registered("nmt.model.positions:POSITIONS", _POSITIONS)] = (
         "sinusoidal"
     )
     """Position encoding: sines and cosines interleaved (the paper) or in two halves
-    (Tensor2Tensor), a learned table, rotations of queries and keys (Su et al. 2021), or none."""
+    (Tensor2Tensor), a learned table, rotations of queries and keys (Su et al. 2021), vectors for
+    distances between tokens (``relative``, Shaw et al. 2018), or none."""
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
     """Rows of the learned table; other encodings have no limit."""
+    first_position: int = Field(default=0, ge=0, le=1)
+    """Position of the first token, in sinusoids and learned tables."""
+    max_relative_distance: int = Field(default=16, ge=1, le=4096)
+    """With ``positions: relative``: longer distances share the vectors of this one."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
     """Non-linearity of the feed-forward layers."""
     qk_norm: bool = False
     """Normalise queries and keys per head (Henry et al. 2020)."""
-    bias: bool = True
-    """Biases in the linear layers and LayerNorms."""
-    embeddings: Literal["separate", "decoder-tied", "tied"] = "tied"
-    """Share no table, the target's with the output projection, or all three (joint vocabulary)."""
+    bias: bool | Many[BiasPlace] = Field(
+        default=True,
+        json_schema_extra={"allowed": "true, false, or a list of attention, feed-forward, norm"},
+    )
+    """Biases in the linear layers and LayerNorms: in all, in none, or in those that are listed."""
+    embeddings: Literal["separate", "decoder-tied", "inputs-shared", "tied"] = "tied"
+    """Which tables are one: none; those of target and output projection; those of source and target
+    (``inputs-shared``); or all three (``tied``). The last two need a joint vocabulary."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(model_dim)."""
     output_bias: bool = False
     """A bias per entry in the output projection."""
+    decoder_start: Literal["bos", "zero"] = "bos"
+    """What the decoder reads first: the embedding of BOS, or zeros; the position is added to it."""
+    initialization: Literal["glorot", "xavier-uniform"] = "glorot"
+    """First values of the tables: normal with variance 1 / width; or Xavier-uniform, as those of
+    the linear layers always are (Glorot and Bengio 2010, who is named Xavier)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of every sub-layer's output and of the sum of embedding and position."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights."""
+    decoder_attention_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """The same in the decoder, if another than ``attention_dropout``."""
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout inside the feed-forward layers."""
     word_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -98,15 +120,41 @@ class ModelConfig(Section):
         heads, kv_heads = self.num_heads, self.num_kv_heads
         for dim in (self.model_dim, self.decoder_dim):
             if dim % heads:
-                yield f"num_heads ({heads}) must divide the width {dim}"
+                yield self._heads_do_not_divide(dim)
             elif self.positions == "rotary" and (dim // heads) % 2:
                 yield "rotary positions need an even width per head"
             if self.positions.startswith("sinusoidal") and dim % 2:
                 yield "sinusoidal positions need an even width"
         if kv_heads is not None and heads % kv_heads:
             yield f"num_kv_heads ({kv_heads}) must divide num_heads ({heads})"
-        if self.embeddings == "tied" and self.decoder_dim != self.model_dim:
-            yield "tied embeddings need decoder_model_dim equal to model_dim"
+        if self.shares_inputs and self.decoder_dim != self.model_dim:
+            yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
+
+    def _heads_do_not_divide(self, dim: int) -> str:
+        """Return what is wrong with a width, and what is nearest to it."""
+        heads, even = self.num_heads, 2 if self.positions.startswith("sinusoidal") else 1
+        step = 2 * heads if self.positions == "rotary" else lcm(heads, even)
+        width = step * max(round(dim / step), 1)
+        divisors = (number for number in range(1, dim + 1) if dim % number == 0)
+        nearest = min(divisors, key=lambda number: abs(number - heads))
+        return (
+            f"num_heads ({heads}) must divide the width {dim}: use num_heads {nearest} "
+            f"or the width {width}"
+        )
+
+    @property
+    def shares_inputs(self) -> bool:
+        """Whether source and target read the same table of vectors."""
+        return self.embeddings in ("inputs-shared", "tied")
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether the output projection is the target's table of vectors."""
+        return self.embeddings in ("decoder-tied", "tied")
+
+    def has_bias(self, place: BiasPlace) -> bool:
+        """Whether layers of this kind have a bias."""
+        return self.bias if isinstance(self.bias, bool) else place in self.bias
 
     @property
     def decoder_dim(self) -> int:

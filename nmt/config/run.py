@@ -93,8 +93,12 @@ class RunConfig(Section):
             yield f"source_language and target_language are both {self.source_language}"
         if self.prepared_dir == self.run_dir:
             yield f"prepared_dir and run_dir are both {self.run_dir}; give each its own folder"
-        if self.model.embeddings == "tied" and not self.tokenizer.joint:
-            yield "model.embeddings tied needs tokenizer.joint true; use decoder-tied or separate"
+        if self.model.shares_inputs and not self.tokenizer.joint:
+            other = "decoder-tied" if self.model.ties_output else "separate"
+            yield (
+                f"model.embeddings {self.model.embeddings} needs tokenizer.joint true; "
+                f"use {other} instead"
+            )
         key = "tokens_per_update" if self.batch.tokens_per_update else "max_tokens"
         tokens = getattr(self.batch, key)
         if tokens is not None and 2 * longest + 2 + bos > tokens:
@@ -103,10 +107,11 @@ class RunConfig(Section):
                 f"filters.max_length ({longest}) tokens on each side; "
                 f"raise it to {2 * longest + 2 + bos} or lower filters.max_length"
             )
-        if self.model.positions == "learned" and longest + bos >= self.model.max_positions:
+        rows = longest + 1 + bos + self.model.first_position
+        if self.model.positions == "learned" and rows > self.model.max_positions:
             yield (
                 f"model.max_positions is {self.model.max_positions}; with learned positions it "
-                f"must be above filters.max_length ({longest}){' + 1, for source_bos' * bos}"
+                f"must be above filters.max_length ({longest}): raise it to {rows} or more"
             )
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from nmt.config import FilePath, Many, Pair, Registered, Section
 
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
-_OPTIMIZERS = ("adamw", "schedule-free", "muon")
+_OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
 _OBJECTIVES = ("auto", "cross_entropy", "r_drop")
 _METRICS = ("bleu", "chrf", "loss")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -50,7 +50,8 @@ class OptimizerConfig(Section):
     kind: Annotated[str, Registered("nmt.training.optimizers:OPTIMIZERS", _OPTIMIZERS)] = "adamw"
     """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW, which needs no decay and no
     known end (Defazio et al. 2024; use a constant schedule); ``muon``, an experiment: orthogonal
-    steps for matrices (Jordan et al. 2024), AdamW for the rest."""
+    steps for matrices (Jordan et al. 2024), AdamW for the rest; ``adafactor``, torch's (Shazeer and
+    Stern 2018): little state, steps in proportion to the weights (try ``peak_lr: 0.01``)."""
     betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
     """Decay of the running means of gradient and squared gradient. Of ``schedule-free``, the first
     says how near to the mean of the weights the gradient is taken."""

@@ -274,6 +274,7 @@ def from_torch(
 register_optimizer("adamw", AdamW)
 register_optimizer("schedule-free", ScheduleFreeAdamW)
 register_optimizer("muon", Muon)
+register_optimizer("adafactor", from_torch(torch.optim.Adafactor))
 
 
 def build_optimizer(

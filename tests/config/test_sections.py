@@ -49,9 +49,13 @@ SCHEDULE_FREE: dict[str, Any] = {
         (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search, not of sampling"),
         (DecodingConfig, {"sampling": True, "return_alternatives": True}, "exclude each other"),
         (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
-        (ModelConfig, {"num_heads": 3}, r"num_heads \(3\) must divide the width 512"),
+        (ModelConfig, {"num_heads": 3}, r"\(3\) must divide the width 512: .* 2 or the width 510"),
+        (ModelConfig, {"model_dim": 100, "positions": "rotary"}, "num_heads 10 or the width 96"),
+        (ModelConfig, {"model_dim": 9, "num_heads": 8}, "num_heads 9 or the width 8"),
+        (ModelConfig, {"model_dim": 2}, "use num_heads 2 or the width 8"),
         (ModelConfig, {"num_kv_heads": 3}, r"must divide num_heads \(8\)"),
         (ModelConfig, {"decoder_model_dim": 256}, "tied embeddings need"),
+        (ModelConfig, {"decoder_model_dim": 256, "embeddings": "inputs-shared"}, "inputs-shared"),
         (ModelConfig, {"positions": "rotary", "model_dim": 24}, "even width per head"),
         (TrainingConfig, {}, "give one of max_steps"),
         (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "over a budget"),
@@ -63,7 +67,7 @@ SCHEDULE_FREE: dict[str, Any] = {
         (RunConfig, {**RUN, "source_language": "German!"}, "pattern"),
         (RunConfig, {**RUN, "target_language": "de"}, "are both de"),
         (RunConfig, {**RUN, "run_dir": "x", "prepared_dir": "x"}, "its own folder"),
-        (RunConfig, {**RUN, "tokenizer": {"joint": False}}, "use decoder-tied or separate"),
+        (RunConfig, {**RUN, "tokenizer": {"joint": False}}, "use decoder-tied instead"),
         (RunConfig, {**RUN, "batch": {"max_tokens": 400}}, "raise it to 514"),
         (RunConfig, {**RUN, "filters": {"min_length": 300}}, "min_length is above"),
         (RunConfig, {**RUN, "batch": {"max_tokens": "auto"}}, "needs tokens_per_update"),
@@ -81,12 +85,17 @@ SCHEDULE_FREE: dict[str, Any] = {
         (
             RunConfig,
             {**RUN, "model": {"positions": "learned", "max_positions": 257, "source_bos": True}},
-            r"filters.max_length \(256\) \+ 1, for source_bos",
+            "raise it to 258 or more",
         ),
         (
             RunConfig,
             {**RUN, "model": {"positions": "learned", "max_positions": 256}},
             "model.max_positions is 256",
+        ),
+        (
+            RunConfig,
+            {**RUN, "model": {"positions": "learned", "max_positions": 257, "first_position": 1}},
+            "raise it to 258 or more",
         ),
     ],
 )
@@ -140,6 +149,15 @@ def test_a_section_cannot_be_changed() -> None:
 
     with pytest.raises(ValidationError, match="frozen"):
         config.name = "y"
+
+
+def test_biases_are_in_all_places_in_none_or_in_those_that_are_named() -> None:
+    def places(bias: Any) -> list[bool]:
+        config = ModelConfig(bias=bias)
+        return [config.has_bias(name) for name in ("attention", "feed-forward", "norm")]
+
+    assert (places(True), places(False), places([])) == ([True] * 3, [False] * 3, [False] * 3)
+    assert places(["norm", "feed-forward"]) == [False, True, True]
 
 
 @pytest.mark.parametrize("preset", MODEL_PRESETS)
