@@ -152,6 +152,11 @@ class ModelConfig(Section):
         """Whether the output projection is the target's table of vectors."""
         return self.embeddings in ("decoder-tied", "tied")
 
+    @property
+    def position_limit(self) -> int | None:
+        """Longest sentence that a learned table of positions serves; None without one."""
+        return self.max_positions - self.first_position if self.positions == "learned" else None
+
     def has_bias(self, place: BiasPlace) -> bool:
         """Whether layers of this kind have a bias."""
         return self.bias if isinstance(self.bias, bool) else place in self.bias

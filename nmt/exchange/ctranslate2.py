@@ -34,12 +34,17 @@ CONVERSION = 1
 MODEL, RECORD, VOCABULARY_MAP = "model.bin", "export.json", "vmap.txt"
 _EXPRESSED = frozenset({
     "preset", "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads",
-    "num_kv_heads", "decoder_model_dim", "decoder_ff_dim", "norm_position", "norm", "positions",
-    "max_positions", "activation", "bias", "embeddings", "scale_embeddings", "output_bias",
-    "dropout", "attention_dropout", "activation_dropout", "word_dropout", "source_bos",
+    "num_kv_heads", "decoder_model_dim", "decoder_ff_dim", "norm_position", "norm", "norm_epsilon",
+    "positions", "max_positions", "first_position", "max_relative_distance", "activation", "bias",
+    "embeddings", "scale_embeddings", "output_bias", "decoder_start", "source_bos",
+    "initialization", "dropout", "attention_dropout", "decoder_attention_dropout",
+    "activation_dropout", "word_dropout",
 })  # fmt: skip
-"""Keys of the model section that may have any value. Missing is ``qk_norm``: in cross-attention,
-CTranslate2 normalises the queries of all heads together (its ``process_cross_attention``)."""
+"""Keys of the model section that may have any value but those below. Missing is ``qk_norm``: in
+cross-attention, CTranslate2 normalises the queries of all heads together (its
+``process_cross_attention``)."""
+_NOT_EXPRESSED = {("norm", "layer-std")}
+"""Keys and values that CTranslate2 has no counterpart for."""
 _FOLLOWED = frozenset({
     "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",
     "max_length_offset", "min_length_factor", "batch_tokens", "patience", "no_repeat_ngram_size",
@@ -97,7 +102,8 @@ def not_expressed(config: ModelConfig) -> list[str]:
     return [
         f"model.{name} {json.dumps(value)}"
         for name, value in config.model_dump().items()
-        if name not in _EXPRESSED and value != ModelConfig.model_fields[name].default
+        if (name not in _EXPRESSED and value != ModelConfig.model_fields[name].default)
+        or (name, str(value)) in _NOT_EXPRESSED
     ]
 
 
@@ -115,10 +121,10 @@ def num_positions(config: RunConfig) -> int | None:
 
     A table of sinusoids has as many rows as the longest line and its longest output need.
     """
-    if config.model.positions == "rotary":
+    if config.model.positions in ("rotary", "relative"):
         return None
     if config.model.positions == "learned":
-        return config.model.max_positions
+        return config.model.position_limit
     longest = config.filters.max_length
     return max(
         _LEAST_POSITIONS,
@@ -181,6 +187,7 @@ class CTranslate2Target:
         spec.config.eos_token = target[EOS_ID]
         spec.config.add_source_bos = bundle.config.model.source_bos
         spec.config.add_source_eos = True
+        spec.config.layer_norm_epsilon = bundle.config.model.norm_epsilon
         spec.validate()
         spec.optimize(quantization=dtype)
         spec.save(str(folder))
@@ -244,7 +251,7 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             weights[name], weights[name.replace(".inner.", ".ungated.")] = np.split(
                 weights[name], 2
             )
-    target = "source_vectors" if config.embeddings == "tied" else "target_vectors"
+    target = "source_vectors" if config.shares_inputs else "target_vectors"
     sides = (
         (specs.TransformerEncoderSpec, "encoder", "source", "source_vectors"),
         (specs.TransformerDecoderSpec, "decoder", "target", target),
@@ -260,19 +267,22 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             ffn_glu=config.activation == "swiglu",
             rms_norm=config.norm == "rms",
             num_heads_kv=config.num_kv_heads,
+            relative_position=config.positions == "relative",
             rotary_dim=dim // config.num_heads if config.positions == "rotary" else None,
             rotary_interleave=False,
         )
         embeddings = part.embeddings[0] if name == "encoder" else part.embeddings
         embeddings.weight, part.scale_embeddings = weights[table], config.scale_embeddings
-        if config.positions == "learned":
-            part.position_encodings.encodings = weights[f"{side}_embedding.positions.weight"]
-        elif config.positions != "rotary":
-            part.position_encodings.encodings = _positions(num_positions, dim, config.positions)
+        if config.positions not in ("rotary", "relative"):
+            own = weights.get(f"{side}_embedding.positions.weight")  # a learned table
+            count = num_positions + config.first_position
+            table = _positions(count, dim, config.positions) if own is None else own
+            part.position_encodings.encodings = table[config.first_position :]
         _fill(part, name, config, weights)
         parts.append(part)
     projection = parts[1].projection
-    projection.weight = weights["output_vectors" if config.embeddings == "separate" else target]
+    projection.weight = weights[target if config.ties_output else "output_vectors"]
+    parts[1].start_from_zero_embedding = config.decoder_start == "zero"
     if config.output_bias:
         projection.bias = weights["output_bias"]
     return specs.TransformerSpec(*parts)
@@ -296,6 +306,11 @@ def _fill(part: Any, side: str, config: ModelConfig, weights: Mapping[str, Any])
                 setattr(spec, kind, weights[f"{name}.{our_kind}"])
             elif is_norm and config.norm == "layer":  # without beta it would be an RMSNorm
                 spec.beta = 0 * spec.gamma
+    if config.positions == "relative":
+        for index, layer in enumerate(part.layer):
+            name, own = f"{side}.{index}.self_attention.positions", layer.self_attention
+            own.relative_position_keys = weights[f"{name}.keys"]
+            own.relative_position_values = weights[f"{name}.values"]
 
 
 def _named_layers(part: Any, side: str, config: ModelConfig) -> Iterator[tuple[Any, str]]:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nmt.model.dropout import dropout as drop
 from nmt.model.dropout import dropped_share, keep_mask
 from nmt.packed import Packed
 
@@ -34,6 +35,7 @@ def attention(
     *,
     causal: bool = False,
     bias: Tensor | None = None,
+    vectors: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """Read from the keys of each query's sentence what the query asks for.
@@ -45,11 +47,15 @@ def attention(
         segments: Sentences of queries and keys.
         causal: Whether a token reads only itself and those before it.
         bias: Added to the scores: (H, T, S).
+        vectors: Added to the keys and to the values that each query reads, of all positions in
+            rows of `row_width`: (W, W', E) each.
         dropout: Probability of dropping an attention weight.
 
     Returns:
         (N, H, E), in the dtype of ``query``.
     """
+    if vectors is not None:
+        return _plain_attention(query, key, value, bias, vectors, segments, causal, dropout)
     backend = "compiled" if torch.compiler.is_compiling() else query.device.type
     run = BACKENDS.get(backend, sdpa_attention)
     return run(query, key, value, bias, segments, causal, dropout)
@@ -297,8 +303,13 @@ class Rectangle(NamedTuple):
         return _Select.apply(cells.flatten(0, 1), *selections)  # type: ignore[no-untyped-call]
 
 
+def row_width(packed: Packed) -> int:
+    """Cells W of a row of `Rectangle`."""
+    return -(-packed.max_length // 8) * 8
+
+
 def _rectangle(packed: Packed) -> Rectangle:
-    width = -(-packed.max_length // 8) * 8
+    width = row_width(packed)
     cell = packed.sentences * width + packed.positions
     token = cell.new_zeros(max(len(packed), 2), width)
     token.view(-1).index_copy_(0, cell, torch.arange(len(cell), device=cell.device))
@@ -363,6 +374,43 @@ def sdpa_attention(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return queries.unpad(mixed.transpose(1, 2))
+
+
+def _plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    vectors: tuple[Tensor, Tensor],
+    segments: Segments,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """Whole sentences whose keys and values depend on the query, too (Shaw et al. 2018).
+
+    No fused kernel has them. Scores and outputs are sums of two products, one with the keys or
+    values of the sentence, one with those of the pair of positions (section 3.3 there).
+    """
+    queries, keys = (Rectangle.of(packed) for packed in segments)
+    of_keys, of_values = (x.to(query.dtype) for x in vectors)
+    groups, widths = key.shape[1], of_keys.shape[:2]
+    query = queries.pad(query).unflatten(2, (groups, -1)) * query.shape[2] ** -0.5  # (B,T,G,H/G,E)
+    key, value = keys.pad(key), keys.pad(value)  # (B, S, G, E)
+    scores = torch.einsum("btghe,bsge->bghts", query, key)
+    scores = scores + torch.einsum("btghe,tse->bghts", query, of_keys)
+    mask = keys.is_real[:, None, None, None, :]
+    if causal:
+        mask = mask & torch.ones(widths, dtype=torch.bool, device=mask.device).tril()
+    if bias is not None:
+        bias = F.pad(bias, (0, widths[1] - bias.shape[2], 0, widths[0] - bias.shape[1]))
+        scores = scores + bias.unflatten(0, (groups, -1)).to(scores.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=wide).to(query.dtype)
+    weights = drop(weights, dropout, training=True)
+    mixed = torch.einsum("bghts,bsge->btghe", weights, value)
+    mixed = mixed + torch.einsum("bghts,tse->btghe", weights, of_values)
+    # Not `Rectangle.unpad`: in the unused row beside a single sentence its gradient is not 0.
+    return mixed.flatten(2, 3).flatten(0, 1).index_select(0, queries.cell)
 
 
 BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}

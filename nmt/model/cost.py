@@ -2,8 +2,8 @@
 
 Counted as in Chowdhery et al. (2022), appendix B: a multiplication with its addition is 2 FLOPs, so
 a token costs 2 for each entry of a matrix it is multiplied with, and twice that again on the way
-back: 6 in training. Embedding look-ups, biases, norms, softmax and dropout are left out. In an
-encoder-decoder model not every token meets every matrix:
+back: 6 in training. Embedding look-ups, relative positions, biases, norms, softmax and dropout are
+left out. In an encoder-decoder model not every token meets every matrix:
 
 - a source token pays for the encoder, and for the keys and values that cross-attention makes of it
   in each decoder layer;

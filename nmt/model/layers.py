@@ -11,7 +11,7 @@ H heads, G key/value heads, E head width. Decoding: N is R = B * K rows, one new
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,13 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Segments, attention, cached_attention, mean_weights
+from nmt.model.attention import Segments, attention, cached_attention, mean_weights, row_width
 from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
 from nmt.model.positions import POSITIONS
 from nmt.packed import Packed
+
+_LEAST_VARIANCE = 1e-30
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Linear:
@@ -45,9 +47,34 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
     return layer
 
 
-def make_norm(kind: Literal["layer", "rms"], dim: int, *, bias: bool) -> nn.Module:
+def make_norm(config: ModelConfig, dim: int) -> nn.Module:
     """Make a LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), ``dim`` wide."""
-    return nn.LayerNorm(dim, bias=bias) if kind == "layer" else RMSNorm(dim, eps=1e-6)
+    if config.norm == "rms":
+        return RMSNorm(dim, eps=config.norm_epsilon or 1e-6)
+    kind = StdLayerNorm if config.norm == "layer-std" else nn.LayerNorm
+    return kind(dim, eps=config.norm_epsilon or 1e-5, bias=config.has_bias("norm"))
+
+
+class StdLayerNorm(nn.LayerNorm):
+    """LayerNorm that divides by (standard deviation + epsilon), not sqrt(variance + epsilon).
+
+    As lecture notes often write it; the deviation is that of all D features (divided by D).
+    """
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, D) -> (N, D), or more dimensions in front; in float32 as `RMSNorm`."""
+        wide, bias = x.to(_wide(x)), cast(Tensor | None, self.bias)
+        centred = wide - wide.mean(-1, keepdim=True)
+        # The slope of the square root has no value at 0, where all features are equal.
+        deviation = centred.square().mean(-1, keepdim=True).clamp_min(_LEAST_VARIANCE).sqrt()
+        scaled = centred / (deviation + self.eps) * self.weight
+        return (scaled if bias is None else scaled + bias).to(x.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Float32, or the dtype of ``x`` if it is wider."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -59,8 +86,9 @@ class RMSNorm(nn.RMSNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, D), or more dimensions in front."""
-        weight = self.weight.float()
-        return F.rms_norm(x.float(), self.normalized_shape, weight, self.eps).to(x.dtype)
+        dtype = _wide(x)
+        weight = self.weight.to(dtype)
+        return F.rms_norm(x.to(dtype), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -72,8 +100,9 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, inner_dim: int, config: ModelConfig) -> None:
         super().__init__()
         gates = 2 if config.activation == "swiglu" else 1
-        self.inner = linear(dim, inner_dim * gates, bias=config.bias, blocks=gates)
-        self.outer = linear(inner_dim, dim, bias=config.bias)
+        bias = config.has_bias("feed-forward")
+        self.inner = linear(dim, inner_dim * gates, bias=bias, blocks=gates)
+        self.outer = linear(inner_dim, dim, bias=bias)
         self._activate = {"relu": torch.relu_, "gelu": F.gelu, "swiglu": _swiglu}[config.activation]
         self._dropout = config.activation_dropout
 
@@ -124,16 +153,16 @@ def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...
 class _Attention(nn.Module):
     """What self- and cross-attention share."""
 
-    def __init__(self, dim: int, config: ModelConfig) -> None:
+    def __init__(self, dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__()
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads or config.num_heads
         self.head_dim = dim // config.num_heads
-        self._dropout = config.attention_dropout
+        self._dropout, self._bias = dropout, config.has_bias("attention")
 
     def _add_output(self, dim: int, config: ModelConfig) -> None:
         """Add the last layer, and QK-norm (Henry et al. 2020) if the model has it."""
-        self.output = linear(dim, dim, bias=config.bias)
+        self.output = linear(dim, dim, bias=self._bias)
         names = ("query_norm", "key_norm") if config.qk_norm else ()
         self.heads = nn.ModuleDict({name: RMSNorm(self.head_dim, eps=1e-6) for name in names})
 
@@ -148,12 +177,12 @@ class _Attention(nn.Module):
 class SelfAttention(_Attention):
     """Multi-head self-attention."""
 
-    def __init__(self, dim: int, config: ModelConfig) -> None:
-        super().__init__(dim, config)
+    def __init__(self, dim: int, config: ModelConfig, *, dropout: float) -> None:
+        super().__init__(dim, config, dropout=dropout)
         self.sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         """Heads of the matrices that are fused."""
         rows = [size * self.head_dim for size in self.sizes]
-        self.query_key_value = linear(dim, sum(rows), bias=config.bias)
+        self.query_key_value = linear(dim, sum(rows), bias=self._bias)
         for block in self.query_key_value.weight.detach().split(rows):
             nn.init.xavier_uniform_(block)
         self._add_output(dim, config)
@@ -179,32 +208,40 @@ class SelfAttention(_Attention):
         """
         query, key, value = _split_heads(self.query_key_value(values), self.sizes, self.head_dim)
         query, key = self._norm("query_norm", query), self._norm("key_norm", key)
-        relative, bias = self.positions, None
+        relative, bias, vectors = self.positions, None, None
         if cache is not None:
             if relative is not None:
                 query, key = (relative.rotate(heads, cache.position) for heads in (query, key))
                 bias = relative.bias(cache.position, cache.order)
-            return self.output(cached_attention(query, *cache.extend(key, value), bias).flatten(1))
+                vectors = relative.vectors(cache.position, cache.order)
+            keys, values, mask = cache.extend(key, value)
+            if vectors is not None:  # of one position: added here, as all rows share them
+                keys, values = keys + vectors[0], values + vectors[1]
+            return self.output(cached_attention(query, keys, values, mask, bias).flatten(1))
         assert segments is not None
         if relative is not None:
             query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
-            order = torch.arange(segments.max_length, device=values.device)
+            order = torch.arange(row_width(segments), device=values.device)
+            vectors = relative.vectors(order, order)
+            order = order[: segments.max_length]
             bias = relative.bias(order, order)
-        both = segments, segments
-        mixed = attention(query, key, value, both, causal=causal, bias=bias, dropout=self._drop)
+        both, drop = (segments, segments), self._drop
+        mixed = attention(
+            query, key, value, both, causal=causal, bias=bias, vectors=vectors, dropout=drop
+        )
         return self.output(mixed.flatten(1))
 
 
 class CrossAttention(_Attention):
     """Multi-head attention of the target over the encoded source."""
 
-    def __init__(self, dim: int, memory_dim: int, config: ModelConfig) -> None:
-        super().__init__(dim, config)
+    def __init__(self, dim: int, memory_dim: int, config: ModelConfig, *, dropout: float) -> None:
+        super().__init__(dim, config, dropout=dropout)
         self.sizes = [self.num_kv_heads] * 2
         """Heads of the matrices that are fused."""
-        self.query = linear(dim, dim, bias=config.bias)
+        self.query = linear(dim, dim, bias=self._bias)
         kv_rows = sum(self.sizes) * self.head_dim
-        self.key_value = linear(memory_dim, kv_rows, bias=config.bias, blocks=2)
+        self.key_value = linear(memory_dim, kv_rows, bias=self._bias, blocks=2)
         self._add_output(dim, config)
 
     def project_cross_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +292,7 @@ class Residual(nn.Module):
 
     def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = make_norm(config.norm, dim, bias=config.bias)
+        self.norm = make_norm(config, dim)
         self._is_pre = config.norm_position == "pre"
         self._dropout = config.dropout
 
@@ -273,7 +310,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         dim = config.model_dim
-        self.self_attention = SelfAttention(dim, config)
+        self.self_attention = SelfAttention(dim, config, dropout=config.attention_dropout)
         self.self_residual = Residual(dim, config)
         self.feed_forward = FeedForward(dim, config.ff_dim, config)
         self.feed_forward_residual = Residual(dim, config)
@@ -290,10 +327,11 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        dim = config.decoder_dim
-        self.self_attention = SelfAttention(dim, config)
+        dim, dropout = config.decoder_dim, config.decoder_attention_dropout
+        dropout = config.attention_dropout if dropout is None else dropout
+        self.self_attention = SelfAttention(dim, config, dropout=dropout)
         self.self_residual = Residual(dim, config)
-        self.cross_attention = CrossAttention(dim, config.model_dim, config)
+        self.cross_attention = CrossAttention(dim, config.model_dim, config, dropout=dropout)
         self.cross_residual = Residual(dim, config)
         self.feed_forward = FeedForward(dim, config.decoder_ff, config)
         self.feed_forward_residual = Residual(dim, config)

@@ -1,9 +1,10 @@
 """How tokens know where they stand: position schemes, their registry, and the embeddings.
 
 A scheme has up to two parts: a table that is added to the embeddings (`AbsolutePositions`), and
-what self-attention does with distances (`RelativePositions`): rotating queries and keys, or adding
-a bias to the scores. To add one, write its parts in a file of their own, call `register_positions`
-there, and import the file at the end of this one; then ``model.positions: NAME`` selects it.
+what self-attention does with distances (`RelativePositions`): rotating queries and keys, adding a
+bias to the scores, or adding vectors to keys and values. To add one, write its parts in a file of
+their own, call `register_positions` there, and import the file at the end of this one; then
+``model.positions: NAME`` selects it.
 
 Shapes: N packed tokens, D model width, H heads, E head width, T query and S key positions.
 """
@@ -41,6 +42,14 @@ class RelativePositions(nn.Module):
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Return what is added to the scores, (H, T, S), for positions (T,) and (S,); or None."""
+        del queries, keys
+        return None
+
+    def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what is added to the keys and to the values that each query reads, or None.
+
+        For positions (T,) and (S,): (T, S, E) each. No fused kernel of attention has them.
+        """
         del queries, keys
         return None
 
@@ -136,16 +145,41 @@ class RotaryPositions(RelativePositions):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+class RelativeEmbeddings(RelativePositions):
+    """One trained vector for each distance of a key from its query, and one for each of a value.
+
+    Distances beyond ``longest`` share its vectors; all heads of a layer share them, too. Source:
+    Shaw et al. (2018), section 3.2.
+
+    Args:
+        longest: Distance k, in both directions: 2k + 1 vectors.
+        dim: Width E of a head.
+    """
+
+    def __init__(self, longest: int, dim: int) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * longest + 1, dim)))
+        self.values = nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * longest + 1, dim)))
+
+    @override
+    def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        longest = len(self.keys) // 2
+        rows = (keys - queries.unsqueeze(1)).clamp(-longest, longest) + longest  # (T, S)
+        return F.embedding(rows, self.keys), F.embedding(rows, self.values)
+
+
 class Embedding(nn.Module):
     """Vectors of tokens, scaled, with those of their positions.
 
     Args:
         config: The model section.
         dim: Width D.
+        zero_start: Whether the first token is zeros, whatever it is.
     """
 
-    def __init__(self, config: ModelConfig, dim: int) -> None:
+    def __init__(self, config: ModelConfig, dim: int, *, zero_start: bool = False) -> None:
         super().__init__()
+        self._zero_start, self._first = zero_start, config.first_position
         self._scale = dim**0.5 if config.scale_embeddings else 1.0
         self._dropout, self._word_dropout = config.dropout, config.word_dropout
         absolute = POSITIONS[config.positions].absolute
@@ -153,7 +187,7 @@ class Embedding(nn.Module):
 
     def position_table(self, num_positions: int) -> Tensor | None:
         """Return vectors of at least ``num_positions`` positions; None where none are added."""
-        return None if self.positions is None else self.positions.table(num_positions)
+        return None if self.positions is None else self.positions.table(num_positions + self._first)
 
     @override
     def forward(
@@ -163,17 +197,20 @@ class Embedding(nn.Module):
 
         Args:
             ids: Tokens.
-            positions: Of each token, or of all.
+            positions: Of each token, or of all; from 0, whatever ``first_position`` is.
             vectors: Of the vocabulary. (V, D).
             table: From `position_table`.
         """
         values = F.embedding(ids, vectors)
         if self._scale != 1:
             values = values * self._scale
+        if self._zero_start:
+            values = values.masked_fill((positions == 0).unsqueeze(1), 0)
         if self.training and self._word_dropout:
             kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
             values = values * kept.to(values.dtype)
         if table is not None:
+            positions = positions + self._first if self._first else positions
             values = values + table.index_select(0, positions).to(values.dtype)
         return dropout(values, self._dropout, self.training)
 
@@ -190,3 +227,9 @@ register_positions(
     "learned", PositionScheme(lambda config, dim: LearnedPositions(config.max_positions, dim))
 )
 register_positions("rotary", PositionScheme(relative=lambda *_: RotaryPositions()))
+register_positions(
+    "relative",
+    PositionScheme(
+        relative=lambda config, dim: RelativeEmbeddings(config.max_relative_distance, dim)
+    ),
+)

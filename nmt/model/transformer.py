@@ -56,30 +56,34 @@ class Transformer(nn.Module):
         self._forwards: dict[type[nn.Module], _Forward] = {}
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied tables are one parameter under the first name, so that nothing is stored twice.
-        if config.embeddings != "tied":
+        if not config.shares_inputs:
             self.target_vectors = _vectors(target_vocab_size, config.decoder_dim)
-        if config.embeddings == "separate":
+        if not config.ties_output:
             self.output_vectors = _vectors(target_vocab_size, config.decoder_dim)
         self.output_bias = (
             nn.Parameter(torch.zeros(target_vocab_size)) if config.output_bias else None
         )
         self.source_embedding = Embedding(config, config.model_dim)
-        self.target_embedding = Embedding(config, config.decoder_dim)
+        zero_start = config.decoder_start == "zero"
+        self.target_embedding = Embedding(config, config.decoder_dim, zero_start=zero_start)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder_norm = _final_norm(config, config.model_dim)
         self.decoder_norm = _final_norm(config, config.decoder_dim)
+        if config.initialization == "xavier-uniform":  # the linear layers are already
+            for name, parameter in self.named_parameters():
+                if parameter.ndim > 1 and not name.startswith(("encoder.", "decoder.")):
+                    nn.init.xavier_uniform_(parameter)
 
     @property
     def target_table(self) -> Tensor:
         """Vectors of the target tokens: (V, D)."""
-        return self.source_vectors if self.config.embeddings == "tied" else self.target_vectors
+        return self.source_vectors if self.config.shares_inputs else self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        separate = self.config.embeddings == "separate"
-        return self.output_vectors if separate else self.target_table
+        return self.target_table if self.config.ties_output else self.output_vectors
 
     @property
     def _aligning_layers(self) -> set[nn.Module]:
@@ -288,12 +292,12 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
     """Build the Transformer on the CPU in float32, from torch's default random generator.
 
     Raises:
-        ValueError: The embeddings are tied, but the vocabularies differ in size.
+        ValueError: Source and target share a table, but their vocabularies differ in size.
     """
-    if config.embeddings == "tied" and source_vocab_size != target_vocab_size:
+    if config.shares_inputs and source_vocab_size != target_vocab_size:
         raise ValueError(
-            f"tied embeddings need one vocabulary, but the sizes are {source_vocab_size} "
-            f"and {target_vocab_size}"
+            f"{config.embeddings} embeddings need one vocabulary, but the sizes are "
+            f"{source_vocab_size} and {target_vocab_size}"
         )
     return Transformer(config, source_vocab_size, target_vocab_size)
 
@@ -327,7 +331,7 @@ def _final_norm(config: ModelConfig, dim: int) -> nn.Module:
     """Norm after a stack of pre-norm layers; nothing after post-norm ones."""
     if config.norm_position == "post":
         return nn.Identity()
-    return make_norm(config.norm, dim, bias=config.bias)
+    return make_norm(config, dim)
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:

@@ -155,8 +155,7 @@ class RunEngine(Engine):
     def __init__(self, folder: Path, files: ModelFiles, options: EngineOptions) -> None:
         self._folder, self._files, self._options = folder, files, options
         self.shortlist = ShortlistFile(folder, files.tokenizers.vocab_sizes)
-        model = files.config.model
-        self.max_positions = model.max_positions if model.positions == "learned" else None
+        self.max_positions = files.config.model.position_limit
         self._loaded: dict[str, Engine] = {}
         self._lock = threading.Lock()
 

@@ -100,9 +100,8 @@ class ModelStepper:
     @property
     def max_positions(self) -> int | None:
         """Positions that all models have; None if none has a learned table of them."""
-        configs = [model.config for model in self._models]
-        found = [config.max_positions for config in configs if config.positions == "learned"]
-        return min(found, default=None)
+        limits = [model.config.position_limit for model in self._models]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def start(self, source: Packed) -> States:
         """Encode the source."""

@@ -29,7 +29,8 @@ _AVERAGE_WARMUP = 10
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is a matrix of the layers, not a table of vectors nor a vector."""
-    return parameter.ndim == 2 and name.startswith(("encoder.", "decoder."))
+    of_layers = name.startswith(("encoder.", "decoder.")) and ".positions." not in name
+    return parameter.ndim == 2 and of_layers
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:

@@ -46,6 +46,23 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "SwiGLU, RMSNorm, no biases": {"activation": "swiglu", "norm": "rms", "bias": False},
     "three tables": {"embeddings": "separate"},
     "target tables tied": {"embeddings": "decoder-tied"},
+    "inputs shared": {"embeddings": "inputs-shared"},
+    "biases of attention": {"bias": ["attention"]},
+    "biases of feed-forward and norms": {"bias": ["feed-forward", "norm"], "norm_position": "post"},
+    "zero start": {"decoder_start": "zero"},
+    "zero start, no positions": {"decoder_start": "zero", "positions": "none"},
+    "epsilon": {"norm_epsilon": 0.03},
+    "epsilon, RMSNorm": {"norm_epsilon": 0.03, "norm": "rms"},
+    "positions from 1": {"first_position": 1},
+    "learned positions from 1": {
+        "positions": "learned", "max_positions": 48, "first_position": 1,
+    },
+    "relative positions": {"positions": "relative", "max_relative_distance": 3},
+    "relative positions, far": {"positions": "relative", "max_relative_distance": 100},
+    "relative positions, grouped heads": {
+        "positions": "relative", "max_relative_distance": 4, "num_kv_heads": 2,
+    },
+    "width 4": {"model_dim": 4, "ff_dim": 6, "num_heads": 2, "initialization": "xavier-uniform"},
     "not scaled": {"scale_embeddings": False},
     "sinusoids in halves": {"positions": "sinusoidal-halves"},
     "learned positions": {"positions": "learned", "max_positions": 48},
@@ -211,6 +228,7 @@ def test_a_list_of_all_tokens_changes_nothing(tokenizers: Tokenizers, tmp_path: 
 def test_what_cannot_be_expressed_is_named() -> None:
     assert not_expressed(run_config({}).model) == []
     assert not_expressed(run_config({"qk_norm": True}).model) == ["model.qk_norm true"]
+    assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
     if ctranslate2.is_installed():
         with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
             CTranslate2Target().check(run_config({"qk_norm": True}))
@@ -219,10 +237,7 @@ def test_what_cannot_be_expressed_is_named() -> None:
 def test_a_new_key_is_refused_until_it_is_expressed() -> None:
     """Whoever adds a key decides: CTranslate2 has it, or it is named here."""
     expressed, has = ctranslate2._EXPRESSED, ctranslate2._FOLLOWED
-    assert set(ModelConfig.model_fields) - expressed == {
-        "qk_norm", "norm_epsilon", "first_position", "max_relative_distance", "decoder_start",
-        "initialization", "decoder_attention_dropout",
-    }  # fmt: skip
+    assert set(ModelConfig.model_fields) - expressed == {"qk_norm"}
     assert expressed <= set(ModelConfig.model_fields)
     assert set(DecodingConfig.model_fields) - has == {
         "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
@@ -251,6 +266,7 @@ def test_the_table_of_positions_is_as_long_as_any_output() -> None:
     assert rows("none", 1000) == 2021  # 2 * 1000 + 20 and EOS
     assert rows("sinusoidal", 2000, 0.5) == 2001
     assert rows("rotary", 2000) is None
+    assert rows("relative", 2000) is None
 
 
 def test_a_vocabulary_with_a_token_twice_is_refused(

@@ -30,6 +30,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "grouped": {"num_kv_heads": 2, "embeddings": "separate"},
     "rotary-post": {"positions": "rotary", "num_kv_heads": 1},
+    "relative": {"positions": "relative", "max_relative_distance": 3, "num_kv_heads": 2},
+    "from-scratch": {
+        "norm": "layer-std",
+        "first_position": 1,
+        "decoder_start": "zero",
+        "embeddings": "inputs-shared",
+        "bias": ["feed-forward", "norm"],
+    },
     "two-widths": {
         "decoder_model_dim": 48,
         "decoder_ff_dim": 40,

@@ -79,7 +79,7 @@ def assert_alike(models: tuple[Transformer, Transformer], shape: Shape) -> None:
         )
 
 
-@pytest.mark.parametrize("variant", ["rotary-post", "modern", "two-widths"])
+@pytest.mark.parametrize("variant", ["relative", "modern", "two-widths"])
 def test_loss_and_gradients_are_those_of_the_layers_as_they_are(
     variant: str, counting: Backend
 ) -> None:

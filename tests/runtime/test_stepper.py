@@ -90,11 +90,14 @@ def test_a_stepper_made_without_coverage_refuses_to_report_it() -> None:
         stepper.coverage(stepper.start(batch([5, 3])))
 
 
-@pytest.mark.parametrize("min_length_factor", [0.0, 4.0])
-def test_an_output_ends_where_the_learned_positions_end(min_length_factor: float) -> None:
+@pytest.mark.parametrize(("min_length_factor", "first"), [(0.0, 0), (4.0, 0), (4.0, 1)])
+def test_an_output_ends_where_the_learned_positions_end(
+    min_length_factor: float, first: int
+) -> None:
     """Even if it should be longer."""
     torch.manual_seed(7)
-    values = {**SHAPE, "positions": "learned", "max_positions": 8}
+    table = {"positions": "learned", "max_positions": 8 + first, "first_position": first}
+    values = {**SHAPE, **table}
     model = build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
     for beam_size, find in ((1, greedy_search), (3, beam_search)):
         config = DecodingConfig(

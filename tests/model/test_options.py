@@ -1,0 +1,314 @@
+"""Each option of the model section against its formula, in float64, with gradients.
+
+The formulas are worked out one sentence and one head at a time, with the names of the papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config.model import ModelConfig
+from nmt.model.attention import attention
+from nmt.model.layers import CrossAttention, SelfAttention, make_norm
+from nmt.model.positions import RelativeEmbeddings
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
+from tests.model.small import SMALL, random_parameters, small_model
+
+Sublayer = Callable[[Tensor], Tensor]
+SOURCES = [[7, 8, 9, 4, 12, 3], [11, 12, 3]]
+TARGETS = [[2, 20, 21, 9], [2, 22, 23, 24, 25, 30, 31]]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "inputs-shared": {"embeddings": "inputs-shared", "output_bias": True},
+    "separate tables": {"embeddings": "separate", "scale_embeddings": False},
+    "biases of feed-forward and norms": {"bias": ["feed-forward", "norm"]},
+    "biases of attention": {"bias": ["attention"], "norm_position": "pre"},
+    "zero start": {"decoder_start": "zero"},
+    "zero start, no positions": {"decoder_start": "zero", "positions": "none"},
+    "standard deviation": {"norm": "layer-std"},
+    "standard deviation, no biases": {"norm": "layer-std", "bias": False, "norm_epsilon": 1e-3},
+    "epsilon of LayerNorm": {"norm_epsilon": 1e-2},
+    "epsilon of RMSNorm": {"norm": "rms", "norm_epsilon": 1e-2},
+    "positions from 1": {"first_position": 1},
+    "positions from 1, halves": {"first_position": 1, "positions": "sinusoidal-halves"},
+    "learned positions from 1": {
+        "first_position": 1, "positions": "learned", "max_positions": 8,
+    },
+    "relative": {"positions": "relative", "max_relative_distance": 2},
+    "relative, grouped heads": {
+        "positions": "relative", "max_relative_distance": 3, "num_kv_heads": 2,
+    },
+    "relative, far": {"positions": "relative", "max_relative_distance": 20, "num_heads": 1},
+    "width 2": {
+        "model_dim": 2, "ff_dim": 2, "num_heads": 1, "decoder_model_dim": 4,
+        "embeddings": "separate",
+    },
+    "width 2, one feature a head": {"model_dim": 2, "ff_dim": 3, "num_heads": 2},
+}  # fmt: skip
+
+
+class Formula:
+    """The Transformer of the paper with the options above, for one sentence pair."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+        self.config, self.weights = config, weights
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        kind = self.config.norm
+        epsilon = self.config.norm_epsilon or (1e-6 if kind == "rms" else 1e-5)
+        rows = []
+        for a in x:
+            mean = 0 if kind == "rms" else a.sum() / len(a)
+            variance = ((a - mean) ** 2).sum() / len(a)
+            bottom = variance**0.5 + epsilon if kind == "layer-std" else (variance + epsilon) ** 0.5
+            rows.append((a - mean) / bottom * self.weights[f"{name}.weight"])
+        y = torch.stack(rows)
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+    def embed(self, ids: list[int], side: str, table: str) -> Tensor:
+        dim = self.weights[table].shape[1]
+        rows = []
+        for place, token in enumerate(ids):
+            row = self.weights[table][token]
+            if side == "target" and place == 0 and self.config.decoder_start == "zero":
+                row = torch.zeros(dim, dtype=torch.float64)
+            if self.config.scale_embeddings:
+                row = row * dim**0.5
+            position = place + self.config.first_position
+            if self.config.positions == "learned":
+                row = row + self.weights[f"{side}_embedding.positions.weight"][position]
+            elif self.config.positions.startswith("sinusoidal"):
+                row = row + self.sinusoid(position, dim)
+            rows.append(row)
+        return torch.stack(rows)
+
+    def sinusoid(self, position: int, dim: int) -> Tensor:
+        row = torch.zeros(dim, dtype=torch.float64)
+        for i in range(dim // 2):
+            if self.config.positions == "sinusoidal":
+                angle, sine, cosine = position / 10_000 ** (2 * i / dim), 2 * i, 2 * i + 1
+            else:
+                angle = position / 10_000 ** (i / max(dim // 2 - 1, 1))
+                sine, cosine = i, dim // 2 + i
+            pair = torch.tensor(angle, dtype=torch.float64)
+            row[sine], row[cosine] = pair.sin(), pair.cos()
+        return row.float().double()  # tables are float32
+
+    def heads(self, x: Tensor, query: Tensor, name: str, *, causal: bool) -> Tensor:
+        """Queries read ``x``: equations 3 and 4 of Shaw et al. (2018) where there are vectors."""
+        config, is_self = self.config, name.endswith("self_attention")
+        groups, dim = config.num_kv_heads or config.num_heads, query.shape[1] // config.num_heads
+        if is_self:
+            rows = [config.num_heads * dim, groups * dim, groups * dim]
+            projected = self.linear(x, f"{name}.query_key_value").split(rows, dim=1)
+        else:
+            keys, values = self.linear(x, f"{name}.key_value").chunk(2, dim=1)
+            projected = self.linear(query, f"{name}.query"), keys, values
+        of_keys, of_values = (self.weights.get(f"{name}.positions.{k}") for k in ("keys", "values"))
+        longest, mixed = config.max_relative_distance, []
+        for head in range(config.num_heads):
+            group = head // (config.num_heads // groups)
+            q = projected[0][:, head * dim : (head + 1) * dim]
+            k, v = (part[:, group * dim : (group + 1) * dim] for part in projected[1:])
+            rows_of_head = []
+            for i in range(len(q)):
+                read = range(i + 1 if causal else len(k))
+                clipped = [max(-longest, min(longest, j - i)) + longest for j in read]
+                keys_of_i, values_of_i = k[: len(read)], v[: len(read)]
+                if of_keys is not None and of_values is not None:
+                    keys_of_i = keys_of_i + of_keys[clipped]
+                    values_of_i = values_of_i + of_values[clipped]
+                e = keys_of_i @ q[i] / dim**0.5
+                alpha = e.exp() / e.exp().sum()
+                rows_of_head.append(alpha @ values_of_i)
+            mixed.append(torch.stack(rows_of_head))
+        return self.linear(torch.cat(mixed, dim=1), f"{name}.output")
+
+    def self_attention(self, name: str, causal: bool) -> Sublayer:
+        return lambda x: self.heads(x, x, name, causal=causal)
+
+    def feed_forward(self, x: Tensor, name: str) -> Tensor:
+        return self.linear(self.linear(x, f"{name}.inner").clamp(min=0), f"{name}.outer")
+
+    def residual(self, x: Tensor, name: str, sublayer: Sublayer) -> Tensor:
+        if self.config.norm_position == "pre":
+            return x + sublayer(self.norm(x, f"{name}.norm"))
+        return self.norm(x + sublayer(x), f"{name}.norm")
+
+    def stack(self, x: Tensor, side: str, memory: Tensor | None) -> Tensor:
+        for layer in range(getattr(self.config, f"{side}_layers")):
+            name, causal = f"{side}.{layer}", memory is not None
+            own, cross = f"{name}.self_attention", f"{name}.cross_attention"
+            x = self.residual(x, f"{name}.self_residual", self.self_attention(own, causal))
+            if memory is not None:
+                read = partial(self.heads, memory, name=cross, causal=False)
+                x = self.residual(x, f"{name}.cross_residual", read)
+            inner = partial(self.feed_forward, name=f"{name}.feed_forward")
+            x = self.residual(x, f"{name}.feed_forward_residual", inner)
+        return self.norm(x, f"{side}_norm") if self.config.norm_position == "pre" else x
+
+    def logits(self, source: list[int], target: list[int]) -> Tensor:
+        tables = {
+            "separate": ("source_vectors", "target_vectors", "output_vectors"),
+            "decoder-tied": ("source_vectors", "target_vectors", "target_vectors"),
+            "inputs-shared": ("source_vectors", "source_vectors", "output_vectors"),
+            "tied": ("source_vectors", "source_vectors", "source_vectors"),
+        }[self.config.embeddings]
+        memory = self.stack(self.embed(source, "source", tables[0]), "encoder", None)
+        hidden = self.stack(self.embed(target, "target", tables[1]), "decoder", memory)
+        logits = hidden @ self.weights[tables[2]].T
+        return logits + self.weights["output_bias"] if self.config.output_bias else logits
+
+
+def float64_model(options: dict[str, Any]) -> Transformer:
+    model = small_model(**{"encoder_layers": 1, "decoder_layers": 1, **options}).double()
+    random_parameters(model)
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_logits_and_gradients_equal_the_formula(name: str) -> None:
+    model = float64_model(OPTIONS[name])
+    leaves = {key: p.detach().clone().requires_grad_() for key, p in model.named_parameters()}
+    formula = Formula(model.config, leaves)
+    expected = torch.cat([formula.logits(*pair) for pair in zip(SOURCES, TARGETS, strict=True)])
+    found = model.logits(model(Packed.from_rows(SOURCES), Packed.from_rows(TARGETS)))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+    draw = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
+    (found * draw).sum().backward()
+    (expected * draw).sum().backward()
+    for key, parameter in model.named_parameters():
+        none = torch.zeros_like(parameter)
+        ours, theirs = (none if p.grad is None else p.grad for p in (parameter, leaves[key]))
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.inference_mode()
+def test_decoding_one_token_at_a_time_equals_the_teacher_forced_pass(name: str) -> None:
+    model = float64_model(OPTIONS[name])
+    source, target = Packed.from_rows(SOURCES), Packed.from_rows(TARGETS)
+    state, ids, steps = model.start(source), target.pad(target.ids), []
+    for position in range(target.max_length):
+        hidden, state = model.decode_step(state, ids[:, position : position + 1])
+        steps.append(hidden[:, 0])
+    whole = model(source, target)
+    torch.testing.assert_close(torch.stack(steps, 1)[target.mask()], whole, rtol=1e-9, atol=1e-9)
+
+
+def test_a_single_sentence_gives_the_gradients_of_relative_positions_of_that_sentence() -> None:
+    """Its rectangle has an unused row beside it."""
+    model = float64_model(OPTIONS["relative"])
+    leaves = {key: p.detach().clone().requires_grad_() for key, p in model.named_parameters()}
+    hidden = model(Packed.from_rows(SOURCES[:1]), Packed.from_rows(TARGETS[:1]))
+    model.logits(hidden).square().sum().backward()
+    Formula(model.config, leaves).logits(SOURCES[0], TARGETS[0]).square().sum().backward()
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, leaves[key].grad, rtol=1e-9, atol=1e-9)
+
+
+def test_distances_beyond_the_longest_are_all_alike() -> None:
+    relative = RelativeEmbeddings(2, 8)
+    order = torch.arange(9)
+    keys, values = relative.vectors(order, order)
+    for vectors, table in ((keys, relative.keys), (values, relative.values)):
+        assert vectors.shape == (9, 9, 8)
+        for i in range(9):
+            for j in range(9):
+                assert torch.equal(vectors[i, j], table[max(-2, min(2, j - i)) + 2])
+
+
+@pytest.mark.parametrize(("of_encoder", "of_decoder"), [(0.5, 0.0), (0.0, 0.5)])
+@torch.no_grad()
+def test_attention_weights_are_dropped_in_the_encoder_or_the_decoder_alone(
+    of_encoder: float, of_decoder: float
+) -> None:
+    model = small_model(
+        dropout=0.0, attention_dropout=of_encoder, decoder_attention_dropout=of_decoder
+    ).train()
+    source, target = Packed.from_rows(SOURCES), Packed.from_rows(TARGETS)
+    memory = model.eval().encode(source)
+    expected = model.decode(target, memory, source)
+    model.train()
+    assert torch.equal(model.encode(source), memory) == (of_encoder == 0)
+    assert torch.equal(model.decode(target, memory, source), expected) == (of_decoder == 0)
+    for kind in (SelfAttention, CrossAttention):
+        parts = [part for part in model.decoder.modules() if isinstance(part, kind)]
+        assert {part._drop for part in parts} == {of_decoder}
+    both = small_model(attention_dropout=0.25).train()
+    kinds = SelfAttention, CrossAttention
+    assert {part._drop for part in both.modules() if isinstance(part, kinds)} == {0.25}
+
+
+def test_weights_that_are_dropped_take_their_relative_values_with_them() -> None:
+    """Where all but a share of the weights is dropped, so much of the values' vectors is, too."""
+    packed = Packed.from_rows([[7] * 16] * 8)
+    zeros = torch.zeros(128, 2, 4, dtype=torch.float64)
+    vectors = torch.zeros(16, 16, 4), torch.ones(16, 16, 4)
+    torch.manual_seed(1)
+    mixed = attention(zeros, zeros, zeros, (packed, packed), vectors=vectors, dropout=0.25)
+    # 128 x 2 x 16 draws, of which 0.75 are kept and scaled by 1 / 0.75: 0.009 is one deviation.
+    assert mixed.mean().item() == pytest.approx(1, abs=0.04)
+    assert mixed.std() > 0.05
+
+
+def test_xavier_uniform_tables_have_its_bounds_and_linear_layers_are_as_they_are() -> None:
+    options = {"positions": "learned", "max_positions": 30, "embeddings": "separate"}
+    model = small_model(initialization="xavier-uniform", **options)
+    plain = small_model(**options)
+    for name, parameter in model.named_parameters():
+        if name.startswith(("encoder.", "decoder.")) or parameter.ndim == 1:
+            assert torch.equal(parameter, plain.get_parameter(name)), name
+            continue
+        bound = (6 / sum(parameter.shape)) ** 0.5
+        assert bound * 0.98 < parameter.abs().max() <= bound, name
+        # A uniform variable between -b and b has the standard deviation b / sqrt(3).
+        assert parameter.std().item() == pytest.approx(bound / 3**0.5, rel=0.05), name
+
+
+def test_tables_are_shared_as_the_option_says_and_stored_once() -> None:
+    model = small_model(embeddings="inputs-shared", output_bias=True)
+    assert model.target_table is model.source_vectors
+    assert model.output_weight is model.output_vectors
+    assert "target_vectors" not in model.state_dict()
+    with pytest.raises(ValueError, match="inputs-shared embeddings need one vocabulary"):
+        build_model(ModelConfig.model_validate({**SMALL, "embeddings": "inputs-shared"}), 50, 60)
+
+
+def test_biases_stand_where_they_are_named() -> None:
+    names = {"attention": "_attention.", "feed-forward": "feed_forward.", "norm": "norm"}
+    for bias in ([], ["attention"], ["feed-forward"], ["norm", "attention"]):
+        model = small_model(bias=bias, norm_position="pre")
+        for place, part in names.items():
+            found = [n for n, _ in model.named_parameters() if n.endswith("bias") and part in n]
+            assert bool(found) == (place in bias), (bias, place)
+
+
+def test_a_token_of_equal_features_has_a_gradient_under_the_standard_deviation() -> None:
+    norm = make_norm(ModelConfig(norm="layer-std"), 4)
+    values = torch.full((1, 4), 3.0, requires_grad=True)
+    norm(values).sum().backward()
+    assert values.grad is not None
+    assert values.grad.isfinite().all()
+
+
+@torch.no_grad()
+def test_norms_are_worked_out_in_float32_and_returned_in_the_dtype_of_their_input() -> None:
+    values = torch.randn(5, 16)
+    for kind in ("layer-std", "rms"):
+        norm = make_norm(ModelConfig.model_validate({"norm": kind}), 16).bfloat16()
+        found = norm(values.bfloat16())
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, norm.float()(values.bfloat16().float()).bfloat16())
