@@ -4,8 +4,7 @@
 
 For each kind a model is trained on pairs of up to 15 tokens a side. Then it translates lines of the
 test sets, and training pairs that were left out because their source is longer, in segments as
-usual and whole (``--no-split``), without the guard. Learned positions cannot read longer lines
-whole.
+usual and whole (``--no-split``), without the guard. Learned positions read no longer lines whole.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ from pathlib import Path
 import nmt
 from nmt.config.run import RunConfig
 from nmt.data.corpus import ReadOptions, SentencePair, read_corpus
-from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from nmt.text.tokenizer import load_tokenizers
 
 KINDS = ("sinusoidal", "learned", "rotary", "relative", "none")
 BORDERS = (15, 20, 25, 30)
 """Most source tokens of training, and of each further class but the last."""
 
 
-def lines_by_length(
-    config: RunConfig, tokenizer: Tokenizer, most: int
-) -> dict[str, list[SentencePair]]:
+def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair]]:
     """Return up to ``most`` pairs that training did not see for each class of source lengths."""
+    tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
     options = ReadOptions(config.source_language, config.target_language)
     names = [f"{a + 1}-{b}" for a, b in itertools.pairwise((0, *BORDERS))]
     classes: dict[str, list[SentencePair]] = {name: [] for name in [*names, f"{BORDERS[-1] + 1}-"]}
@@ -47,9 +45,7 @@ def lines_by_length(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, translate and print a table in Markdown."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/long-lines"))
     parser.add_argument("--kinds", nargs="+", default=KINDS)
@@ -64,13 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         own += [f"prepared_dir={options.out}/prepared", f"run_dir={options.out}/{kind}"]
         config = nmt.load_config(options.config, [*options.set, *own])
         nmt.train(config)
-        tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
-        classes = classes or lines_by_length(config, tokenizer, options.most)
+        classes = lines_by_length(config, options.most)
         for split in (True, False) if kind != "learned" else (True,):
             translator = nmt.Translator.load(config.run_dir, split=split, guard=False)
             for pairs in classes.values():
-                found = translator.translate([pair.source for pair in pairs])
-                texts = [result.text for result in found]
+                texts = [x.text for x in translator.translate([pair.source for pair in pairs])]
                 (bleu,) = nmt.evaluate(texts, [pair.target for pair in pairs], ["bleu"])
                 rows[f"{kind}, {'segments' if split else 'whole'}"].append(f"{bleu.value:.1f}")
     print("| source tokens (lines) |", *(f"{x} ({len(y)}) |" for x, y in classes.items()))
