@@ -64,9 +64,10 @@ def _check_unlimited(loaded: LoadedEngine, folder: Path | str) -> None:
     if (most := loaded.engine.max_positions) is not None:
         is_learned = loaded.engine.name != "ctranslate2"
         is_learned |= loaded.config.model.positions == "learned"
-        reason = "its positions are learned" if is_learned else "it is exported with a table"
+        numbered = f"{most:,} positions"
+        reason = f"its {numbered} are learned" if is_learned else f"it was exported with {numbered}"
         raise ConfigError(
-            f"{folder} cannot read lines of any length: {reason}, for {most:,} tokens.",
+            f"{folder} cannot read lines of any length: {reason}.",
             fix="Leave --no-split (split=False) out: lines are then cut into segments of "
             f"{loaded.config.filters.max_length:,} tokens or less.",
         )

@@ -513,4 +513,4 @@ def test_a_long_line_goes_through_whole_where_positions_allow_it(runs: dict[str,
     assert len(lines_of(whole)) == 1
     assert lines_of(whole) != lines_of(cut)
     result = translate(runs["learned"], "--no-split", text=line)
-    refused(result, 2, "its positions are learned, for 40 tokens", "Leave --no-split")
+    refused(result, 2, "its 40 positions are learned", "Leave --no-split")

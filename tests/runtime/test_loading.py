@@ -115,7 +115,7 @@ def test_only_positions_without_end_take_lines_of_any_length(
     learned = run_config({"positions": "learned", "max_positions": 64})
     write_run(tmp_path / "learned", run_dir / "tokenizer", learned)
     for folder, others in ((tmp_path / "learned", ()), (run_dir, (tmp_path / "learned",))):
-        with pytest.raises(ConfigError, match=r"positions are learned, for 64 tok.*\n.* 40 tokens"):
+        with pytest.raises(ConfigError, match=r"64 positions are learned.*\n.* 40 tokens"):
             Translator.load(folder, device="cpu", split=False, ensemble=Ensemble(others))
 
 
