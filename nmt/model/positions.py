@@ -84,15 +84,16 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
             wavelengths that end exactly at 10000 * 2 pi, as in Tensor2Tensor.
 
     Returns:
-        (num_positions, D), float32.
+        (num_positions, D), in torch's default dtype.
     """
     half = dim // 2
     steps = half if layout == "sinusoidal" else max(half - 1, 1)
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
     angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
-    if layout == "sinusoidal":
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
-    return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
+    waves = angles.sin(), angles.cos()
+    interleaved = layout == "sinusoidal"
+    table = torch.stack(waves, dim=-1).flatten(1) if interleaved else torch.cat(waves, dim=-1)
+    return table.to(torch.get_default_dtype())
 
 
 class SinusoidalPositions(AbsolutePositions):

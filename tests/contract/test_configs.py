@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import nmt
 from nmt.config.keys import describe_keys
 from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
@@ -42,6 +43,20 @@ def test_base_is_the_published_recipe() -> None:
     assert training.max_steps == 100_000
     assert (config.decoding.beam_size, config.decoding.length_penalty) == (4, 0.6)
     assert config.tokenizer.vocab_size == 37_000
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_hello_learns_its_two_sentences_with_any_seed(seed: int, tmp_path: Path) -> None:
+    paths = [f"{key}={tmp_path / key}" for key in ("run_dir", "prepared_dir")]
+    config = load_config(ROOT / "configs" / "hello.yaml", [*paths, f"training.seed={seed}"])
+    nmt.train(config)
+    translator = nmt.Translator.load(config.run_dir, device="cpu")
+    sides = [
+        (ROOT / "configs" / f"hello.{language}").read_text(encoding="utf-8").splitlines()
+        for language in ("fr", "en")
+    ]
+
+    assert [result.text for result in translator.translate(sides[0])] == sides[1]
 
 
 def test_the_demo_translates_sentences_it_was_not_trained_on() -> None:

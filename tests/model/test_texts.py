@@ -1,0 +1,109 @@
+"""README, "Which Transformer?": each text's configuration has its parameters and its logits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config.loader import load_config
+from nmt.config.model import ModelConfig
+from nmt.config.run import RunConfig
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
+from tests.model import texts
+from tests.model.small import random_parameters
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SENTENCES = [[5, 9, 2], [7, 2], [4, 8, 6, 11, 2]]
+TARGETS = [[1, 6], [1, 5, 9, 10, 4], [1, 8, 3]]
+Text = Callable[[Transformer, list[int], list[int]], Tensor]
+
+
+def configuration(text: str, *overrides: str) -> RunConfig:
+    """What the README's table says beside a text: a file, and keys of the model section."""
+    row = next(line for line in README.splitlines() if line.startswith(f"| {text}"))
+    file = re.search(r"`(\S+\.yaml)`", row)
+    assert file is not None
+    keys = [f"model.{key}={value}" for key, value in re.findall(r"`(\w+): ([^`]+)`", row)]
+    return load_config(ROOT / "configs" / file[1], [*keys, *overrides])
+
+
+def feed_forward(d_model: int, d_ff: int) -> int:
+    return d_model * d_ff + d_ff + d_ff * d_model + d_model
+
+
+@pytest.fixture
+def _double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        # W_Embedding; W^Q, W^K, W^V, W^O and the feed-forward networks of 3 + 3 layers; W^S and
+        # b^S. The page says nothing of the norms' gains: 2 x 3 and 3 x 3 vectors.
+        (
+            "Transformer Explained in One Single Page",
+            8000 * 256 + 3 * (12 * 256**2 + 2 * feed_forward(256, 1024)) + 256 * 8000 + 8000
+            + 15 * 256,
+        ),
+        ("Yet another explanation", 26_201_096),  # printed by the notebook
+        # Attention without biases; norms "scale and shift".
+        (
+            "The Annotated The Annotated Transformer",
+            37_000 * 512 + 6 * (12 * 512**2 + 2 * feed_forward(512, 2048)) + 30 * 2 * 512,
+        ),
+        ("The Illustrated Transformer", 63_082_496),  # the sum at the end of its arithmetic
+        (
+            "Transformer Notes",
+            37_000 * 512 + 6 * (12 * 512**2 + 2 * feed_forward(512, 2048)) + 30 * 512,
+        ),
+    ],
+)  # fmt: skip
+def test_each_text_has_as_many_parameters_as_on_paper(text: str, parameters: int) -> None:
+    config = configuration(text)
+    with torch.device("meta"):
+        model = build_model(config.model, *config.tokenizer.vocab_sizes)
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.usefixtures("_double")
+@pytest.mark.parametrize(
+    ("text", "formulas", "overrides"),
+    [
+        ("Transformer Explained in One Single Page", texts.one_page, ()),
+        ("Yet another explanation", None, ()),
+        ("The Annotated The Annotated Transformer", texts.annotated, ()),
+        ("The Annotated The Annotated Transformer", texts.annotated, ("model.norm_position=pre",)),
+        ("The Illustrated Transformer", texts.illustrated, ()),
+        ("Transformer Notes", texts.notes, ()),
+    ],
+)
+def test_logits_of_random_weights_are_those_of_the_formulas(
+    text: str, formulas: Text | None, overrides: tuple[str, ...]
+) -> None:
+    config = configuration(text, *overrides).model
+    small = {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 8, "ff_dim": 12, "num_heads": 2}
+    torch.manual_seed(1)
+    model = build_model(ModelConfig(**{**config.model_dump(), **small}), 12, 12).eval()
+    random_parameters(model)
+    sources = [[1] * config.source_bos + ids for ids in SENTENCES]
+    with torch.no_grad():
+        found = model.logits(model(Packed.from_rows(sources), Packed.from_rows(TARGETS)))
+        if formulas is None:  # batches, as the text
+            expected = texts.from_scratch(model, sources, TARGETS)
+        else:
+            pairs = zip(sources, TARGETS, strict=True)
+            expected = torch.cat([formulas(model, *pair) for pair in pairs])
+
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
