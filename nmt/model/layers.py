@@ -64,7 +64,7 @@ class StdLayerNorm(nn.LayerNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, D), or more dimensions in front; in float32 as `RMSNorm`."""
-        wide, bias = x.to(_wide(x)), cast(Tensor | None, self.bias)
+        wide, bias = _wide(x), cast(Tensor | None, self.bias)
         centred = wide - wide.mean(-1, keepdim=True)
         # The slope of the square root has no value at 0, where all features are equal.
         deviation = centred.square().mean(-1, keepdim=True).clamp_min(_LEAST_VARIANCE).sqrt()
@@ -72,9 +72,9 @@ class StdLayerNorm(nn.LayerNorm):
         return (scaled if bias is None else scaled + bias).to(x.dtype)
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    """Float32, or the dtype of ``x`` if it is wider."""
-    return torch.promote_types(x.dtype, torch.float32)
+def _wide(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class RMSNorm(nn.RMSNorm):
@@ -86,9 +86,8 @@ class RMSNorm(nn.RMSNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, D), or more dimensions in front."""
-        dtype = _wide(x)
-        weight = self.weight.to(dtype)
-        return F.rms_norm(x.to(dtype), self.normalized_shape, weight, self.eps).to(x.dtype)
+        weight = _wide(self.weight)
+        return F.rms_norm(_wide(x), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):
