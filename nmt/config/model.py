@@ -119,28 +119,29 @@ class ModelConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         for dim in (self.model_dim, self.decoder_dim):
+            nearest = self._nearest_width(dim)
             if dim % heads:
-                yield self._heads_do_not_divide(dim)
+                yield (
+                    f"num_heads ({heads}) must divide the width {dim}: use num_heads "
+                    f"{_nearest_divisor(dim, heads)} or the width {nearest}"
+                )
             elif self.positions == "rotary" and (dim // heads) % 2:
-                yield "rotary positions need an even width per head"
+                yield f"rotary positions need an even width per head: use the width {nearest}"
             if self.positions.startswith("sinusoidal") and dim % 2:
-                yield "sinusoidal positions need an even width"
+                yield f"sinusoidal positions need an even width: use {nearest}"
         if kv_heads is not None and heads % kv_heads:
-            yield f"num_kv_heads ({kv_heads}) must divide num_heads ({heads})"
+            yield (
+                f"num_kv_heads ({kv_heads}) must divide num_heads ({heads}): "
+                f"use {_nearest_divisor(heads, kv_heads)}"
+            )
         if self.shares_inputs and self.decoder_dim != self.model_dim:
             yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
 
-    def _heads_do_not_divide(self, dim: int) -> str:
-        """Return what is wrong with a width, and what is nearest to it."""
+    def _nearest_width(self, dim: int) -> int:
+        """Return the width nearest to ``dim`` that goes with heads and positions."""
         heads, even = self.num_heads, 2 if self.positions.startswith("sinusoidal") else 1
         step = 2 * heads if self.positions == "rotary" else lcm(heads, even)
-        width = step * max(round(dim / step), 1)
-        divisors = (number for number in range(1, dim + 1) if dim % number == 0)
-        nearest = min(divisors, key=lambda number: abs(number - heads))
-        return (
-            f"num_heads ({heads}) must divide the width {dim}: use num_heads {nearest} "
-            f"or the width {width}"
-        )
+        return step * max(round(dim / step), 1)
 
     @property
     def shares_inputs(self) -> bool:
@@ -170,3 +171,9 @@ class ModelConfig(Section):
     def decoder_ff(self) -> int:
         """Inner width of the decoder's feed-forward layers."""
         return self.decoder_ff_dim or self.ff_dim
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of ``number`` that is nearest to ``wanted``."""
+    divisors = (divisor for divisor in range(1, number + 1) if number % divisor == 0)
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))
