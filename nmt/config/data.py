@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -86,6 +86,13 @@ class DataConfig(Section):
 _VocabSize = Annotated[int, Field(ge=5, le=256_000)]
 
 
+_NumUnused = Annotated[int, Field(ge=0, le=256_000)]
+
+
+def _both_sides(number: int | Mapping[Literal["source", "target"], int]) -> tuple[int, int]:
+    return (number, number) if isinstance(number, int) else (number["source"], number["target"])
+
+
 class TokenizerConfig(Section):
     """The SentencePiece models."""
 
@@ -100,6 +107,14 @@ class TokenizerConfig(Section):
     )
     """Entries of each vocabulary, the four special ones included; one number, or one for each side
     with ``joint: false``. Characters may be fewer."""
+    unused_entries: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
+        default=0,
+        json_schema_extra={
+            "allowed": "a whole number, at least 0, or one a side: {source: ..., target: ...}"
+        },
+    )
+    """Of these, so many that no text becomes: tables get ``vocab_size`` rows where the text has too
+    few entries for them, as other releases of SentencePiece made them."""
     joint: bool = True
     """One vocabulary for both languages; two separate ones when false."""
     byte_fallback: bool = True
@@ -115,8 +130,12 @@ class TokenizerConfig(Section):
     @property
     def vocab_sizes(self) -> tuple[int, int]:
         """Entries of the source and of the target vocabulary."""
-        size = self.vocab_size
-        return (size, size) if isinstance(size, int) else (size["source"], size["target"])
+        return _both_sides(self.vocab_size)
+
+    @property
+    def unused(self) -> tuple[int, int]:
+        """Unused entries of the source and of the target vocabulary."""
+        return _both_sides(self.unused_entries)
 
     @property
     def min_vocab_size(self) -> int:
@@ -126,15 +145,20 @@ class TokenizerConfig(Section):
         return 261 if self.kind in ("word", "char") else 300
 
     def _disagreements(self) -> Iterator[str]:
-        size = self.vocab_size
-        if isinstance(size, dict) and (len(size) < 2 or self.joint):
-            needed = "joint false, or give one number" if self.joint else "both source and target"
-            yield f"vocab_size with sizes of each side needs {needed}"
-        elif min(self.vocab_sizes) < self.min_vocab_size:
+        sizes = {"vocab_size": self.vocab_size, "unused_entries": self.unused_entries}
+        for key, size in sizes.items():
+            if isinstance(size, dict) and (len(size) < 2 or self.joint):
+                needed = "joint false, or give one number" if self.joint else "source and target"
+                yield f"{key} with sizes of each side needs {needed}"
+                return
+        if min(self.vocab_sizes) < self.min_vocab_size:
             yield (
                 f"vocab_size is {min(self.vocab_sizes)}; byte_fallback takes 256 entries: raise it "
                 f"to {self.min_vocab_size} or more, or set byte_fallback to false"
             )
+        for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
+            if unused and size - unused < self.min_vocab_size:
+                yield f"unused_entries of vocab_size {size}: at most {size - self.min_vocab_size}"
 
 
 class FilterConfig(Section):

@@ -153,7 +153,8 @@ def train_sentencepiece(
         VocabularySizeError: The text allows no vocabulary of this size; names one that it allows.
         TokenizerError: There is no text.
     """
-    size = config.vocab_sizes[path.name == TARGET]
+    is_target = path.name == TARGET
+    size, unused = config.vocab_sizes[is_target], config.unused[is_target]
     usable = (_encodable(line).replace("\0", " ") for line in lines)
     try:
         with path.open("wb") as file:
@@ -162,6 +163,7 @@ def train_sentencepiece(
                 model_writer=file,
                 model_type=config.kind,
                 vocab_size=size,
+                control_symbols=[f"<unused{number}>" for number in range(unused)],
                 # Of words, it would leave out all that have a rare character.
                 character_coverage=1.0 if config.kind == "word" else config.character_coverage,
                 byte_fallback=config.byte_fallback,

@@ -87,6 +87,12 @@ SCHEDULE_FREE: dict[str, Any] = {
         (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
         (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
         (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
+        (TokenizerConfig, {"unused_entries": SIZES}, "unused_entries .* needs joint false"),
+        (
+            TokenizerConfig,
+            {"vocab_size": 400, "unused_entries": 101},
+            "vocab_size 400: at most 100",
+        ),
         (
             RunConfig,
             {**RUN, "model": {"positions": "learned", "max_positions": 257, "source_bos": True}},

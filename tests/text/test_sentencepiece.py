@@ -70,6 +70,21 @@ def test_words_and_characters_spell_what_they_lack_in_bytes(
     assert " ".join(normal.split()) == normal
 
 
+def test_unused_entries_fill_a_vocabulary_and_no_text_becomes_one(tmp_path: Path) -> None:
+    config = TokenizerConfig.model_validate({
+        "kind": "unigram", "vocab_size": 400, "unused_entries": {"source": 0, "target": 355},
+        "joint": False, "byte_fallback": False,
+    })  # fmt: skip
+    tokenizer = Tokenizer.load(trained(tmp_path, config, "target.model"))
+    ids = tokenizer.encode(" ".join([*TEXT, *(f"<unused{number}>" for number in range(355))]))
+
+    assert tokenizer.vocab_size == 400
+    assert len({*ids}) <= 45
+    assert tokenizer.decode([5, *ids]) == tokenizer.decode(ids)
+    with pytest.raises(VocabularySizeError):
+        trained(tmp_path, config, "source.model")
+
+
 @given(line=st.text())
 def test_any_string_gives_ids_of_the_vocabulary_and_no_special_ones(
     tokenizer: Tokenizer, line: str
