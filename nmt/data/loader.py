@@ -158,7 +158,7 @@ class Loader:
     def lengths(self, rows: IntArray | slice) -> tuple[IntArray, IntArray]:
         """Return source and target tokens of rows of the store, special ones included."""
         source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
-        return source.astype(np.int64) + 1 + self.source_bos, target.astype(np.int64) + 1
+        return source.astype(np.int64) + (1 + self.source_bos), target.astype(np.int64) + 1
 
     def plan(self, epoch: int) -> list[IntArray]:
         """Return the store's rows of each batch of an epoch, in order.
