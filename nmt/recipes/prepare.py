@@ -152,11 +152,12 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     data = config.data.model_dump(
         mode="json", exclude={"test": True, "train": {"__all__": {"weight"}}}
     )
-    # Folders that were made before there was such a key stay valid.
+    # Folders that were made before there were such keys stay valid.
     without = None if config.filters.extra else {"extra"}
+    unsaid = None if config.tokenizer.unused_entries else {"unused_entries"}
     parts = {
         "data": data,
-        "tokenizer": config.tokenizer.model_dump(mode="json"),
+        "tokenizer": config.tokenizer.model_dump(mode="json", exclude=unsaid),
         "filters": config.filters.model_dump(mode="json", exclude=without),
         "languages": [config.source_language, config.target_language],
         "format": FORMAT_VERSION,

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.data.checks import CONTROL, MARKUP
 from nmt.data.filters import DUPLICATE
 from nmt.data.prepared import PreparedData
 from nmt.errors import DataError, NmtError, TokenizerError
-from nmt.recipes.prepare import prepare
+from nmt.recipes.prepare import config_hash, prepare
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 
 NUMBERS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -326,6 +327,15 @@ def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
         prepare(RunConfig.model_validate(base))
         assert decoded(tmp_path / "prepared") == pairs
         assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
+
+
+def test_folders_of_earlier_releases_are_up_to_date() -> None:
+    """A key that is added must not make everybody prepare again; a new default may."""
+    config = load_config(Path(__file__).parents[2] / "configs" / "demo.yaml")
+
+    assert config_hash(config).startswith("fbaf3e8911cccdea")
+    unused = config.tokenizer.model_copy(update={"unused_entries": 8})
+    assert config_hash(config.model_copy(update={"tokenizer": unused})) != config_hash(config)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
