@@ -196,7 +196,7 @@ class BatchConfig(Section):
     accumulate: int = Field(default=1, ge=1)
     """Batches whose gradients are summed into one update."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability of dropping a merge when training text is cut into subwords anew in each epoch
+    """Probability of dropping a merge when training text is cut into subwords again in each epoch
     (Provilkov et al. 2020; 0.1 is usual); needs ``tokenizer.kind: bpe``. Batches are planned
     without it, and hold about a fifth more tokens at 0.1."""
 

@@ -250,10 +250,10 @@ class Preparation:
 def _check_kept(part: str, reasons: Counter[str]) -> None:
     if reasons[KEPT]:
         return
-    told = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
+    counted = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
     raise DataError(
         f"No {'training' if part == TRAIN else 'validation'} pair is left after the filters. "
-        f"Dropped: {told or 'nothing'}.",
+        f"Dropped: {counted or 'nothing'}.",
         fix="Check the files, or relax the filters section.",
     )
 

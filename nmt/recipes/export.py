@@ -19,6 +19,7 @@ from nmt.checkpoint.model_folder import (
 from nmt.checkpoint.retention import by_score, write_average
 from nmt.config.keys import chosen
 from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
 from nmt.exchange.targets import CARD, EXPORT_TARGETS, model_card
@@ -98,16 +99,19 @@ def export(
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
     write_model_folder(output, source, bundle.step, write)
-    if lost := [
-        f"{name} {value}"
-        for name, value in files.config.decoding.model_dump().items()
-        if value != getattr(config.decoding, name)
-    ]:
-        logger.info("%s cannot search with %s: the export leaves that out", target, ", ".join(lost))
+    _log_lost(target, files.config, config)
     size = (output / writer.weights_name).stat().st_size
     return ExportSummary(
         output=output, target=target, quantization=dtype, step=bundle.step, size_bytes=size
     )
+
+
+def _log_lost(target: str, before: RunConfig, after: RunConfig) -> None:
+    """Name the decoding options that an export leaves out."""
+    kept = after.decoding.model_dump()
+    options = before.decoding.model_dump().items()
+    if lost := [f"{name} {value}" for name, value in options if value != kept[name]]:
+        logger.info("%s cannot search with %s: the export leaves that out", target, ", ".join(lost))
 
 
 def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:

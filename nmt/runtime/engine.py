@@ -47,7 +47,7 @@ class Request:
     constraints: bool = False
     """Whether single lines have a prefix or phrases."""
     outputs: frozenset[str] = frozenset()
-    """What is told besides texts and scores: ``alignments``, ``attention``, ``token_scores``."""
+    """Returned besides texts and scores: ``alignments``, ``attention``, ``token_scores``."""
     longest: int = 0
     """Tokens of the longest source; 0 if that is not known."""
 

@@ -62,7 +62,7 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 class Tokenizer:
-    """One SentencePiece model: lines to subword ids and back. Special ids never come out of it."""
+    """One SentencePiece model: lines to subword ids and back. `encode` gives no special ids."""
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
         self._processor = processor
