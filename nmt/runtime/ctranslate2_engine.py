@@ -67,6 +67,9 @@ def lacking(request: Request) -> list[str]:
 class CTranslate2Engine(Engine):
     """Searches with a converted model.
 
+    PAD, UNK and BOS take nothing from other tokens in a search; where it scores a given text, and
+    the end of an output that is cut off, they do (less than 1e-4 a token in a trained model).
+
     Args:
         folder: Where it is, with `RECORD`.
         device: Where to compute.

@@ -20,7 +20,7 @@ from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.runtime.engine import Mean
 from nmt.runtime.shortlist import BatchVocabulary
-from nmt.text import BOS_ID
+from nmt.text import BOS_ID, NUM_NEVER_CHOSEN
 
 States = tuple[DecoderState, ...]
 """Where each model is."""
@@ -113,7 +113,10 @@ class ModelStepper:
         )
 
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
-        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32."""
+        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
+
+        Of the tokens that a search may choose: PAD, UNK and BOS get minus infinity.
+        """
         if self.tokens is not None:
             tokens = self.tokens.take(tokens)
         log_probs, after = [], []
@@ -121,6 +124,9 @@ class ModelStepper:
         for model, run, project, before in parts:
             hidden, own = model.decode_step(before, tokens, run)
             logits = project(hidden)
+            # Before the softmax, so that other tokens share what these would have got, and searches
+            # find and score the same as CTranslate2's.
+            logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
             if own.allowed is not None:
                 logits.add_(own.allowed)
             log_probs.append(logits.float().log_softmax(dim=-1))

@@ -23,7 +23,7 @@ from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.stepper import Mixture, ModelStepper, source_of
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.search.loop import search
-from nmt.text import BOS_ID, EOS_ID
+from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import tokenizer_hash
 
 _MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
@@ -155,6 +155,10 @@ class TorchEngine(Engine):
         for start in range(0, len(gold), at_once):
             rows = slice(start, start + at_once)
             logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
+            for values in logits:  # as in a search, but for unknown words that the target has
+                own = values.gather(1, gold[rows])
+                values[:, :NUM_NEVER_CHOSEN] = -torch.inf
+                values.scatter_(1, gold[rows], own)
             log_probs = self._mixture.combine([x.float().log_softmax(dim=-1) for x in logits])
             parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
         sizes = [len(ids) + 1 for ids in targets]

@@ -20,10 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config.decoding import DecodingConfig
 from nmt.search.hypothesis import Constraints, Ids, limits_of
-from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 
-_NUM_NEVER = 3
-assert {PAD_ID, UNK_ID, BOS_ID} == {*range(_NUM_NEVER)}
 _ANY, _NOTHING = -1, -2
 
 
@@ -69,7 +67,10 @@ class Rules:
             begun = self._prefixes.next_tokens(sentences, history, log_probs.device)
         if begun is not None and beta:
             bias(log_probs, *begun, beta)
-        forced = None if begun is None or beta else log_probs[begun]
+        forced = None
+        if begun is not None and not beta:
+            # An unknown token of a prefix is given, not chosen: it adds nothing to the score.
+            forced = log_probs[begun].where(begun[2] >= NUM_NEVER_CHOSEN, 0.0)
         self._apply_others(log_probs, sentences, history)
         if begun is not None and forced is not None:
             log_probs[begun[:2]] = -torch.inf
@@ -78,7 +79,7 @@ class Rules:
 
     def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply what does not hold for forced prefixes."""
-        log_probs.narrow(-1, 0, _NUM_NEVER).fill_(-torch.inf)
+        log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
         length = history.shape[-1] + 1
         early = last = None
         if length not in self._free_lengths:

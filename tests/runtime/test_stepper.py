@@ -68,6 +68,18 @@ def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
 
 
 @torch.no_grad()
+def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
+    torch.manual_seed(7)
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    source = batch([5])
+    stepper = ModelStepper(model)
+    log_probs, _ = stepper.step(stepper.start(source), torch.tensor([[BOS_ID]]))
+    logits = model.logits(model(source, Packed.from_rows([[BOS_ID]])))[0]
+    assert log_probs[0, 0, :EOS_ID].isneginf().all()
+    torch.testing.assert_close(log_probs[0, 0, EOS_ID:], logits[EOS_ID:].log_softmax(0))
+
+
+@torch.no_grad()
 def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
     torch.manual_seed(7)
     model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()

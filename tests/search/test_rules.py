@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search.hypothesis import NONE, length_penalty, limits_of
+from nmt.search.hypothesis import NONE, Constraints, length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,
@@ -156,3 +156,13 @@ def test_limits_count_eos_and_never_cross(
 def test_rules_that_are_off_cost_nothing() -> None:
     nothing = Rules(torch.tensor([3]), DecodingConfig(), [NONE])
     assert (nothing._forbidden, nothing._prefixes) == (None, None)
+
+
+def test_an_unknown_token_of_a_prefix_is_given_and_adds_nothing_to_the_score() -> None:
+    rules = Rules(torch.tensor([3]), DecodingConfig(), [Constraints(prefix=(5, UNK_ID))])
+    for history, token, expected in (([], 5, -1.5), ([5], UNK_ID, 0.0)):
+        log_probs = torch.full((1, 1, 7), -1.5)
+        log_probs[..., :EOS_ID] = -INFINITY  # as a model's stepper has it
+        rules(log_probs, torch.tensor([0]), torch.tensor([[history]], dtype=torch.int64))
+        assert log_probs.isfinite().nonzero().tolist() == [[0, 0, token]]
+        assert log_probs[0, 0, token] == expected
