@@ -29,7 +29,7 @@ from nmt.exchange.ctranslate2 import (
 from nmt.files.manifest import FileRecord, Manifest
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.text import BOS_ID
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.runtime.exported import needs_ctranslate2, random_model, run_config, train_tokenizers
 from tests.translation.conftest import sentences
@@ -124,6 +124,19 @@ def test_every_architecture_translates_as_ours(
     assert bundle.model.target_table[BOS_ID].abs().min() > 0  # the decoder starts from it
 
     compare(bundle, tmp_path, beam_size=3)
+
+
+@needs_ctranslate2
+def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    """Not even where padding, unknown and BOS are the most probable of all."""
+    bundle = bundle_of(tokenizers)
+    assert bundle.model.output_bias is not None
+    with torch.no_grad():
+        bundle.model.output_bias[[PAD_ID, UNK_ID, BOS_ID]] = 9.0
+        bundle.model.output_bias[EOS_ID] += 6.0  # what is cut off pays for its end in another way
+    compare(bundle, tmp_path, beam_size=4, max_length_offset=50)
 
 
 @needs_ctranslate2

@@ -55,13 +55,11 @@ def run_config(model: dict[str, Any], **sections: Any) -> RunConfig:
     })  # fmt: skip
 
 
-def random_model(
-    config: RunConfig, sizes: tuple[int, int], seed: int = 1, never_chosen: float = -20.0
-) -> Transformer:
+def random_model(config: RunConfig, sizes: tuple[int, int], seed: int = 1) -> Transformer:
     """A model with strong opinions; every parameter differs from what it starts training with.
 
-    Padding, unknown and BOS are improbable, as in a trained one, if their bias ``never_chosen`` is
-    low; about half of its outputs end before they have to.
+    Padding, unknown and BOS are improbable, as in a trained one; about half of its outputs end
+    before they have to.
     """
     torch.manual_seed(seed)
     model = build_model(config.model, *sizes).eval()
@@ -72,18 +70,16 @@ def random_model(
             else:
                 parameter.mul_(1.5)
         if model.output_bias is not None:
-            model.output_bias[[PAD_ID, UNK_ID, BOS_ID]] = never_chosen
+            model.output_bias[[PAD_ID, UNK_ID, BOS_ID]] = -20.0
             model.output_bias[EOS_ID] += 1.0
     return model
 
 
-def write_run(
-    run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1, never_chosen: float = -20.0
-) -> Transformer:
+def write_run(run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1) -> Transformer:
     """Write a run folder with one validated checkpoint; return its model."""
     tokenizers = load_tokenizers(tokenizer)
     sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    model = random_model(config, sizes, seed, never_chosen)
+    model = random_model(config, sizes, seed)
     write_run_files(run_dir, config, tokenizer)
     weights = model.state_dict()
     state = {"identity": {"data_hash": "d"}}

@@ -12,7 +12,6 @@ from nmt.exchange.ctranslate2 import import_ctranslate2
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Constraints
-from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.translator import Translator
 from tests.runtime.exported import (
     needs_ctranslate2,
@@ -75,20 +74,6 @@ def test_the_search_is_ours(ours: Translator, theirs: Translator, changes: dict[
         assert found.text == expected.text
         assert found.score == pytest.approx(expected.score, abs=1e-4)
         assert [x.text for x in found.alternatives] == [x.text for x in expected.alternatives]
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
-    tmp_path: Path, beam_size: int
-) -> None:
-    """Not even where padding, unknown and BOS are the most probable of all."""
-    config, tokenizer = run_config({}), train_tokenizers(tmp_path / "tokenizer")
-    write_run(tmp_path / "run", tokenizer, config, never_chosen=9.0)
-    options = config.decoding.model_copy(update={"beam_size": beam_size})
-    engines = [load(tmp_path / "run", name) for name in ("torch", "ctranslate2")]
-    ids = load_tokenizers(tokenizer).source.encode_batch(LINES)
-    ours, theirs = ([best for (best,) in each.engine.search(ids, options)] for each in engines)
-    assert [found.ids for found in theirs] == [expected.ids for expected in ours]
 
 
 def test_its_tokens_have_our_scores(ours: Translator, theirs: Translator) -> None:
