@@ -126,6 +126,10 @@ class Tokenizer:
             for i in range(self.vocab_size)
         ]
 
+    def piece(self, index: int) -> str:
+        """Return the text of one id, with U+2581 where a word begins."""
+        return str(self._processor.id_to_piece(index))
+
     def is_fallback(self, index: int) -> bool:
         """Whether an id stands for a single byte or for an unknown piece."""
         return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))

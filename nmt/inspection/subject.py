@@ -1,0 +1,243 @@
+"""What is inspected: a model or configuration, a sentence, and chosen layers, heads, checkpoints.
+
+Everything is loaded when it is first asked for, so `parameters` of a CONFIG needs no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nmt.checkpoint.model_folder import TOKENIZER, load_folder_config, load_model, readable
+from nmt.config.loader import load_config
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.exchange.ctranslate2 import is_ctranslate2
+from nmt.text import BOS_ID, EOS_ID, PAD_ID
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
+
+if TYPE_CHECKING:
+    from nmt.inspection.catalog import Need
+    from nmt.model.transformer import Transformer
+    from nmt.packed import Packed
+
+MAX_TOKENS = 100
+"""Of a sentence; a longer one is refused: its page would be many megabytes."""
+MAX_HEADS = 64
+"""Heads that one grid draws; of more, ``--layer`` chooses."""
+SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
+"""Labels of ids that are not text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the flags choose."""
+
+    source: str | None = None
+    """Sentence that is read; shown by all parts but those of the configuration."""
+    target: str | None = None
+    """Its translation; the model's own if None."""
+    layer: int | None = None
+    """From 1. None: all layers, or the top one where one is shown."""
+    heads: Sequence[int] = ()
+    """From 1. Empty: all."""
+    checkpoints: Sequence[str] = ()
+    """Names as of ``--checkpoint``: ``best``, ``last``, ``step-N``, ``average``, or ``untrained``.
+    The first one is the model of all parts that show one model. Empty: ``best``."""
+    unmasked: bool = False
+    """With ``trace``: recompute with the causal mask left out, beside the masked one."""
+    test: str | None = None
+    """With ``heads``: the test set."""
+
+
+class Subject:
+    """A run folder, model folder or configuration, and what is chosen of it.
+
+    Args:
+        place: Folder with a model, or a YAML configuration.
+        choice: What the flags choose.
+
+    Attributes raise:
+        ConfigError: A CONFIG has no such thing, or the choice names what the model has not.
+        CheckpointError: The folder has no such thing, or it is damaged.
+    """
+
+    def __init__(self, place: Path, choice: Choice | None = None) -> None:
+        self.place = place
+        self.choice = choice or Choice()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a model is inspected, not a CONFIG."""
+        return self.place.is_dir()
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The whole configuration; the model section is ``config.model``."""
+        return load_folder_config(self.place) if self.is_folder else load_config(self.place)
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """Of a CONFIG, those of its prepared data."""
+        if self.is_folder:
+            with readable():
+                return load_tokenizers(self.place / TOKENIZER)
+        folder = self.config.prepared_dir / TOKENIZER
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{self.place} is a configuration whose data are not prepared: it has no "
+                "vocabulary yet.",
+                fix=f"Run `nmt prepare {self.place}` first, or name a trained model.",
+            )
+        return load_tokenizers(folder)
+
+    @cached_property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Of source and target: of the tokenizers, else as the configuration says."""
+        if self.is_folder or (self.config.prepared_dir / TOKENIZER).is_dir():
+            return self.tokenizers.vocab_sizes
+        return self.config.tokenizer.vocab_sizes
+
+    @cached_property
+    def structure(self) -> Transformer:
+        """The model built without values (meta device): names and shapes of any configuration."""
+        import torch  # noqa: PLC0415
+
+        from nmt.model.transformer import build_model  # noqa: PLC0415
+
+        with torch.device("meta"):
+            return build_model(self.config.model, *self.vocab_sizes)
+
+    @cached_property
+    def model(self) -> Transformer:
+        """The model of the first chosen checkpoint: CPU, float32, evaluation mode."""
+        return self.load(self.choice.checkpoints[0] if self.choice.checkpoints else "best")
+
+    def load(self, checkpoint: str) -> Transformer:
+        """Load a checkpoint by its name; ``untrained`` builds the model with the run's seed."""
+        import torch  # noqa: PLC0415
+
+        from nmt.model.transformer import build_model  # noqa: PLC0415
+
+        self.require("model", "a checkpoint")
+        if checkpoint == "untrained":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.config.training.seed)
+                return build_model(self.config.model, *self.vocab_sizes).eval()
+        return load_model(self.place, checkpoint).model
+
+    @cached_property
+    def source_ids(self) -> list[int]:
+        """Of the source sentence, as the encoder reads it: EOS at the end, BOS if it is given."""
+        ids = self._encode(self.choice.source or "", self.tokenizers.source, "--source")
+        return [BOS_ID] * self.config.model.source_bos + [*ids, EOS_ID]
+
+    @cached_property
+    def target_ids(self) -> list[int]:
+        """Of the target, without BOS and EOS; the model's own translation if none is chosen."""
+        if self.choice.target is not None:
+            return self._encode(self.choice.target, self.tokenizers.target, "--target")
+        from nmt.runtime.torch_engine import TorchEngine  # noqa: PLC0415
+
+        start = int(self.config.model.source_bos)
+        found = TorchEngine(self.model).search([self.source_ids[start:-1]], self.config.decoding)
+        return list(found[0][0].ids)
+
+    @property
+    def source_labels(self) -> list[str]:
+        """A label for each of ``source_ids``: its piece, with the word border visible."""
+        return labels(self.tokenizers.source, self.source_ids)
+
+    @property
+    def target_labels(self) -> list[str]:
+        """A label for each decoder position: the token read and the token predicted, ``I > am``."""
+        read, predicted = self.read_labels, self.predicted_labels
+        return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in zip(read, predicted, strict=True)]
+
+    @property
+    def read_labels(self) -> list[str]:
+        """A label for each decoder input: BOS and the target."""
+        return labels(self.tokenizers.target, [BOS_ID, *self.target_ids])
+
+    @property
+    def predicted_labels(self) -> list[str]:
+        """A label for what each decoder position predicts: the target and EOS."""
+        return labels(self.tokenizers.target, [*self.target_ids, EOS_ID])
+
+    @cached_property
+    def source(self) -> Packed:
+        """``source_ids`` as the model's input: one sentence."""
+        from nmt.packed import Packed  # noqa: PLC0415
+
+        return Packed.from_rows([self.source_ids])
+
+    @cached_property
+    def target(self) -> Packed:
+        """BOS and ``target_ids`` as the decoder's input: one sentence."""
+        from nmt.packed import Packed  # noqa: PLC0415
+
+        return Packed.from_rows([[BOS_ID, *self.target_ids]])
+
+    def layers(self, num_layers: int) -> list[int]:
+        """Return the chosen layers of a stack, from 1: one, or all.
+
+        Raises:
+            ConfigError: The stack has no such layer.
+        """
+        return _within("layer", [self.choice.layer] if self.choice.layer else [], num_layers)
+
+    @property
+    def heads(self) -> list[int]:
+        """The chosen heads, from 1."""
+        return _within("head", self.choice.heads, self.config.model.num_heads)
+
+    def require(self, need: Need, name: str) -> None:
+        """Check that the subject has what a part needs, before anything is loaded.
+
+        Raises:
+            ConfigError: It is a CONFIG, or no sentence is given.
+            CheckpointError: It is exported for CTranslate2, which shows nothing of its inside.
+        """
+        if need in ("model", "sentence") and not self.is_folder:
+            raise ConfigError(
+                f"{name} needs a trained model, and {self.place} is a configuration.",
+                fix="Name a run or model folder; parameters, diagram and positions need none.",
+            )
+        if need in ("model", "sentence") and is_ctranslate2(self.place):
+            raise CheckpointError(
+                f"{name} needs weights of torch, and {self.place} is exported for CTranslate2.",
+                fix="Name the run that it was exported from; parameters, diagram, positions, "
+                "vocabulary and shift work here.",
+            )
+        if need == "sentence" and not (self.choice.source or "").strip():
+            raise ConfigError(
+                f"{name} needs a sentence, and --source has no text.",
+                fix='Give one, as in --source "Guten Morgen!"',
+            )
+
+    def _encode(self, text: str, tokenizer: Tokenizer, flag: str) -> list[int]:
+        ids = tokenizer.encode(text)
+        if not ids:
+            raise ConfigError(f"{flag} has no tokens.", fix=f'Give a text, as in {flag} "Hello!"')
+        if len(ids) > MAX_TOKENS:
+            raise ConfigError(
+                f"{flag} has {len(ids):,} tokens; figures are drawn of at most {MAX_TOKENS}.",
+                fix="Give a shorter sentence.",
+            )
+        return ids
+
+
+def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return what to write for each id: its piece, or PAD, BOS, EOS."""
+    return [SPECIAL.get(index) or tokenizer.piece(index) for index in ids]
+
+
+def _within(name: str, chosen: Sequence[int], count: int) -> list[int]:
+    if wrong := [each for each in chosen if not 1 <= each <= count]:
+        raise ConfigError(
+            f"There is no {name} {wrong[0]}.", fix=f"Use --{name} 1 to {count}, or leave it out."
+        )
+    return list(chosen) or list(range(1, count + 1))
