@@ -7,7 +7,8 @@
 Each stage is a process of its own with a time limit. What it measures is written at once to
 ``--output``, one JSON object a line, and shown as a table at the end. Some stages are gates: when
 one fails, the stages that depend on it are skipped, so that no time of a wrong result is reported.
-A gate that was not asked for counts as passed. Exit code 1: a gate failed, or a stage did not end.
+A gate that was not asked for counts as passed. ``--within 420`` ends what still runs after so many
+seconds, and keeps what was measured until then. Exit code 1: a gate failed, or a stage did not end.
 
 Times are medians; the device is synchronised before each clock is read; inputs are drawn and never
 zeros. `--device cpu --quick` uses tiny sizes and shows only that the script works.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -53,6 +55,7 @@ STAGES = (
     Stage("resume", 180),
     Stage("search", 150),
     Stage("shapes", 150, TRAINS),
+    Stage("loss", 90, TRAINS),
     Stage("training", 400, TRAINS),
     Stage("kernels", 150, TRAINS),
     Stage("decoding", 200, ("search",)),
@@ -100,15 +103,19 @@ def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
     return record["stage"], record["what"], *(text.strip() for text in words), mark
 
 
-def run_stage(stage: Stage, command: Sequence[str], report: Report) -> None:
+def run_stage(
+    stage: Stage, command: Sequence[str], report: Report, *, left: float = math.inf
+) -> None:
     """Run one stage in a process group of its own, and kill that at its time limit.
 
     Args:
         stage: Which.
         command: What runs it, but for ``--run NAME``.
         report: Given what it prints.
+        left: Seconds left for all stages.
     """
     begin = time.monotonic()
+    limit = min(left, stage.seconds)
     is_late = threading.Event()
     with subprocess.Popen(
         [*command, "--run", stage.name], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -118,7 +125,7 @@ def run_stage(stage: Stage, command: Sequence[str], report: Report) -> None:
             is_late.set()
             os.killpg(process.pid, signal.SIGKILL)
 
-        timer = threading.Timer(stage.seconds, kill)
+        timer = threading.Timer(limit, kill)
         timer.start()
         try:
             for record in _records(process):
@@ -129,7 +136,7 @@ def run_stage(stage: Stage, command: Sequence[str], report: Report) -> None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     if code:
-        reason = f"ended by its limit of {stage.seconds} s" if is_late.is_set() else f"code {code}"
+        reason = f"ended by its limit of {limit:.0f} s" if is_late.is_set() else f"code {code}"
         report.add({"stage": stage.name, "what": "stage", "value": reason, "passed": False})
     else:
         seconds = round(time.monotonic() - begin, 1)
@@ -150,14 +157,20 @@ def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             print(line, end="", file=sys.stderr)
 
 
-def run_all(stages: Sequence[Stage], command: Sequence[str], report: Report) -> None:
+def run_all(
+    stages: Sequence[Stage], command: Sequence[str], report: Report, *, within: float = math.inf
+) -> None:
     """Run stages one after another, but for those that depend on one that failed."""
+    end = time.monotonic() + within
     for stage in stages:
+        left = end - time.monotonic()
         if lacking := [name for name in stage.needs if name in report.failed]:
             value = f"skipped: {', '.join(lacking)} failed"
             report.add({"stage": stage.name, "what": "stage", "value": value})
+        elif left <= 0:
+            report.add({"stage": stage.name, "what": "stage", "value": "skipped: no time left"})
         else:
-            run_stage(stage, command, report)
+            run_stage(stage, command, report, left=left)
 
 
 def chosen_stages(names: str) -> list[Stage]:
@@ -175,6 +188,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works")
     parser.add_argument("--stages", default="", help="names with commas between; default: all")
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all stages")
     parser.add_argument("--sizes", default="base,big", help="models of the stage training")
     parser.add_argument("--model", type=Path, help="model folder for search and files")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
@@ -206,7 +220,7 @@ def main() -> int:
         arguments += ["--quick"] if chosen.quick else []
         arguments += ["--model", str(chosen.model)] if chosen.model else []
         command = [sys.executable, str(Path(__file__).resolve()), *arguments]
-        run_all(stages, command, report)
+        run_all(stages, command, report, within=chosen.within)
     print(f"\n{report.table()}")
     return 1 if report.failed else 0
 

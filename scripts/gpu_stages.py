@@ -545,6 +545,7 @@ def search(report: Recorder) -> None:
 
     def translate(device: str, beam_size: int, batch_tokens: int) -> list[str]:
         flags = ["-i", str(path), "--device", device, "-b", str(beam_size), "--no-guard"]
+        flags += ["--engine", "torch", "--dtype", "float32"]
         return nmt("translate", model, *flags, "--batch-tokens", str(batch_tokens))[0].split("\n")
 
     for beam_size in (5,) if report.quick else (1, 5):
@@ -594,6 +595,45 @@ def _rate(
 
     seconds = report.seconds(work, rounds=rounds, warm_up=1)
     return seconds / len(batches), statistics.median(hosts[-rounds:]) / len(batches)
+
+
+def loss(report: Recorder) -> None:
+    """The output projection and its loss, forwards and backwards, beside its three products."""
+    rows, entries = (300, 400) if report.quick else (25_000, 37_000)
+    width, dtype = SIZES["base"].model_dim, choose_precision("auto", report.device).dtype
+    options: Any = {"device": report.device, "dtype": dtype}
+    sets = [
+        (
+            torch.randn((rows, width), **options, requires_grad=True),
+            torch.randn((entries, width), **options).div_(8).requires_grad_(),
+            torch.randn(entries, **options).requires_grad_(),
+            torch.randint(0, entries, (rows,), device=report.device),
+        )
+        for _ in range(3)
+    ]
+    form = choose_form(dtype, report.device, entries)
+
+    def both_ways() -> None:
+        for hidden, weight, bias, gold in sets:
+            form(hidden, weight, bias, gold, SMOOTHING).backward()
+            hidden.grad = weight.grad = bias.grad = None
+
+    def products() -> None:
+        for hidden, weight, _, _ in sets:
+            by_logits = hidden.detach() @ weight.detach().T
+            by_logits @ weight.detach()
+            by_logits.T @ hidden.detach()
+
+    alone = report.seconds(products) / len(sets)
+    if report.is_gpu:
+        torch.cuda.reset_peak_memory_stats(report.device)
+    whole = report.seconds(both_ways) / len(sets)
+    text = f"loss of {rows} x {width} x {entries}"
+    report.emit(f"{text}: its three products", 1e3 * alone, "ms")
+    report.emit(f"{text}: the rest", 1e3 * (whole - alone), "ms", target="<= 3")
+    if report.is_gpu:
+        peak_bytes = torch.cuda.max_memory_allocated(report.device)
+        report.emit(f"{text}: peak memory", peak_bytes / 1e9, "GB")
 
 
 def training(report: Recorder) -> None:
@@ -886,8 +926,8 @@ def files(report: Recorder) -> None:
 
 def _stages() -> Iterator[tuple[str, Callable[[Recorder], None]]]:
     known = (
-        machine, gradients, updates, compiled, resume, search, shapes, training, kernels, decoding,
-        variants, multi30k, proof, tatoeba, files,
+        machine, gradients, updates, compiled, resume, search, shapes, loss, training, kernels,
+        decoding, variants, multi30k, proof, tatoeba, files,
     )  # fmt: skip
     return ((each.__name__, each) for each in known)
 
