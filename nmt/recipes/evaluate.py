@@ -166,6 +166,8 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
         text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
         logger.warning(text, *[METRICS[model.mbr.utility].label] * 2)
     scored, base = score_systems(systems, scorers, baseline=baseline, resampling=options.resampling)
+    if model and config and not model.loading.get("ensemble"):
+        _record(model, config, chosen, scored[0])
     return Evaluation(
         test=chosen.name,
         num_sentences=len(chosen),
@@ -256,6 +258,16 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
         logger.info("%s", found)
     engine = translator.engine
     return System(model.name, [result.text for result in results], engine.name, engine.dtype)
+
+
+def _record(model: ModelUse, config: RunConfig, chosen: EvaluationSet, system: System) -> None:
+    """Have the page of a run show its scores."""
+    from nmt.training.html_report import record_evaluation  # noqa: PLC0415 - draws with jinja2
+
+    scores = {score.metric: score.value for score in system.scores}
+    checkpoint = model.loading.get("checkpoint", "best")
+    line = {"test": chosen.name, "checkpoint": checkpoint, "scores": scores}
+    record_evaluation(model.folder, config.name, line | {"sentences": len(chosen)})
 
 
 def _save(path: Path | None, lines: Iterable[str]) -> DataError | None:

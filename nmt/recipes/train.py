@@ -182,8 +182,11 @@ def _run(
         )
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        for text in (*notes, f"{progress.describe()}: {setup.describe()}"):
+        for text in notes:
             reporter.report(Event(progress.step, text))
+        text = f"{progress.describe()}: {setup.describe()}"
+        facts = setup.facts() | {"total_steps": progress.total_steps}
+        reporter.report(Event(progress.step, text, "start", facts))
         trained = trainer.run()
         if is_first and trained.reason != "signal":
             make_shortlist(run_dir, data)

@@ -122,6 +122,8 @@ class Chart:
     from_zero: bool = False
     log_if_wide: bool = False
     """Whether values far apart get a logarithmic axis."""
+    marks: Sequence[float] = ()
+    """Steps at which training was resumed: vertical lines."""
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -248,6 +250,8 @@ def render_chart(chart: Chart) -> Markup:
         "grid": "".join(f"M{left},{each:.5g}H{right}" for each in heights),
         "rows": [_mark(left - 8, h + 4, text) for h, text in zip(heights, labels, strict=True)],
         "columns": [_mark(place(n, y.low)[0], bottom + 18, text) for n, text in columns],
+        "marks": [_mark(place(n, y.low)[0], top, f"resumed at step {n:,.0f}") for n in chart.marks],
+        "bottom": bottom,
         "name": _mark((left + right) / 2, height - 4, "step"),
     }
     return render(

@@ -36,9 +36,9 @@ class Event:
     text: str
     """For people."""
     kind: str = "note"
-    """``update``, ``validation``, ``saved`` or ``note``."""
+    """``start``, ``update``, ``validation``, ``saved`` or ``note``."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What metrics.jsonl records of updates and validations."""
+    """What `JsonLines` record of updates, validations and starts."""
     level: int = logging.INFO
     """Of the log message; a warning is shown also with ``-q``."""
 
@@ -86,7 +86,7 @@ class PatientFile:
 
 
 class JsonLines(PatientFile):
-    """Appends one JSON object a line to ``metrics.jsonl``: updates and validations.
+    """Appends one JSON object a line to a file: ``metrics.jsonl`` has updates and validations.
 
     A number that is not finite, such as the norm of a skipped update's gradient, is null.
     But for times, the file of a run that was stopped and resumed equals that of one that was not.
@@ -95,10 +95,19 @@ class JsonLines(PatientFile):
         path: The file; made if missing.
         resume_step: Lines of later steps are left over from a run that was cut off, and go.
         last_validation: The same for validations, as one of ``resume_step`` may be made again.
+        kinds: Of the events that it takes.
     """
 
-    def __init__(self, path: Path, resume_step: int, last_validation: int) -> None:
-        kept, last_steps = b"", {"update": resume_step, "validation": last_validation}
+    def __init__(
+        self,
+        path: Path,
+        resume_step: int,
+        last_validation: int,
+        *,
+        kinds: Sequence[str] = ("update", "validation"),
+    ) -> None:
+        self._kinds = kinds
+        kept, last_steps = b"", dict.fromkeys(kinds, resume_step) | {"validation": last_validation}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             # The last line of a killed process may be half a line.
             with suppress(ValueError, KeyError, TypeError):
@@ -109,7 +118,7 @@ class JsonLines(PatientFile):
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
-        if event.values:
+        if event.kind in self._kinds:
             line = {"kind": event.kind, "step": event.step, **event.values}
             for key, value in line.items():
                 if isinstance(value, float) and not math.isfinite(value):
@@ -181,7 +190,7 @@ class Console:
         values = event.values
         if event.kind == "validation" and values.get("bleu") is not None:
             self._bleu = f", BLEU {values['bleu']:.2f}"
-        if self._bar.disable or event.kind in ("validation", "note"):
+        if self._bar.disable or event.kind in ("start", "validation", "note"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
             self._bar.update(event.step - self._bar.n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ from nmt.checkpoint.run import machine
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.data.batch import Resegmenter
+from nmt.data.corpus import corpus_names
 from nmt.data.loader import Loader
-from nmt.data.prepared import PreparedData
+from nmt.data.prepared import KEPT, READ, PreparedData
 from nmt.engine.compilation import Compilation, compile_layers
 from nmt.engine.device import choose_device, choose_precision, seed_rank
 from nmt.engine.distributed import Processes
@@ -102,6 +104,27 @@ class TrainingSetup:
         return {
             "machine": machine(self.device) | {"precision": precision, "compiled": is_compiled},
             "batch": self.batch.model_dump(mode="json"),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a start records: what trains, on what, by which schedule, on which data."""
+        training, schedule = self.config.training, self.config.training.schedule
+        counts = self.data.manifest.counts
+        dropped: Counter[str] = Counter()
+        for name in corpus_names(self.config.data.train):
+            reasons = counts.get(name, {})
+            dropped += Counter({k: n for k, n in reasons.items() if k not in (READ, KEPT)})
+        rise = f"{schedule.warmup_steps:,} updates of warm-up to {schedule.peak_lr:g}"
+        return {
+            "device": str(self.device),
+            "precision": self.updater.precision.name,
+            "threads": torch.get_num_threads(),
+            "processes": self.updater.processes.size,
+            "parameters": sum(count_parameters(self.updater.model).values()),
+            "schedule": f"{schedule.shape}: {rise}",
+            "metric": training.validation.metric,
+            "pairs": len(self.data.train),
+            "dropped": dict(dropped.most_common()),
         }
 
     def describe(self) -> str:

@@ -132,6 +132,11 @@ class Updater:
         with self.precision.autocast():
             return self._cross_entropy(self.model, batch)
 
+    def objective_loss(self, batch: Batch) -> LossSum:
+        """Sum what training minimises for a batch that is on the model's device."""
+        with self.precision.autocast():
+            return self._objective(self.model, batch)
+
     def _training_loss(self, batch: Batch) -> Tensor:
         with self.precision.autocast():
             return self._objective(self.model, batch.to(self._device)).loss_sum

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,11 @@ from nmt.text.tokenizer import load_tokenizers
 from nmt.training.report import Event
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
+from nmt.translation.guard import Guard, GuardThresholds
 from nmt.translation.translator import Translator
 
 REPORTED_METRICS = ("bleu", "chrf")
 """What is computed of decoded text, beside the metric that names the best checkpoint."""
-_NUM_SAMPLES = 3
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
 
@@ -40,7 +39,13 @@ class Scores:
     bleu_tokenizer: str | None = None
     """What BLEU's words were found with; scores by different ones cannot be compared."""
     samples: tuple[tuple[str, str, str], ...] = ()
-    """A few of (source, translation, reference)."""
+    """(source, translation, reference) of the best, the median and the worst sentence by chrF."""
+    sample_chrf: tuple[float, ...] = ()
+    """The chrF of each."""
+    objective: float | None = None
+    """What training minimises, per token, without dropout: to be compared with its loss."""
+    alarms: int | None = None
+    """Translations that look degenerate to the guard's widest limits; None without a text."""
 
     @property
     def perplexity(self) -> float:
@@ -71,7 +76,10 @@ class Scores:
             "perplexity": self.perplexity,
             "bleu_tokenizer": self.bleu_tokenizer,
             "seconds": seconds,
+            "objective": self.objective,
+            "alarms": self.alarms,
             "samples": self.samples,
+            "sample_chrf": self.sample_chrf,
             **(self.text or dict.fromkeys(REPORTED_METRICS)),
         }
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
@@ -99,12 +107,14 @@ class Validator:
         self._reference = setup.data.valid_target[: validation.max_sentences]
         if self._source:
             self._tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
+            tokenizers = load_tokenizers(setup.data.tokenizer_dir)
             self._translator = Translator(
                 TorchEngine(setup.updater.model),
-                load_tokenizers(setup.data.tokenizer_dir),
+                tokenizers,
                 config.decoding.plain(validation.beam_size),
                 max_length=config.filters.max_length,
                 check=stop.check,
+                guard=Guard(GuardThresholds(), tokenizers, retries=False),
             )
             options = MetricOptions(tokenize=self._tokenizer, target_language=language)
             names = dict.fromkeys((*REPORTED_METRICS, validation.metric))
@@ -121,33 +131,56 @@ class Validator:
         with self._updater.optimizer.eval_weights():
             model.eval()
             with torch.inference_mode():
-                loss_sum, tokens = map(sum, zip(*self._stop.gather(self._sum_loss), strict=True))
+                parts = self._stop.gather(self._sum_losses)
+                loss_sum, objective, tokens = map(sum, zip(*parts, strict=True))
                 text = self._text_scores() if self._source else {}
             model.train(was_training)
-        return Scores(loss_sum / max(tokens, 1), **text)
+        count = max(tokens, 1)
+        return Scores(loss_sum / count, objective=objective / count, **text)
 
     def _text_scores(self) -> Mapping[str, Any]:
         """Translate the set and score that; return fields of `Scores`."""
         own = self._source[self._processes.rank :: self._processes.size]
-        parts = self._stop.gather(lambda: [r.text for r in self._translator.translate(own)])
-        hypotheses = interleave(parts)
-        samples = zip(self._source, hypotheses, self._reference, strict=True)
+        parts = self._stop.gather(
+            lambda: [(r.text, bool(r.alarms)) for r in self._translator.translate(own)]
+        )
+        hypotheses, alarms = zip(*interleave(parts), strict=True)
+        tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
+        chrf = next(scorer.metric for scorer in self._scorers if scorer.name == "chrf")
+        of_sentences = [chrf.score(row) for row in tables["chrf"].tolist()]
+        chosen = choose_samples(of_sentences)
+        samples = list(zip(self._source, hypotheses, self._reference, strict=True))
         return {
-            "text": {scorer.name: scorer.score(hypotheses).value for scorer in self._scorers},
+            "text": {each.name: each.total(tables[each.name]).value for each in self._scorers},
             "bleu_tokenizer": self._tokenizer,
-            "samples": tuple(islice(samples, _NUM_SAMPLES)),
+            "samples": tuple(samples[row] for row in chosen),
+            "sample_chrf": tuple(of_sentences[row] for row in chosen),
+            "alarms": sum(alarms),
         }
 
-    def _sum_loss(self) -> tuple[float, int]:
-        """Return loss and tokens of the batches of this process."""
+    def _sum_losses(self) -> tuple[float, float, int]:
+        """Return loss, objective and tokens of the batches of this process."""
         tokens, device = 0, self._updater.model.output_weight.device
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
         for batch in self._batches:
             self._stop.check()
-            loss = self._updater.validation_loss(batch.to(device))
-            total += loss.loss_sum
+            on_device = batch.to(device)
+            loss = self._updater.validation_loss(on_device)
+            objective = self._updater.objective_loss(on_device)
+            totals += torch.stack((loss.loss_sum, objective.loss_sum))
             tokens += loss.num_tokens
-        return float(total), tokens
+        loss_sum, objective_sum = totals.tolist()
+        return loss_sum, objective_sum, tokens
+
+
+def choose_samples(scores: Sequence[float]) -> list[int]:
+    """Return which sentence has the best, the median and the worst score, the first of equals.
+
+    >>> choose_samples([3.0, 9.0, 1.0, 9.0, 4.0]), choose_samples([2.0])
+    ([1, 4, 2], [0])
+    """
+    ranked = sorted(range(len(scores)), key=lambda row: -scores[row])
+    return list(dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1])))
 
 
 def _fixed_batches(loader: Loader, processes: Processes) -> Sequence[Batch]:

@@ -255,6 +255,7 @@ class Guard:
         limits: What is normal.
         tokenizers: Of both languages.
         shortlist: By which coverage is measured, if there is a limit for it; read when needed.
+        retries: Whether it searches again, or only tells.
     """
 
     def __init__(
@@ -262,7 +263,10 @@ class Guard:
         limits: GuardThresholds,
         tokenizers: Tokenizers,
         shortlist: ShortlistFile | None = None,
+        *,
+        retries: bool = True,
     ) -> None:
+        self._retries = retries
         self.limits, self._tokenizers, self._shortlist = limits, tokenizers, shortlist
 
     @cached_property
@@ -317,6 +321,8 @@ class Guard:
         groups: dict[tuple[tuple[str, Any], ...], list[Segment]] = defaultdict(list)
         for segment in segments:
             segment.alarms = self.check(segment.ids, segment.hypotheses)
+            if not self._retries:
+                continue
             if changes := segment.alarms and self.fallback_search(segment.alarms, options):
                 groups[tuple(changes.items())].append(segment)
         for key, group in groups.items():

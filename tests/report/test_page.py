@@ -38,7 +38,7 @@ def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, sh
 @settings(max_examples=30)
 def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) -> None:
     page = render(
-        "run.html.j2", title=text, facts=[], is_noisy=False, charts=[], sampled_at="",
+        "run.html.j2", title=text, about=[], facts=[], is_noisy=False, charts=[], sampled_at="",
         samples=[[("Source", text)]], columns=[], validations=[], table_note="", config_text=text,
     )  # fmt: skip
     root = ElementTree.fromstring(page)

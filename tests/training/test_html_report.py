@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.training.dashboards import HtmlReport, render_report
+from nmt.training.html_report import HtmlReport, record_evaluation, render_report
 from nmt.training.report import Event, JsonLines
 from tests.training.small import full_disk, update_event, validation_event
 
@@ -73,10 +73,88 @@ def test_the_page_tells_the_state_of_the_run() -> None:
         "Step": "300",
         "Epoch": "3",
         "Time": "6 min",  # 3 x 90 + 2 x 30 seconds
+        "Average speed": "4,000 target tokens/s",
         "Best BLEU": "30.25 at step 200",
         "Lowest perplexity": "6.50 at step 300",
     }
     assert texts(root, ".//pre") == ["seed: 1"]
+
+
+STARTS = [
+    {"kind": "start", "step": 0, "device": "cpu", "metric": "bleu"},
+    {"kind": "start", "step": 200, "device": "cuda:0", "precision": "bfloat16", "metric": "chrf"}
+    | {"parameters": 1_234_567, "pairs": 29_000, "dropped": {"too long": 1200, "empty": 3}}
+    | {"schedule": "cosine: 500 updates of warm-up to 0.001"},
+]
+
+
+def test_the_page_tells_what_trains_on_what_and_what_tests_found() -> None:
+    scores = {"kind": "evaluation", "test": "flores", "checkpoint": "best"}
+    events = [*EVENTS, *STARTS, scores | {"scores": {"bleu": 1.0}}]
+    events += [scores | {"scores": {"bleu": 20.125, "chrf": 50.0}}]  # the later one counts
+    root = parsed(render_report("run", events))
+    about = next(classes(root, "dl", "about"))
+
+    assert dict(zip(texts(about, ".//dt"), texts(about, ".//dd"), strict=True)) == {
+        "Schedule": "cosine: 500 updates of warm-up to 0.001",
+        "Device": "cuda:0",
+        "Precision": "bfloat16",
+        "Parameters": "1,234,567",
+        "Pairs": "29,000",
+        "Dropped": "1,200 too long, 3 empty",
+        "Resumed at step": "200",
+        "Test: flores": "BLEU 20.12, chrF 50.00 checkpoint best",
+    }
+    for figure in figures(render_report("run", events)).values():
+        marks = classes(figure, "path", "mark")
+        assert [texts(each, "title") for each in marks] == [["resumed at step 200"]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "fact", "best"),
+    [
+        ("chrf", ("Best chrF", "60.00 at step 300"), "300"),
+        ("ter", ("Best TER", "50.00 at step 200"), "200"),  # errors: lower is better
+        ("loss", ("Lowest perplexity", "6.50 at step 300"), "300"),
+    ],
+)
+def test_the_best_validation_is_that_of_the_metric_of_the_run(
+    metric: str, fact: tuple[str, str], best: str
+) -> None:
+    events = [validation(200, chrf=50.0, ter=50.0)]
+    events += [validation(300, chrf=60.0, ter=60.0, perplexity=6.5)]
+    root = parsed(render_report("run", [*events, {"kind": "start", "step": 0, "metric": metric}]))
+    state = next(classes(root, "dl", "state"))
+
+    assert fact in list(zip(texts(state, ".//dt"), texts(state, ".//dd"), strict=True))
+    assert texts(next(classes(root, "tr", "best")), "./th") == [best]
+    assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
+
+
+def test_losses_of_training_and_validation_are_the_same_objective() -> None:
+    page = render_report("run", [*EVENTS, validation(300, objective=2.5)])
+    titles = texts(figures(page)["Loss"], ".//title")
+
+    assert titles[-1] == "step 300, validation (the same objective): 2.5"
+
+
+def test_samples_say_why_they_were_chosen() -> None:
+    line = validation(200, samples=[SAMPLE, SAMPLE, SAMPLE], sample_chrf=[90.0, 51.25, 0.0])
+    root = parsed(render_report("run", [line]))
+    reasons = [texts(each, "dd")[0] for each in classes(root, "dl", "sample")]
+
+    assert reasons == ["best (chrF 90.0)", "median (chrF 51.2)", "worst (chrF 0.0)"]
+
+
+def test_an_evaluation_is_shown_on_the_page_of_a_run_and_nowhere_else(tmp_path: Path) -> None:
+    line = {"test": "flores", "checkpoint": "best", "scores": {"bleu": 20.0}}
+    record_evaluation(tmp_path, "run", line)  # a model folder
+    assert not [*tmp_path.iterdir()]
+
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")
+    record_evaluation(tmp_path, "run", line)
+    about = next(classes(parsed((tmp_path / "report.html").read_text()), "dl", "about"))
+    assert texts(about, ".//dt") == ["Test: flores"]
 
 
 def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
@@ -127,7 +205,7 @@ def test_validations_are_listed_newest_first_and_the_best_stands_out() -> None:
     best = next(classes(root, "tr", "best"))
 
     assert texts(root, ".//tbody/tr/th") == ["300", "200"]
-    assert texts(best, "./*") == ["200", "2", "7.39", "30.25", "48.00", "30.0"]
+    assert texts(best, "./*") == ["200", "2", "7.39", "30.25", "48.00", "\N{EN DASH}", "30.0"]
 
 
 def test_a_long_table_keeps_the_latest_and_the_best() -> None:
@@ -171,12 +249,17 @@ def test_a_value_that_is_no_number_leaves_a_gap(value: Any) -> None:
 @given(
     lines=st.lists(
         st.fixed_dictionaries(
-            {"kind": st.sampled_from(["update", "validation", "other"])},
+            {"kind": st.sampled_from(["update", "validation", "start", "evaluation", "x"])},
             optional={
                 key: st.floats() | st.integers() | st.none() | st.text()
                 for key in ("step", "epoch", "loss", "bleu", "perplexity", "gradient_norm")
             }
-            | {"samples": st.lists(st.lists(st.text(), max_size=3))},
+            | {"samples": st.lists(st.lists(st.text(), max_size=3))}
+            | {"sample_chrf": st.lists(st.floats() | st.text())}
+            | dict.fromkeys(
+                ("metric", "dropped", "scores"),
+                st.text() | st.none() | st.dictionaries(st.text(), st.integers() | st.text()),
+            ),
         )
     )
 )
