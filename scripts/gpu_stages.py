@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,7 @@ SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
 SMALL = ModelConfig(
     preset="tiny", model_dim=64, ff_dim=128, num_heads=4, encoder_layers=2, decoder_layers=2
 )
+SMOOTH = SMALL.model_copy(update={"activation": "gelu"})
 MODERN = ModelConfig(
     preset="modern", model_dim=64, ff_dim=128, num_heads=4, encoder_layers=2, decoder_layers=2
 )
@@ -66,8 +68,14 @@ PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 GATE_OF_LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
 """Largest relative error, as ||found - reference|| / ||reference||, of a loss and of what it gives
 back to its inputs."""
-GATE_OF_MODEL = {"float32": 1e-3, "bfloat16": 5e-2}
-"""The same for the whole gradient of a model: errors of 0.2 to 0.4% a product add up in bf16."""
+GATE_OF_MODEL = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
+"""The same for the gradients of a model, all shapes together, by the type of its working weights.
+In bf16 with float32 weights (autocast, as on a GPU) the limit is that of the loss; with bf16 ones,
+as on a CPU, the sums over tokens are rounded, too."""
+GATE_OF_KINKS = {"float32": 1e-3, "bfloat16": 5e-2}
+"""The same for models with ReLU. Its gradient jumps: a share e of the units changes sides when
+inputs move by e, which changes the gradient by a share of sqrt(e), not e. In bf16, e is about
+0.3%. (On a CPU under autocast, worst of 12 shapes: ReLU 2.4%, GELU 0.6%, SwiGLU 0.9%.)"""
 GATE_OF_PARAMETER = {"float32": 1e-3, "bfloat16": 2e-1}
 """The same for each parameter alone: a gradient may be a small sum of large terms."""
 SHAPES = (
@@ -326,16 +334,16 @@ def gradients_of(updater: Updater, batch: Batch) -> tuple[float, dict[str, Tenso
 def error_of(found: Tensor, reference: Tensor) -> float:
     """Relative norm of the difference; infinite where anything is not a number."""
     error = float((found - reference).norm() / reference.norm().clamp(min=1e-12))
-    return error if np.isfinite(error) else float("inf")
+    return error if np.isfinite(error) else inf
 
 
 def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
     """Compare training with float64 on fresh random inputs over all shapes."""
     vocab_size = 500
     shapes = SHAPES[::4] if report.quick else SHAPES
-    models = {"tiny": SMALL, "modern": MODERN}
+    models = {"tiny": SMALL, "tiny with GELU": SMOOTH, "modern": MODERN}
     for (name, config), precision in itertools.product(models.items(), PRECISIONS):
-        if is_compiled and (name, precision) == ("modern", "float32"):
+        if is_compiled and (name == "tiny") != (precision == "float32"):
             continue  # each of them is compiled for half a minute
         still = config.model_copy(update={"dropout": 0.0})
         policy = Precision(precision, report.device.type)
@@ -352,7 +360,8 @@ def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
         reference = build_model(still, vocab_size, vocab_size)
         reference.load_state_dict(weights)
         reference.double().train()
-        losses, wholes, singles = [], [], []
+        losses, singles = [], []
+        differences, lengths = [], []
         for seed, shape in enumerate(shapes):
             batch = of_shape(vocab_size, shape, 100 + seed)
             expected_loss, expected = reference_gradients(reference, batch)
@@ -361,7 +370,8 @@ def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
             flat = [
                 torch.cat([side[key].flatten() for key in expected]) for side in (found, expected)
             ]
-            wholes.append(error_of(*flat))
+            differences.append(float((flat[0] - flat[1]).norm()))
+            lengths.append(float(flat[1].norm()))
             # A gradient that is zero by the mathematics (of a bias of keys) is noise in both.
             least = 1e-3 * float(flat[1].norm())
             singles += [
@@ -371,13 +381,19 @@ def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
             ]
         text = f"{name}, {precision}"
         _gate(report, f"{text}, loss", losses, GATE_OF_LOSS[precision])
-        _gate(report, f"{text}, gradient", wholes, GATE_OF_MODEL[precision])
+        is_smooth = config.activation != "relu"
+        limit = GATE_OF_KINKS[precision] if not is_smooth else GATE_OF_MODEL[policy.weight_dtype]
+        if is_smooth and policy.weight_dtype != policy.dtype:
+            limit = GATE_OF_LOSS[precision]
+        together = torch.tensor(differences).norm() / torch.tensor(lengths).norm()
+        # NaN is larger than any limit.
+        _gate(report, f"{text}, gradients together", [float(together.nan_to_num(inf))], limit)
         _gate(report, f"{text}, gradient of a parameter", singles, GATE_OF_PARAMETER[precision])
 
 
 def _gate(report: Recorder, what: str, errors: Sequence[float], limit: float) -> None:
     worst = max(errors)
-    text = f"{what}: worst of {len(errors)}"
+    text = f"{what}: worst of {len(errors)}" if len(errors) > 1 else what
     report.emit(text, worst, "relative", target=f"< {limit:g}", passed=bool(worst < limit))
 
 
