@@ -42,17 +42,20 @@ def evaluated(run: Path, *arguments: object) -> tuple[list[float], str]:
 
 
 def test_several_models_translate_together(runs: dict[str, Path]) -> None:
-    alone, together = translated(runs["plain"]), translated(runs["plain"], "--with", runs["modern"])
+    alone, together = (
+        translated(runs["plain"]),
+        translated(runs["plain"], "--with", runs["learned"]),
+    )
     assert len(together) == len(LINES)
     assert alone != together
-    assert translated(runs["plain"], "--with", runs["modern"], "--weights", "1,0") == alone
+    assert translated(runs["plain"], "--with", runs["learned"], "--weights", "1,0") == alone
     assert translated(runs["plain"], "--with", runs["plain"]) == alone
-    assert translated(runs["modern"], "--with", runs["plain"], "--weights", "2,2") == together
+    assert translated(runs["learned"], "--with", runs["plain"], "--weights", "2,2") == together
     geometric = ("--ensemble-mean", "geometric")
     assert (
         len(
             translated(
-                runs["plain"], "--with", runs["modern"], "--with", runs["modern"], *geometric
+                runs["plain"], "--with", runs["learned"], "--with", runs["learned"], *geometric
             )
         )
         == 10
@@ -85,7 +88,7 @@ def test_models_that_do_not_go_together_are_refused(runs: dict[str, Path]) -> No
 def test_what_is_evaluated_is_what_translate_gives(
     runs: dict[str, Path], files: tuple[str, ...], tmp_path: Path, mbr: tuple[object, ...]
 ) -> None:
-    flags = ("--with", runs["modern"], "--weights", "1,2", *mbr)
+    flags = ("--with", runs["learned"], "--weights", "1,2", *mbr)
     evaluated(runs["plain"], *files, *flags, "--save-hypotheses", tmp_path / "out")
     found = (tmp_path / "out").read_text("utf-8").split("\n")[:-1]
     assert found == translated(runs["plain"], *flags)[1:]
