@@ -47,6 +47,8 @@ GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
 EXTRAS = (GUARD, SHORTLIST)
 """Files that a finished run has. They depend on its data alone, not on the weights."""
 _MAX_PLACES = 5
+_MAX_DEPTH = 2
+"""Of a checkpoint in its run folder."""
 _MAX_DIGITS = 15
 """Of the step of a checkpoint."""
 _MAX_SHOWN = 40
@@ -102,6 +104,19 @@ def readable() -> Iterator[None]:
         ) from error
 
 
+def _refuse_part(place: Path) -> None:
+    """Raise a CheckpointError that names the model, if ``place`` is in one: ``runs/mine/best``."""
+    for parent in list(place.parents)[:_MAX_DEPTH]:
+        if (parent / CONFIG).is_file():
+            step = re.fullmatch(r"step-0*(\d+)", place.name)
+            name = f"step-{step[1]}" if step else place.name
+            is_name = bool(step) or name in (BEST, "last", AVERAGE)
+            raise CheckpointError(
+                f"{place} is {'a checkpoint' if is_name else 'a part'} of the model {parent}.",
+                fix=f"Name {parent}{f' --checkpoint {name}' if is_name else ''}.",
+            )
+
+
 @readable()
 def load_folder_config(folder: Path) -> RunConfig:
     """Load the configuration that a model was trained with.
@@ -111,6 +126,7 @@ def load_folder_config(folder: Path) -> RunConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
+        _refuse_part(folder)
         inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
         such_as = f", such as {', '.join(inside[:_MAX_PLACES])}" if inside else ""
         raise CheckpointError(
@@ -136,8 +152,10 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         ConfigError: ``checkpoint`` is none of these.
     """
     if not folder.is_dir():
+        _refuse_part(folder)
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise CheckpointError(
-            f"{folder} is not a folder.", fix="Name the run folder that `nmt train` wrote."
+            f"{folder} {what}.", fix="Name the run folder that `nmt train` wrote."
         )
     config = load_folder_config(folder)
     weights_dir = _weights_dir(folder, checkpoint)

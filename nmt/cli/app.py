@@ -24,7 +24,8 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import config, evaluate, export, prepare, score, train, translate
-from nmt.cli.options import flag
+from nmt.cli.options import OF_THE_MODEL, flag
+from nmt.cli.spelling import Spelling
 from nmt.errors import NmtError
 from nmt.version import __version__
 
@@ -134,7 +135,16 @@ def remove_logging() -> None:
 
 
 class _Command(TyperCommand):
-    """A command whose help lists options by group."""
+    """A command that knows how others spell its flags, and whose help lists options by group."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        Spelling(ctx.command_path, self.get_params(ctx)).check(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.replace("Value error, ", "")
+            raise
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -144,10 +154,23 @@ class _Command(TyperCommand):
                 is_argument = parameter.param_type_name == "argument"
                 panel = getattr(parameter, "rich_help_panel", None)
                 title = "Arguments" if is_argument else panel or "General"
-                sections.setdefault(title, []).append(record)
+                names, text = record
+                text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
+                sections.setdefault(title, []).append((names, text))
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def _model_default(name: str) -> str:
+    """Describe the default of a flag that a model's configuration has."""
+    from nmt.config.decoding import DecodingConfig
+
+    if name not in DecodingConfig.model_fields:
+        return OF_THE_MODEL
+    default = DecodingConfig.model_fields[name].default
+    shown = ("no", "yes")[default] if isinstance(default, bool) else default
+    return f"{OF_THE_MODEL} ({shown} unless it was trained with another)"
 
 
 _QUIET = flag("--quiet", "-q", default=False, help="Print results, warnings and errors only.")

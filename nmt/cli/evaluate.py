@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ EPILOG = """\b
 Examples:
   nmt evaluate runs/demo
   nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
+  nmt evaluate out.en test.en
   nmt evaluate --hypothesis out.en --reference test.en --baseline old.en
   nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
 
@@ -112,6 +114,13 @@ def evaluate(
         help="Run folder or model folder whose translations are scored.",
         show_default=False,
     ),
+    files: list[Path] = typer.Argument(
+        default_factory=list,
+        metavar="FILE",
+        help="Without MODEL: translations, and their reference, instead of --hypothesis and "
+        "--reference.",
+        show_default=False,
+    ),
     *,
     scoring: ScoringOptions,
     json: bool = JSON,
@@ -121,6 +130,7 @@ def evaluate(
     from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
 
+    model, scoring = _named_by_position(model, files, scoring)
     use = None
     if model is not None:
         use = ModelUse(
@@ -160,3 +170,34 @@ def evaluate(
     if evaluation.unsaved is not None:
         raise evaluation.unsaved
     raise_if_missed(evaluation.gates)
+
+
+def _named_by_position(
+    model: Path | None, files: Sequence[Path], scoring: ScoringOptions
+) -> tuple[Path | None, ScoringOptions]:
+    """Tell a model from translations and their reference: a model is a folder.
+
+    Raises:
+        ConfigError: What the files are is not clear; names the flags that say it.
+    """
+    if model is None or model.is_dir() or not (files or model.is_file()):
+        if files:
+            flags = " ".join(f"--reference {file}" for file in files[-1:])
+            flags = " ".join([*(f"--source {file}" for file in files[:-1]), flags])
+            raise ConfigError(
+                f"{model} is a model: say what {', '.join(map(str, files))} {_are(files)}.",
+                fix=f"Type: nmt evaluate {model} {flags}",
+            )
+        return model, scoring
+    if len(files) == 1 and not (scoring.hypothesis or scoring.reference):
+        return None, replace(scoring, hypothesis=[model], reference=list(files))
+    *hypotheses, reference = (model, *files) if files else (model, Path("REFERENCE"))
+    flags = " ".join(f"--hypothesis {file}" for file in (*hypotheses, *scoring.hypothesis))
+    raise ConfigError(
+        f"{model} is a file, not a model.",
+        fix=f"Type: nmt evaluate {flags} --reference {reference}",
+    )
+
+
+def _are(files: Sequence[Path]) -> str:
+    return "is" if len(files) == 1 else "are"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import typer
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "json"]
 """How lines are read or written."""
+OF_THE_MODEL = "the model's"
+"""Default of a flag that a model's configuration has."""
 
 
 def flag(*names: str, default: Any = None, **settings: Any) -> Any:
@@ -34,7 +36,7 @@ def flag(*names: str, default: Any = None, **settings: Any) -> Any:
         settings: Of `typer.Option`.
     """
     if default is None:
-        settings.setdefault("show_default", "the model's")
+        settings.setdefault("show_default", OF_THE_MODEL)
     return typer.Option(default, *names, **settings)
 
 
@@ -81,8 +83,31 @@ def _model_folder(text: str) -> Path:
     return folder
 
 
+def _device(text: str) -> str:
+    """Read the name of a device; ``cuda:0`` is ``cuda``.
+
+    Raises:
+        ConfigError: There is none of this name, or it is another GPU.
+    """
+    from nmt.runtime.engine import parse_device
+
+    return parse_device(text)
+
+
+def format_name(text: str) -> str:
+    """Read the name of a format of lines; ``jsonl`` is ``json``.
+
+    Raises:
+        BadParameter: There is none of this name.
+    """
+    name = "json" if text == "jsonl" else text
+    if name not in get_args(Format):
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(get_args(Format))}.")
+    return name
+
+
 def _dtype(text: str) -> str:
-    """Read the name of a dtype; bf16 and fp16 are other names.
+    """Read the name of a dtype; bf16, fp16 and half are other names.
 
     Raises:
         ConfigError: There is none of this name.
@@ -139,7 +164,9 @@ class ModelOptions:
     title: ClassVar[str] = "Model"
 
     checkpoint: str = CHECKPOINT
-    device: Literal["auto", "cpu", "cuda"] = flag(default="auto", help="Device to compute on.")
+    device: str = flag(
+        default="auto", metavar="[auto|cpu|cuda]", parser=_device, help="Device to compute on."
+    )
     threads: int | None = flag(min=1, metavar="N", help="CPU threads.", show_default="all cores")
     with_: list[Path] = flag(
         "--with",

@@ -15,14 +15,17 @@ from nmt.cli.options import (
     Format,
     MbrOptions,
     SearchOptions,
+    file_name,
     file_or_standard,
     flag,
+    format_name,
     given,
 )
+from nmt.errors import ConfigError
 
 EPILOG = """\b
 Examples:
-  nmt translate runs/demo < in.de > out.en
+  nmt translate runs/demo in.de > out.en
   echo "Guten Morgen!" | nmt translate runs/demo --beam-size 1
   nmt translate runs/demo -i in.de.gz --format json --n-best 3
   nmt translate runs/demo -i in.de --sample --top-p 0.9 --n-best 5
@@ -46,10 +49,16 @@ class InputOutput:
     )
     output_file: Path | None = OUTPUT_FILE
     format_: Format = flag(
-        "--format", default="text", help="Output plain text, or one JSON object per line."
+        "--format",
+        default="text",
+        metavar="[text|json]",
+        parser=format_name,
+        help="Output plain text, or one JSON object per line.",
     )
     input_format: Format = flag(
         default="text",
+        metavar="[text|json]",
+        parser=format_name,
         help='Input plain text, or JSON objects such as {"source": ..., "prefix": ..., '
         '"required": [...], "forbidden": [...]}. Other fields pass through to JSON output, '
         "except those that have the name of a field of the output.",
@@ -100,6 +109,9 @@ class SamplingOptions:
 def translate(
     *,
     model: Path = MODEL,
+    file: Path | None = typer.Argument(
+        None, metavar="FILE", parser=file_name, help="Text to translate, instead of --input."
+    ),
     files: InputOutput,
     search: SearchOptions,
     sampling: SamplingOptions,
@@ -114,6 +126,11 @@ def translate(
     Reads standard input and writes standard output unless files are named. A line of more than
     50,000 characters is translated up to there, with a warning.
     """
+    if file is not None and files.input_file is not None:
+        raise ConfigError(
+            f"Both {file} and --input {files.input_file} are to be translated.",
+            fix="Name one of them.",
+        )
     from nmt.recipes import translate as recipe
     from nmt.translation.stream import LineFormat
 
@@ -147,7 +164,7 @@ def translate(
         return
     recipe.translate(
         model,
-        files.input_file,
+        files.input_file or file,
         files.output_file,
         style=style,
         lines_at_once=1 if files.stream else None,

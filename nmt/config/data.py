@@ -14,8 +14,8 @@ from nmt.config import FilePath, Many, Pair, Section
 class CorpusConfig(Section):
     """One parallel corpus. Name exactly one place to read it from.
 
-    The places: ``source`` + ``target`` (line-aligned files), ``tsv``, ``jsonl``, ``huggingface``,
-    ``sacrebleu``, ``demo``.
+    The places: ``source`` + ``target`` (line-aligned files), ``tsv``, ``csv``, ``jsonl``,
+    ``huggingface``, ``sacrebleu``, ``demo``.
     """
 
     name: str | None = None
@@ -26,8 +26,11 @@ class CorpusConfig(Section):
     """Target text, line-aligned with ``source``."""
     tsv: FilePath | None = None
     """Tab-separated file with a source and a target column (see ``columns``)."""
+    csv: FilePath | None = None
+    """Comma-separated file with quotes where they are needed (RFC 4180). A first row that holds
+    both language codes, or ``source`` and ``target``, names the columns."""
     columns: Pair[Annotated[int, Field(ge=0)]] = (0, 1)
-    """Columns of source and target in ``tsv``, counted from 0."""
+    """Columns of source and target in ``tsv``, and in ``csv`` without names, counted from 0."""
     jsonl: FilePath | None = None
     """JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language codes."""
     huggingface: str | None = None
@@ -48,14 +51,14 @@ class CorpusConfig(Section):
     """Read at most this many pairs from the start."""
 
     def _disagreements(self) -> Iterator[str]:
-        names = ("source", "tsv", "jsonl", "huggingface", "sacrebleu", "demo")
+        names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
         places = [name for name in names if getattr(self, name) is not None]
         if (self.source is None) != (self.target is None):
             yield "source and target must be given together"
         elif len(places) != 1:
             yield (
-                "name exactly one of: source + target, tsv, jsonl, huggingface, sacrebleu, demo "
-                f"(found: {', '.join(places) or 'none'})"
+                "name exactly one of: source + target, "
+                f"{', '.join(names[1:])} (found: {', '.join(places) or 'none'})"
             )
         if self.huggingface is None and (self.subset is not None or self.streaming):
             yield "subset and streaming belong to huggingface, which is not given"

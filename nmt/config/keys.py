@@ -206,8 +206,9 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
     'model.encoder_layers and model.decoder_layers'
     """
     words = [str(part).lower().replace("-", "_") for part in path]
-    known = (_aliases().get("_".join(words[start:])) for start in range(len(words)))
-    wanted = next(filter(None, known), words[-1])
+    known = (aliases().get("_".join(words[start:]), ()) for start in range(len(words)))
+    keys = (ours for found in known for ours in found if not is_of_command_line(ours))
+    wanted = next(keys, words[-1])
     if "." in wanted:
         return wanted
     likeness, best = max(
@@ -220,11 +221,19 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 
 
 @cache
-def _aliases() -> Mapping[str, str]:
-    """What papers and other toolkits call our keys -> ours, from ``aliases.yaml``."""
+def aliases() -> Mapping[str, Sequence[str]]:
+    """What papers and other toolkits call our keys and flags -> ours, from ``aliases.yaml``."""
     text = Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
-    names: Mapping[str, str] = yaml.safe_load(text)
-    return {name: key for key, others in names.items() for name in others.split()}
+    found: dict[str, list[str]] = {}
+    for ours, others in yaml.safe_load(text).items():
+        for name in others.split():
+            found.setdefault(name, []).append(ours)
+    return found
+
+
+def is_of_command_line(ours: str) -> bool:
+    """Whether an entry of `aliases` is a flag or an argument, not a key."""
+    return ours.startswith("--") or ours.isupper()
 
 
 def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:

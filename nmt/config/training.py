@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
 _OBJECTIVES = ("auto", "cross_entropy", "r_drop")
 _METRICS = ("bleu", "chrf", "loss")
-_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
 def full_dtype_name(name: object) -> object:
@@ -23,6 +24,25 @@ def full_dtype_name(name: object) -> object:
     'bfloat16'
     """
     return _SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
+
+
+def plain_device_name(name: object) -> object:
+    """Return the name of a device without its number, which is 0.
+
+    Raises:
+        ValueError: It is another GPU than the first.
+
+    >>> plain_device_name("cuda:0")
+    'cuda'
+    """
+    if isinstance(name, str) and (gpu := re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?", name)):
+        if int(gpu[1] or 0):
+            raise ValueError(
+                f"{name} is not the first GPU: use cuda, with CUDA_VISIBLE_DEVICES={gpu[1]} in the "
+                "environment"
+            )
+        return "cuda"
+    return name
 
 
 class ScheduleConfig(Section):
@@ -97,7 +117,7 @@ class TrainingConfig(Section):
     ] = "auto"
     """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it and float32 elsewhere.
     ``bf16`` and ``fp16`` are accepted."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(plain_device_name)] = "auto"
     """Where to train; ``auto`` is the GPU if there is one."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does

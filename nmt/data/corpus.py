@@ -8,14 +8,19 @@ download.
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import nearest_word
@@ -28,6 +33,9 @@ _LINE_PER_SIDE = 8
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """What `datasets` calls the formats of local files."""
 _ROWS_AT_ONCE = 1000
+_FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
+_HUB = "https://huggingface.co"
+_CONNECT_SECONDS = 2.0
 
 
 class SentencePair(NamedTuple):
@@ -61,7 +69,7 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     """Return a name for each corpus in reports: its own or that of its place, made unique."""
     names = ["valid"]  # the validation set stands beside them
     for corpus in corpora:
-        place = corpus.source or corpus.tsv or corpus.jsonl or corpus.huggingface
+        place = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl or corpus.huggingface
         demo = f"demo-{corpus.demo}" if corpus.demo else corpus.sacrebleu
         name = corpus.name or str(place or demo)
         others = (f"{name} ({number})" for number in count(len(names)))
@@ -71,7 +79,7 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
 
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the files that a corpus is read from; none for hubs and the demo."""
-    paths = [config.source, config.target, config.tsv, config.jsonl]
+    paths = [getattr(config, key) for key in _FILE_KEYS]
     if config.huggingface is not None:
         place = Path(config.huggingface)
         local = [place] if place.is_file() else sorted(place.rglob("*"))
@@ -91,13 +99,14 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     missing = [
         f"{key}.{side}: {path} does not exist."
         for key, corpus in corpora.items()
-        for side in ("source", "target", "tsv", "jsonl")
+        for side in _FILE_KEYS
         if (path := getattr(corpus, side)) is not None and _is_missing(path)
     ]
     if missing:
         raise DataError(
             "\n  ".join(missing),
-            fix="Check the path; relative paths start at the working directory.",
+            fix=f"Check the path; relative paths start at the working directory, {Path.cwd()}; "
+            "@config/NAME is NAME beside the configuration file.",
         )
 
 
@@ -118,7 +127,7 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
     pairs = islice(_all_pairs(config, options), config.max_pairs)
     first = next(pairs, None)
     if first is None:
-        files = (config.source, config.target, config.tsv, config.jsonl)
+        files = (getattr(config, key) for key in _FILE_KEYS)
         place = " and ".join(str(path) for path in files if path)
         raise DataError(
             f"There is no pair in {place or f'{config.huggingface} (split {config.split})'}.",
@@ -134,6 +143,8 @@ def _all_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentenceP
     if config.tsv is not None:
         wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
         return _records(config.tsv, options, partial(_tsv_texts, config.columns), wanted)
+    if config.csv is not None:
+        return _csv_pairs(config.csv, config.columns, options)
     if config.jsonl is not None:
         wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
         return _records(config.jsonl, options, partial(_json_texts, languages), wanted)
@@ -211,6 +222,11 @@ def _records(
             try:
                 texts = texts_of(line)
             except (LookupError, ValueError, TypeError, RecursionError) as error:
+                if isinstance(error, IndexError) and "," in line and "\t" not in line:
+                    raise DataError(
+                        f"{path}, line {number:,} has commas and no tab.",
+                        fix=f"Name a comma-separated file as csv: {path}, not as tsv.",
+                    ) from error
                 raise DataError(
                     f"{path}, line {number:,}: no {wanted} ({type(error).__name__}: {error}).",
                     fix="Repair the line, or correct the languages and the columns of the corpus.",
@@ -221,6 +237,48 @@ def _records(
 def _tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
     cells = line.split("\t")
     return cells[columns[0]], cells[columns[1]]
+
+
+def _csv_pairs(
+    path: Path, columns: tuple[int, int], options: ReadOptions
+) -> Iterator[SentencePair | BadPair]:
+    bad: list[BadPair] = []
+
+    def lines() -> Iterator[str]:
+        for _, line in _numbered_lines(path, options, options.max_characters * _LINE_PER_SIDE):
+            if isinstance(line, BadPair):
+                bad.append(line)
+            else:
+                yield f"{line}\n"
+
+    rows = csv.reader(lines(), strict=True)
+    languages = (options.source_language, options.target_language)
+    try:
+        for number, row in enumerate(rows):
+            yield from bad
+            bad.clear()
+            if number == 0 and (named := _named_columns(row, languages)):
+                columns = named
+            elif row:
+                yield _pair(row[columns[0]], row[columns[1]], rows.line_num, options)
+            else:
+                yield SentencePair("", "", rows.line_num)
+    except (csv.Error, IndexError) as error:
+        raise DataError(
+            f"{path}, line {rows.line_num:,}: no columns {columns[0]} and {columns[1]} (counted "
+            f"from 0) of comma-separated values ({error}).",
+            fix="Quote fields that hold commas, quotes or line ends, or correct the columns.",
+        ) from error
+    yield from bad
+
+
+def _named_columns(row: Sequence[str], languages: tuple[str, str]) -> tuple[int, int] | None:
+    """Return where the first row of a table names both sides; None if it does not."""
+    cells = [cell.strip() for cell in row]
+    for names in (languages, ("source", "target")):
+        if set(names) <= set(cells):
+            return cells.index(names[0]), cells.index(names[1])
+    return None
 
 
 def _json_texts(languages: tuple[str, str], line: str) -> tuple[str, str]:
@@ -276,6 +334,8 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             options["keep_default_na"] = False  # "null" and "NA" are words
     else:
         options |= {"path": name, "name": config.subset}
+        if not path.exists() and not _reaches_hub():
+            os.environ["HF_HUB_OFFLINE"] = "1"  # what is in the cache is read, nothing is tried
     try:
         import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
 
@@ -290,6 +350,19 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             f"{type(error).__name__}: {error}",
             fix="Check the name, the subset and the network, or download it and name the files.",
         ) from error
+
+
+def _reaches_hub() -> bool:
+    """Whether there is a way to the hub; its library tries for half a minute."""
+    place = urlsplit(os.environ.get("HF_ENDPOINT", _HUB))
+    if getproxies():
+        return True
+    try:
+        port = place.port or (443 if place.scheme == "https" else 80)
+        socket.create_connection((str(place.hostname), port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _published_pairs(

@@ -153,6 +153,9 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
         mode="json", exclude={"test": True, "train": {"__all__": {"weight"}}}
     )
     # Folders that were made before there were such keys stay valid.
+    for corpus in (*data["train"], data["valid"]):
+        if corpus["csv"] is None:
+            del corpus["csv"]
     without = None if config.filters.extra else {"extra"}
     unsaid = None if config.tokenizer.unused_entries else {"unused_entries"}
     parts = {

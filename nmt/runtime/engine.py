@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import chosen
 from nmt.config.run import RunConfig
+from nmt.config.training import full_dtype_name, plain_device_name
 from nmt.errors import ConfigError
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import Constraints, Hypothesis
@@ -22,7 +23,6 @@ EngineChoice = Literal["auto", "torch", "ctranslate2"]
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 """What a model's weights are kept and multiplied in."""
 Mean = Literal["arithmetic", "geometric"]
-_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def parse_dtype(text: str) -> Dtype | None:
@@ -35,7 +35,21 @@ def parse_dtype(text: str) -> Dtype | None:
     ('bfloat16', 'int8', None)
     """
     names: dict[str, Dtype | None] = {"auto": None, **{dtype: dtype for dtype in get_args(Dtype)}}
-    return chosen(names, _ALIASES.get(text, text), "dtype")
+    return chosen(names, str(full_dtype_name(text)), "dtype")
+
+
+def parse_device(text: str) -> DeviceName:
+    """Return the device of this name.
+
+    Raises:
+        ConfigError: There is none, or it is another GPU than the first.
+    """
+    names: dict[str, DeviceName] = {device: device for device in get_args(DeviceName)}
+    try:
+        return chosen(names, str(plain_device_name(text)), "device")
+    except ValueError as error:
+        problem, _, fix = str(error).partition(": u")
+        raise ConfigError(f"device {problem}.", fix=f"U{fix}.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -26,12 +27,12 @@ from nmt.files.manifest import Manifest
 from nmt.runtime.conversion_cache import NoCacheError, converted_model
 from nmt.runtime.ctranslate2_engine import CTranslate2Engine, lacking
 from nmt.runtime.engine import (
-    DeviceName,
     Engine,
     EngineChoice,
     EngineOptions,
     LoadedEngine,
     Request,
+    parse_device,
 )
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import limits_of
@@ -57,7 +58,7 @@ def load_engine(folder: Path, options: EngineOptions = _DEFAULTS) -> LoadedEngin
         CheckpointError: A part is missing or damaged, or the models do not go together.
     """
     chosen(dict.fromkeys(get_args(EngineChoice)), options.engine, "engine")
-    chosen(dict.fromkeys(get_args(DeviceName)), options.device, "device")
+    options = replace(options, device=parse_device(options.device))
     if options.threads is not None and options.threads < 1:
         raise ConfigError(f"threads is {options.threads}.", fix="Leave it out, or give 1 or more.")
     with readable():

@@ -421,7 +421,7 @@ def test_the_guard_reports_and_can_be_turned_off(
             ["--set", "batch.max_tokens=4000", "--set", "source_language=xx", "--set", "name=x"],
             "--set batch.max_tokens=4000, name=x would change nothing",
         ),
-        (["--device", "tpu"], "--device"),
+        (["--device", "tpu"], "device: there is no 'tpu'"),
     ],
 )
 def test_decoding_flags_are_checked_before_the_model_is_loaded(
@@ -459,8 +459,7 @@ def test_a_test_set_whose_file_is_gone_is_told_with_its_key(model: Path) -> None
 
 def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:
     """Fault 47."""
-    file = write(tmp_path / "file", SENTENCES)
-    for folder in (tmp_path / "missing", tmp_path, file):
+    for folder in (tmp_path / "missing", tmp_path):
         result = invoke(folder)
         assert result.exit_code == 4
         assert f"{folder} has no config.yaml, so it is no model folder." in result.stderr

@@ -49,6 +49,8 @@ def test_all_formats_give_the_same_pairs(tmp_path: Path) -> None:
     assert pairs_of(**aligned(tmp_path, sides[0], sides[1])) == expected
     assert pairs_of(tsv=tsv, columns=[2, 0]) == expected
     assert pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows))) == expected
+    table = write(tmp_path, "a.csv", "".join(f"{t},x,{s}\n" for s, t in PAIRS))
+    assert pairs_of(csv=table, columns=[2, 0]) == expected
     assert pairs_of(tsv=tsv, columns=[2, 0], max_pairs=2) == expected[:2]
 
 
@@ -99,6 +101,28 @@ def test_a_row_of_tsv_without_the_column_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"a\.tsv, line 3: no columns 0 and 1 \(counted from 0"):
         pairs_of(tsv=path)
+
+
+@pytest.mark.parametrize("names", ["en,id,de", "target,id,source"])
+def test_csv_has_quotes_and_perhaps_names_of_columns(names: str, tmp_path: Path) -> None:
+    text = names + '\r\n"one, ""two""",1,eins\r\n\r\nthree,3,"drei\nvier"\r\n'
+    path = write(tmp_path, "a.csv", text)
+
+    expected = [("eins", 'one, "two"', 2), ("", "", 3), ("drei vier", "three", 5)]
+    assert pairs_of(csv=path) == [SentencePair(*each) for each in expected]
+
+
+@pytest.mark.parametrize("row", [b'"a,b', b'"a" b,c', b"a"])
+def test_a_row_that_is_no_csv_is_named(row: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv, line 2: no columns 0 and 1 \(counted from 0\)"):
+        pairs_of(csv=write(tmp_path, "a.csv", b"a,b\n" + row + b"\n"))
+
+
+def test_bad_bytes_in_csv_are_counted_where_they_are_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", b"a,b\n\xff,c\nd,e\n\xff\n")
+    found = pairs_of(ReadOptions("de", "en", "skip", 40), csv=path)
+
+    assert [isinstance(pair, BadPair) for pair in found] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
         pairs_of("wmt/wmt14")
+
+
+def test_a_hub_out_of_reach_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    modes = []
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setattr("nmt.data.corpus.getproxies", dict)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(
+        "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
+    )
+    with pytest.raises(DataError, match="cannot read wmt/wmt14"):
+        pairs_of("wmt/wmt14")
+
+    assert modes == ["1"]
 
 
 def test_unknown_test_sets_and_pairs_are_refused_without_a_download() -> None:

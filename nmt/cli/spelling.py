@@ -1,0 +1,121 @@
+"""Flags of other tools -> ours, and the command to type.
+
+What they call ours stands beside the configuration's keys, in ``nmt/config/aliases.yaml``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nmt.config.keys import aliases, all_keys, is_of_command_line
+from nmt.errors import ConfigError
+
+_SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
+"""What may follow a flag that is a switch here: ``--gpu 0``."""
+_PLAIN_KEY = re.compile(r"[a-z_0-9.]+")
+"""Without a remark."""
+
+
+class Spelling:
+    """The flags and arguments of one command, and what others call them.
+
+    Args:
+        path: The command as it is typed, for example ``nmt translate``.
+        parameters: Its parameters.
+    """
+
+    def __init__(self, path: str, parameters: Sequence[Any]) -> None:
+        self._path = path
+        options = [each for each in parameters if each.param_type_name == "option"]
+        self._takes_value = {
+            name: not (each.is_flag or each.count)
+            for each in options
+            for name in (*each.opts, *each.secondary_opts)
+        }
+        arguments = (each for each in parameters if each.param_type_name == "argument")
+        self._arguments = {each.metavar or each.name.upper() for each in arguments}
+
+    def check(self, args: Sequence[str]) -> None:
+        """Refuse a command line with flags that other tools have.
+
+        Raises:
+            ConfigError: Names each with ours, and the command to type.
+        """
+        found: dict[str, str] = {}
+        arguments, typed, rest = list[str](), list[str](), deque(args)
+        while rest:
+            word = rest.popleft()
+            if word == "--":  # no flag comes after it
+                typed += [word, *rest]
+                break
+            name, equals, value = word.partition("=")
+            ours = None if name in self._takes_value else self._ours(name)
+            if ours is None:
+                typed.append(word)
+                if self._takes_value.get(word) and rest:
+                    typed.append(rest.popleft())
+                continue
+            found[name] = ours
+            if not equals and rest and self._is_value(ours, rest[0]):
+                value = rest.popleft()
+            if ours.isupper():
+                arguments.append(value or ours)
+            else:
+                typed += self._words(ours, value)
+        if found:
+            named = ", ".join(f"{name} (here: {ours})" for name, ours in found.items())
+            words = [shlex.quote(word) for word in (*arguments, *typed)]
+            raise ConfigError(
+                f"{self._path} has no {named}.", fix=f"Type: {' '.join([self._path, *words])}"
+            )
+
+    def _ours(self, name: str) -> str | None:
+        """Return what this command has for a flag of others: a flag or an argument, perhaps."""
+        word = name.lstrip("-").lower().replace("-", "_")
+        if not name.startswith("-") or not word:
+            return None
+        return next((each for each in self._candidates(word) if self._has(each)), None)
+
+    def _candidates(self, word: str) -> Iterator[str]:
+        listed = aliases().get(word, ())
+        yield f"--{word.replace('_', '-')}"
+        yield from filter(is_of_command_line, listed)
+        if len(word) == 1:  # of formulas
+            return
+        named = [".".join(key.path) for key in all_keys() if key.path[-1] == word]
+        keys = [key for key in (*listed, *named) if _PLAIN_KEY.fullmatch(key)]
+        yield from (f"--{key.rpartition('.')[2].replace('_', '-')}" for key in keys)
+        yield from (f"--set {key}" for key in keys)
+        yield from (f"{key} in the configuration" for key in (*listed, *named))
+
+    def _has(self, ours: str) -> bool:
+        if ours.startswith("--set "):  # a model that is trained has no other key to change
+            return "--set" in self._takes_value and (
+                "CONFIG" in self._arguments or ours.startswith("--set decoding.")
+            )
+        if not is_of_command_line(ours):
+            return True
+        return ours in self._arguments or ours.partition(" ")[0] in self._takes_value
+
+    def _is_value(self, ours: str, following: str) -> bool:
+        """Whether the word after a foreign flag is its value."""
+        flag, _, fixed = ours.partition(" ")
+        is_whole = "=" in fixed if flag == "--set" else bool(fixed)
+        if is_whole or not self._takes_value.get(flag, True):
+            return _SWITCH_VALUE.fullmatch(following) is not None
+        return following == "-" or not following.startswith("-")
+
+    def _words(self, ours: str, value: str) -> list[str]:
+        """Return the words to type; none for what is said in the configuration only."""
+        flag, _, fixed = ours.partition(" ")
+        if not flag.startswith("--"):
+            return []
+        if flag == "--set":
+            return [flag, fixed if "=" in fixed else f"{fixed}={value or 'VALUE'}"]
+        if fixed:
+            return [flag, fixed]
+        return [flag, value or "VALUE"] if self._takes_value[flag] else [flag]

@@ -1,0 +1,168 @@
+"""What is typed wrongly in the first hour, and the first line of each answer."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from nmt.cli.app import app
+from nmt.cli.spelling import Spelling
+from nmt.config.keys import aliases, find_key, is_of_command_line
+
+CONFIG = """
+name: mine
+source_language: de
+target_language: en
+data: {train: [{TRAIN}], valid: {source: in.de, target: in.en}}
+training: {max_steps: 2}
+"""
+PAIR = "{source: in.de, target: in.en}"
+KEYS = "training.schedule.peak_lr"
+
+# What is typed -> the first line of the answer, without `error: `.
+MISTAKES = {
+    # Flags of other tools.
+    "translate M -s in.de": "nmt translate has no -s (here: --input).",
+    "translate M -s in.de -t out": "nmt translate has no -s (here: --input), -t (here: --output).",
+    "translate M --src in.de": "nmt translate has no --src (here: --input).",
+    "translate M --beam 5": "nmt translate has no --beam (here: --beam-size).",
+    "translate M --beam_size=5": "nmt translate has no --beam_size (here: --beam-size).",
+    "translate M --fp16": "nmt translate has no --fp16 (here: --dtype float16).",
+    "translate M --gpu 0": "nmt translate has no --gpu (here: --device cuda).",
+    "translate M --no-cuda": "nmt translate has no --no-cuda (here: --device cpu).",
+    "translate --model M in.de": "nmt translate has no --model (here: MODEL).",
+    "translate M --lr 1": f"nmt translate has no --lr (here: {KEYS} in the configuration).",
+    "translate M --max-tokens 9": "nmt translate has no --max-tokens (here: --batch-tokens).",
+    "translate M --top-beams 2": "nmt translate has no --top-beams (here: --n-best).",
+    "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens).",
+    "score M -s a -t b": "nmt score has no -s (here: --source), -t (here: --target).",
+    "evaluate --hyp a --ref b": "nmt evaluate has no --hyp (here: --hypothesis), "
+    "--ref (here: --reference).",
+    "train --config c.yaml": "nmt train has no --config (here: CONFIG).",
+    "train c.yaml --lr 0.1": f"nmt train has no --lr (here: --set {KEYS}).",
+    "train c.yaml --max-tokens 9": "nmt train has no --max-tokens (here: --set batch.max_tokens).",
+    "train c.yaml --batch-size 8": "nmt train has no --batch-size "
+    "(here: --set batch.max_sentences).",
+    "train c.yaml --fp16": "nmt train has no --fp16 (here: --set training.precision=float16).",
+    "train c.yaml --gpu 0": "nmt train has no --gpu (here: --set training.device=cuda).",
+    "train c.yaml --save-dir x": "nmt train has no --save-dir (here: --run-dir).",
+    "train c.yaml --layers 3": "nmt train has no --layers (here: model.encoder_layers and "
+    "model.decoder_layers in the configuration).",
+    # What stands without a flag.
+    "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
+    "evaluate in.de": "in.de is a file, not a model.",
+    "evaluate M in.de in.en": "M is a model: say what in.de, in.en are.",
+    "evaluate in.de in.de in.en": "in.de is a file, not a model.",
+    # Values of other tools.
+    "translate M --device cuda:1": "device cuda:1 is not the first GPU.",
+    "translate M --device tpu": "device: there is no 'tpu' (did you mean cpu?).",
+    "translate M --dtype float8": "dtype: there is no 'float8' (did you mean float32?).",
+    "translate M --format xml": "Invalid value for '--format': 'xml' is not one of text, json.",
+    "translate M --engine onnx": "Invalid value for '--engine': 'onnx' is not one of 'auto', "
+    "'torch', 'ctranslate2'.",
+    "train c.yaml --set training.device=cuda:1": "--set training.device=cuda:1: training.device: "
+    "cuda:1 is not the first GPU: use cuda, with CUDA_VISIBLE_DEVICES=1 in the environment",
+    # Files and folders.
+    "translate M/best in.de": "M/best is a checkpoint of the model M.",
+    "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",
+    "translate N in.de": "N does not exist.",
+    "translate M no.de": "no.de does not exist.",
+    "prepare tsv.yaml --report-only": "table.csv, line 1 has commas and no tab.",
+    "prepare csv.yaml --report-only": "ragged.csv, line 2: no columns 0 and 1 (counted from 0) of "
+    "comma-separated values (list index out of range).",
+    "prepare gone.yaml --report-only": "data.train.0.source: gone.de does not exist.",
+}  # fmt: skip
+
+
+def nmt(line: str) -> Result:
+    return CliRunner().invoke(app, shlex.split(line), prog_name="nmt")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]) -> None:
+    """A working directory with a model ``M``, two lines of text and some configurations."""
+    monkeypatch.chdir(tmp_path)
+    Path("M").symlink_to(runs["plain"])
+    places = {
+        "c": PAIR, "tsv": "{tsv: table.csv}", "csv": "{csv: ragged.csv}",
+        "gone": "{source: gone.de, target: in.en}",
+    }  # fmt: skip
+    for name, place in places.items():
+        Path(f"{name}.yaml").write_text(CONFIG.replace("{TRAIN}", place), "utf-8")
+    for name, text in {
+        "in.de": "ein Hund\n", "in.en": "a dog\n", "table.csv": "ein Hund,a dog\n",
+        "ragged.csv": "ein Hund,a dog\neine Katze\n",
+    }.items():  # fmt: skip
+        Path(name).write_text(text, "utf-8")
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
+    result = nmt(typed)
+    lines = [line for line in result.stderr.splitlines() if line.lower().startswith("error: ")]
+
+    assert lines[0].partition(": ")[2] == MISTAKES[typed]
+    assert result.exit_code in (2, 3, 4)
+    assert "Value error" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "right"),
+    [
+        ("translate M -s in.de --beam 3 --gpu 0",
+         "translate M --input in.de --beam-size 3 --device cuda"),
+        ("translate --model M -q --fp16 --src=-", "translate M -q --dtype float16 --input -"),
+        ("translate M -o 'a b' --greedy", "translate M -o 'a b' --beam-size 1"),
+        ("train -v --lr 0.1 --config c.yaml",
+         "train c.yaml -v --set training.schedule.peak_lr=0.1"),
+        ("translate M --lr 1 -b 2", "translate M -b 2"),
+        ("evaluate in.de", "evaluate --hypothesis in.de --reference REFERENCE"),
+        ("evaluate M in.de in.en", "evaluate M --source in.de --reference in.en"),
+        ("evaluate M in.en", "evaluate M --reference in.en"),
+    ],
+)  # fmt: skip
+def test_the_answer_says_the_command_to_type(typed: str, right: str) -> None:
+    assert nmt(typed).stderr.splitlines()[-1] == f"  fix: Type: nmt {right}"
+
+
+def test_values_of_own_flags_are_not_taken_for_foreign_ones() -> None:
+    group: Any = get_command(app)
+    Spelling("nmt translate", group.commands["translate"].params).check(
+        ["M", "--set", "--lr", "--", "--beam"]
+    )
+
+
+def test_text_and_translations_may_stand_without_flags() -> None:
+    flags = "--device cpu --threads 1 --format"
+    plain = nmt(f"translate M in.de {flags} json")
+    other = nmt(f"translate M -i in.de {flags} jsonl")
+    assert (plain.exit_code, plain.stdout) == (0, other.stdout)
+
+    scored = nmt("evaluate in.en in.en --json --resamples 0")
+    named = nmt("evaluate --hypothesis in.en --reference in.en --json --resamples 0")
+    assert (scored.exit_code, scored.stdout) == (0, named.stdout)
+
+
+def test_help_says_which_default_the_model_has() -> None:
+    text = " ".join(nmt("translate --help").stdout.split())
+
+    assert (
+        "1 is greedy search. [default: the model's (5 unless it was trained with another)" in text
+    )
+    assert "(the model's)" not in text
+
+
+def test_what_others_are_answered_with_exists() -> None:
+    ours = {ours for found in aliases().values() for ours in found}
+    flags = (Path(__file__).parents[1] / "contract" / "flags.txt").read_text("utf-8")
+    for each in filter(is_of_command_line, ours):
+        if each.startswith("--set "):
+            path = each.split()[1].partition("=")[0].split(".")
+            assert find_key([int(x) if x.isdecimal() else x for x in path]), each
+        else:
+            assert each.split()[0] in flags.replace("/", " ").split(), each
