@@ -74,6 +74,11 @@ class Subject:
         """Whether a model is inspected, not a CONFIG."""
         return self.place.is_dir()
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether `model` can be loaded: a run or model folder that is not for CTranslate2."""
+        return self.is_folder and not is_ctranslate2(self.place)
+
     @cached_property
     def config(self) -> RunConfig:
         """The whole configuration; the model section is ``config.model``."""
