@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nmt.metrics.metric import Score
     from nmt.recipes.evaluate import evaluate
     from nmt.recipes.export import average, export
+    from nmt.recipes.inspect import inspect
     from nmt.recipes.prepare import prepare
     from nmt.recipes.score import score
     from nmt.recipes.train import train
@@ -48,6 +49,7 @@ __all__ = [
     "average",
     "evaluate",
     "export",
+    "inspect",
     "load_config",
     "prepare",
     "score",

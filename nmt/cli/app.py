@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import config, evaluate, export, prepare, score, train, translate
+from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
 from nmt.cli.spelling import Spelling
 from nmt.errors import NmtError
@@ -264,6 +265,7 @@ for function, epilog in (
     (translate.translate, translate.EPILOG),
     (score.score, score.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),
+    (inspect_model.inspect, inspect_model.EPILOG),
 ):
     _add_command(app, function, epilog)
 config_app = typer.Typer(help="Show, check and document configurations.", no_args_is_help=True)

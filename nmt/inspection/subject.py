@@ -51,6 +51,8 @@ class Choice:
     """With ``trace``: recompute with the causal mask left out, beside the masked one."""
     test: str | None = None
     """With ``heads``: the test set."""
+    limit: int = 200
+    """With ``heads``: pairs of it."""
 
 
 class Subject:
@@ -59,15 +61,24 @@ class Subject:
     Args:
         place: Folder with a model, or a YAML configuration.
         choice: What the flags choose.
+        overrides: ``key=value`` changes of a configuration.
 
     Attributes raise:
         ConfigError: A CONFIG has no such thing, or the choice names what the model has not.
         CheckpointError: The folder has no such thing, or it is damaged.
     """
 
-    def __init__(self, place: Path, choice: Choice | None = None) -> None:
+    def __init__(
+        self, place: Path, choice: Choice | None = None, overrides: Sequence[str] = ()
+    ) -> None:
         self.place = place
         self.choice = choice or Choice()
+        self._overrides = overrides
+        if overrides and self.is_folder:
+            raise ConfigError(
+                "--set changes a configuration, and a trained model keeps its own.",
+                fix="Leave --set out, or name a configuration file.",
+            )
 
     @property
     def is_folder(self) -> bool:
@@ -82,7 +93,9 @@ class Subject:
     @cached_property
     def config(self) -> RunConfig:
         """The whole configuration; the model section is ``config.model``."""
-        return load_folder_config(self.place) if self.is_folder else load_config(self.place)
+        if self.is_folder:
+            return load_folder_config(self.place)
+        return load_config(self.place, self._overrides)
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -187,17 +200,41 @@ class Subject:
         return Packed.from_rows([[BOS_ID, *self.target_ids]])
 
     def layers(self, num_layers: int) -> list[int]:
-        """Return the chosen layers of a stack, from 1: one, or all.
+        """Return the chosen layers of a stack, from 1: one, or all; none if only the other has it.
 
         Raises:
-            ConfigError: The stack has no such layer.
+            ConfigError: No stack has such a layer.
         """
-        return _within("layer", [self.choice.layer] if self.choice.layer else [], num_layers)
+        config, layer = self.config.model, self.choice.layer
+        if layer is None:
+            return list(range(1, num_layers + 1))
+        _within("layer", [layer], max(config.encoder_layers, config.decoder_layers))
+        return [layer] if layer <= num_layers else []
 
     @property
     def heads(self) -> list[int]:
         """The chosen heads, from 1."""
         return _within("head", self.choice.heads, self.config.model.num_heads)
+
+    def check(self) -> None:
+        """Check the choice against the configuration.
+
+        Raises:
+            ConfigError: There is no such layer or head in any stack.
+        """
+        config = self.config.model
+        self.layers(max(config.encoder_layers, config.decoder_layers))
+        _ = self.heads
+
+    def has(self, need: Need) -> bool:
+        """Whether the subject has what a part needs: `require` would not complain."""
+        if need == "configuration":
+            return True
+        sentence = bool((self.choice.source or "").strip())
+        if need == "vocabulary":
+            return sentence and (self.is_folder or (self.config.prepared_dir / TOKENIZER).is_dir())
+        trained = self.is_folder and not is_ctranslate2(self.place)
+        return trained and (sentence or need == "model")
 
     def require(self, need: Need, name: str) -> None:
         """Check that the subject has what a part needs, before anything is loaded.
@@ -217,7 +254,7 @@ class Subject:
                 fix="Name the run that it was exported from; parameters, diagram, positions, "
                 "vocabulary and shift work here.",
             )
-        if need == "sentence" and not (self.choice.source or "").strip():
+        if need in ("sentence", "vocabulary") and not (self.choice.source or "").strip():
             raise ConfigError(
                 f"{name} needs a sentence, and --source has no text.",
                 fix='Give one, as in --source "Guten Morgen!"',
