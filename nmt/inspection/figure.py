@@ -15,6 +15,7 @@ Cell: TypeAlias = str | int | float | None
 """Of a table. Numbers are written with thousands separators or about four digits; None is empty."""
 Matrix: TypeAlias = Sequence[Sequence[float | None]]
 """Rows of numbers. None is a cell that does not exist, such as a masked score."""
+NodeKind: TypeAlias = Literal["kept", "dropped", "finished", "best"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Node:
     """Shown smaller, such as its probability and the score up to here."""
     parent: int | None
     """Index of the node before it in `Tree.nodes`; None for a root. Parents come first."""
-    kind: Literal["kept", "dropped", "finished", "best"] = "kept"
+    kind: NodeKind = "kept"
     """``best`` for all nodes of the returned hypothesis; ``dropped`` for a dead end."""
 
 

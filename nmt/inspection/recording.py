@@ -1,0 +1,233 @@
+"""One pass of a model over a sentence pair, recorded through hooks; nothing is changed in it.
+
+Hooks see what goes into each sublayer and what comes out. Queries, keys and weights, which stay
+inside, are worked out again from that with the sublayer's own projections, in the form of the
+paper: softmax(Q K^T / sqrt(E)) V. Without hooks the model has no cost.
+
+Shapes: T tokens that a sublayer reads for, S tokens whose keys it reads, H heads, E head width, D
+model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nmt.model.layers import CrossAttention, Residual, SelfAttention
+from nmt.model.transformer import Transformer, evaluating
+from nmt.packed import Packed
+
+Kind = Literal["encoder", "decoder", "cross"]
+"""Attention of the encoder, of the decoder to itself, and of the decoder to the source."""
+Attention = SelfAttention | CrossAttention
+_SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
+
+
+class Heads(NamedTuple):
+    """What the heads of one attention sublayer work out, step by step."""
+
+    query: Tensor
+    """After norm and rotation, if the model has them. (H, T, E)."""
+    key: Tensor
+    """The same; those of a group are repeated for each of its queries. (H, S, E)."""
+    value: Tensor
+    """(H, S, E)."""
+    products: Tensor
+    """Of each query and each key. (H, T, S)."""
+    scores: Tensor
+    """Divided by sqrt(E), with the bias of a position scheme; minus infinity under the mask."""
+    weights: Tensor
+    """Softmax of the scores: each row sums to 1. (H, T, S)."""
+    mixed: Tensor
+    """Sum of the values times their weights. (H, T, E)."""
+
+    @property
+    def concatenated(self) -> Tensor:
+        """All heads side by side: (T, H * E)."""
+        return self.mixed.transpose(0, 1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """A sublayer in one pass, with the residual connection around it."""
+
+    side: Literal["encoder", "decoder"]
+    layer: int
+    """From 1, upward."""
+    name: str
+    """``self_attention``, ``cross_attention`` or ``feed_forward``."""
+    module: nn.Module
+    residual: Residual
+    inputs: Tensor
+    """What it reads: the residual stream, after the norm in a pre-norm model. (T, D)."""
+    memory: Tensor | None
+    """What its keys come from, where that is the encoder's output. (S, D')."""
+    added: Tensor
+    """What it adds to the residual stream. (T, D)."""
+    before: Tensor
+    """The residual stream. (T, D)."""
+    after: Tensor
+    """The residual stream above it, after the norm in a post-norm model. (T, D)."""
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of attention; None for feed-forward."""
+        kinds: dict[str, Kind] = {"self_attention": self.side, "cross_attention": "cross"}
+        return kinds.get(self.name)
+
+    def heads(self) -> Heads:
+        """Work out again what its heads do."""
+        assert isinstance(self.module, SelfAttention | CrossAttention)
+        return heads_of(self.module, self.inputs, self.memory, causal=self.kind == "decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A pass over one sentence pair."""
+
+    sublayers: tuple[Sublayer, ...]
+    """From below: those of the encoder, then those of the decoder."""
+    hidden: Tensor
+    """The decoder's output. (T, D)."""
+
+    def attention(self, kind: Kind) -> tuple[Sublayer, ...]:
+        """Sublayers of one kind of attention, the lowest first."""
+        return tuple(each for each in self.sublayers if each.kind == kind)
+
+    def mean_attention(self) -> Tensor:
+        """Attention to the source: mean over the heads of the upper half of the layers. (T, S)."""
+        cross = self.attention("cross")
+        upper = [each.heads().weights.float().mean(0) for each in cross[len(cross) // 2 :]]
+        return torch.stack(upper).mean(0)
+
+
+def heads_of(
+    module: Attention, inputs: Tensor, memory: Tensor | None = None, *, causal: bool = False
+) -> Heads:
+    """Work out what the heads of an attention sublayer do in one sentence.
+
+    Args:
+        module: The sublayer.
+        inputs: What it reads. (T, D).
+        memory: The encoder's output, for attention to the source. (S, D').
+        causal: Whether a token reads only itself and those before it.
+    """
+    width, bias, vectors = module.head_dim, None, None
+    if isinstance(module, SelfAttention):
+        fused = module.query_key_value(inputs).unflatten(1, (-1, width))
+        query, key, value = fused.split(module.sizes, 1)
+        if module.heads:
+            query, key = module.heads["query_norm"](query), module.heads["key_norm"](key)
+        if (scheme := module.positions) is not None:
+            order = torch.arange(len(inputs), device=inputs.device)
+            query, key = scheme.rotate(query, order), scheme.rotate(key, order)
+            bias, vectors = scheme.bias(order, order), scheme.vectors(order, order)
+    else:
+        assert memory is not None
+        query = module.query(inputs).unflatten(1, (-1, width))
+        query = module.heads["query_norm"](query) if module.heads else query
+        key, value = module.project_cross_kv(memory)
+    share = module.num_heads // module.num_kv_heads
+    key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
+    query = query.transpose(0, 1)
+    products = query @ key.mT
+    if vectors is not None:  # Shaw et al. (2018): keys and values that depend on the distance, too
+        products = products + torch.einsum("hte,tse->hts", query, vectors[0])
+    scores = products * width**-0.5
+    scores = scores if bias is None else scores + bias
+    if causal:
+        future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+    weights = scores.softmax(-1)
+    mixed = weights @ value
+    if vectors is not None:
+        mixed = mixed + torch.einsum("hts,tse->hte", weights, vectors[1])
+    return Heads(query, key, value, products, scores, weights, mixed)
+
+
+@contextmanager
+def recorded(model: Transformer) -> Iterator[list[Sublayer]]:
+    """Fill a list with the sublayers of the passes over one sentence pair that are made inside."""
+    found: list[Sublayer] = []
+    seen: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
+
+    def watch(
+        side: Literal["encoder", "decoder"], number: int, layer: nn.Module, name: str
+    ) -> None:
+        module = layer.get_submodule(name)
+        residual = layer.get_submodule(name.replace("_attention", "") + "_residual")
+        assert isinstance(residual, Residual)
+
+        def of_sublayer(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            memory = args[1] if name == "cross_attention" else None
+            seen[name] = args[0], memory, output
+
+        def of_residual(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            inputs, memory, added = seen.pop(name)
+            parts = side, number, name, module, residual, inputs, memory, added, args[0], output
+            found.append(Sublayer(*parts))
+
+        for each, hook in ((module, of_sublayer), (residual, of_residual)):
+            handles.callback(each.register_forward_hook(hook).remove)
+
+    with ExitStack() as handles:
+        sides: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
+        for side in sides:
+            for number, layer in enumerate(getattr(model, side), 1):
+                for name in _SUBLAYERS:
+                    if hasattr(layer, name):
+                        watch(side, number, layer, name)
+        yield found
+
+
+def record(model: Transformer, source: Packed, target: Packed) -> Recording:
+    """Record one pass over a sentence pair: teacher forcing, as in training, but no dropout.
+
+    Gradients can be taken of it unless the caller turned them off.
+
+    Args:
+        model: In any mode.
+        source: What the encoder reads: one sentence.
+        target: What the decoder reads: BOS and the target.
+    """
+    with evaluating(model), recorded(model) as sublayers:
+        hidden = model(source, target)
+    return Recording(tuple(sublayers), hidden)
+
+
+@contextmanager
+def without_causal_mask(model: Transformer) -> Iterator[None]:
+    """Let the decoder's tokens read those after them, too, in passes that are made inside."""
+
+    def see_all(
+        _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**options, "causal": False}
+
+    with ExitStack() as handles:
+        for layer in model.decoder:
+            attention = layer.get_submodule("self_attention")
+            handle = attention.register_forward_pre_hook(see_all, with_kwargs=True)
+            handles.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def without_heads(attention: Attention, heads: Sequence[int]) -> Iterator[None]:
+    """Set what some heads (numbered from 1) find to 0, in passes that are made inside."""
+    width = attention.head_dim
+    columns = torch.cat([torch.arange((head - 1) * width, head * width) for head in heads])
+
+    def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        return (args[0].index_fill(-1, columns.to(args[0].device), 0),)
+
+    handle = attention.output.register_forward_pre_hook(silence)
+    try:
+        yield
+    finally:
+        handle.remove()
