@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_TOKEN_STEP, _CELL_STEP = 32, 4
 
 
 class Packed:
@@ -24,13 +25,17 @@ class Packed:
     Args:
         ids: All tokens, one sentence after another. (N,), int64.
         cu_seqlens: Where each sentence begins, and where the last one ends. (B + 1,), int32.
-        max_length: Tokens of the longest sentence, S.
+        max_length: Tokens of the longest sentence, S, or more.
+        num_filler: Tokens at the end that are there to round sizes up: see `round_up`.
     """
 
-    def __init__(self, ids: Tensor, cu_seqlens: Tensor, max_length: int) -> None:
+    def __init__(
+        self, ids: Tensor, cu_seqlens: Tensor, max_length: int, num_filler: int = 0
+    ) -> None:
         self.ids = ids
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
+        self.num_filler = num_filler
         self._derived: dict[Hashable, Any] = {}
 
     @classmethod
@@ -138,7 +143,47 @@ class Packed:
         if self.ids.device.type == device.type:
             return self
         ids, ends = (move(tensor, device) for tensor in (self.ids, self.cu_seqlens))
-        return Packed(ids, ends, self.max_length)
+        return Packed(ids, ends, self.max_length, self.num_filler)
+
+    def _filled(self, rows: int, tokens: int, max_length: int) -> Packed:
+        """Return the sentences with ``rows`` more that hold ``tokens``, of about equal lengths."""
+        ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
+        ids = torch.cat((self.ids, self.ids[:1].expand(tokens)))
+        ends = torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype)))
+        return Packed(ids, ends, max_length, tokens)
+
+
+def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Packed]:
+    """Add filler sentences, so that few sizes occur: 1 to 2% more tokens on a CPU.
+
+    Tokens become multiples of 32 (a 32nd to a 64th of them where they are many), sentences and
+    the longest length multiples of 4. `nmt.model.transformer.Transformer.forward` returns nothing
+    of filler, so that it has neither loss nor gradient.
+
+    Args:
+        source: Sentences on the CPU.
+        target: As many.
+        longest: Length that is not exceeded.
+    """
+    sides = source, target
+    widths = [max(s.max_length, min(rounded(s.max_length, _CELL_STEP), longest)) for s in sides]
+    rows = rounded(len(source), _CELL_STEP) - len(source)
+    while True:
+        tokens = [rounded(s.num_tokens + rows, _TOKEN_STEP) - s.num_tokens for s in sides]
+        if all(n <= rows * width for n, width in zip(tokens, widths, strict=True)):
+            source, target = map(Packed._filled, sides, (rows, rows), tokens, widths)
+            return source, target
+        rows += _CELL_STEP
+
+
+def rounded(size: int, step: int) -> int:
+    """Return the next multiple of ``step``, or of a power of two that is at most size / 32.
+
+    >>> rounded(33, 32), rounded(3000, 32), rounded(9, 4), rounded(8, 4)
+    (64, 3008, 12, 8)
+    """
+    step = max(step, 1 << max(size.bit_length() - 6, 0))
+    return -(-size // step) * step
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

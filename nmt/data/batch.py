@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt.data.store import ParallelStore
-from nmt.packed import Packed, move
+from nmt.packed import Packed, move, round_up
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 
@@ -23,7 +23,7 @@ Flat: TypeAlias = tuple[npt.NDArray[np.integer], IntArray]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sentence pairs without padding."""
+    """Sentence pairs without padding; filler may follow them, which `rows` and `gold` lack."""
 
     source: Packed
     """Source ids, each sentence ending in EOS, and with ``model.source_bos`` beginning with BOS."""
@@ -37,7 +37,7 @@ class Batch:
     @property
     def num_source_tokens(self) -> int:
         """Source tokens with EOS, without padding."""
-        return self.source.num_tokens
+        return self.source.num_tokens - self.source.num_filler
 
     @property
     def num_target_tokens(self) -> int:
@@ -111,6 +111,7 @@ def collate(
     epoch: int = 0,
     *,
     source_bos: bool = False,
+    longest: int | None = None,
 ) -> Batch:
     """Gather ``rows`` of the store into a batch: BOS before targets and EOS after each sentence.
 
@@ -120,18 +121,21 @@ def collate(
         resegment: Draws other subwords for the epoch.
         epoch: Number of the epoch, from 0.
         source_bos: Whether sources, too, begin with BOS.
+        longest: Most tokens of any sentence of either side, if sizes are to be rounded up.
     """
     sides = (store.source_ids(rows), store.target_ids(rows))
     if resegment is not None:
         sides = (resegment(0, epoch, rows, sides[0]), resegment(1, epoch, rows, sides[1]))
     (source, source_offsets), (target, offsets) = sides
     packed = _packed(source, source_offsets, EOS_ID, last=True)
-    return Batch(
-        source=packed.prepend(BOS_ID) if source_bos else packed,
-        target=_packed(target, offsets, BOS_ID, last=False),
-        gold=_packed(target, offsets, EOS_ID, last=True).ids,
-        rows=rows,
+    packed = packed.prepend(BOS_ID) if source_bos else packed
+    read, gold = (
+        _packed(target, offsets, special, last=last)
+        for special, last in ((BOS_ID, False), (EOS_ID, True))
     )
+    if longest is not None:
+        packed, read = round_up(packed, read, longest)
+    return Batch(source=packed, target=read, gold=gold.ids, rows=rows)
 
 
 def _packed(ids: npt.NDArray[np.integer], offsets: IntArray, special: int, *, last: bool) -> Packed:

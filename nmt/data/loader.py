@@ -154,6 +154,8 @@ class Loader:
     tokens than they are meant to (a fifth more at a rate of 0.1)."""
     source_bos: bool = False
     """Put BOS before sources."""
+    longest: int | None = None
+    """Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`."""
 
     def lengths(self, rows: IntArray | slice) -> tuple[IntArray, IntArray]:
         """Return source and target tokens of rows of the store, special ones included."""
@@ -205,7 +207,8 @@ class Loader:
 
     def batch(self, rows: IntArray, epoch: int = 0) -> Batch:
         """Return the batch of some rows of the store, as it is in an epoch."""
-        return collate(self.store, rows, self.resegment, epoch, source_bos=self.source_bos)
+        bos, longest = self.source_bos, self.longest
+        return collate(self.store, rows, self.resegment, epoch, source_bos=bos, longest=longest)
 
     def updates_per_epoch(self, epoch: int = 0) -> int:
         """Return the optimizer updates of an epoch."""

@@ -224,6 +224,11 @@ class Precision:
         has_bf16_weights = self.name == "bfloat16" and self.device_type == "cpu"
         return torch.bfloat16 if has_bf16_weights else torch.float32
 
+    @property
+    def repeats_sizes(self) -> bool:
+        """Whether batches should be of few sizes: 16-bit kernels of a CPU are made for each."""
+        return self.device_type == "cpu" and self.name != "float32"
+
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
         if self.dtype == self.weight_dtype:

@@ -138,12 +138,14 @@ class Transformer(nn.Module):
             target: BOS and target ids.
 
         Returns:
-            (N, D). `logits` or a loss on `output_weight` goes on from there.
+            (N, D), without the filler of ``target``. `logits` or a loss on `output_weight` goes on
+            from there.
         """
         if self._forwards:
             for packed in (source, target):
                 Rectangle.of(packed)  # here: no layer is to make what the next one finds
-        return self.decode(target, self.encode(source, run=self._run), source, run=self._run)
+        hidden = self.decode(target, self.encode(source, run=self._run), source, run=self._run)
+        return hidden[: -target.num_filler] if target.num_filler else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V), not normalised."""

@@ -119,6 +119,18 @@ class FlatParameters:
         """Give the model ``values`` as weights. In float32 they replace `weights`: keep a copy."""
         self._working[: self.trained_size].copy_(values)
 
+    @contextmanager
+    def lend(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have the model use ``weights`` themselves, in their dtype, while the context is open."""
+        own = [(parameter, parameter.data) for _, parameter in self._trained + self._frozen]
+        try:
+            for name, parameter in self._trained + self._frozen:
+                parameter.data = weights[name]
+            yield
+        finally:
+            for parameter, data in own:
+                parameter.data = data
+
     def views(self, flat: Tensor, begin: int = 0) -> Iterator[tuple[str, Tensor]]:
         """Cut a flat buffer of trained parameters up by their names: views, not copies.
 

@@ -83,6 +83,9 @@ class TrainingSetup:
             num_ranks=processes.size,
             resegment=_resegmenter(batch.bpe_dropout, data, training.seed, max_length),
             source_bos=config.model.source_bos,
+            longest=max_length + 1 + config.model.source_bos
+            if updater.precision.repeats_sizes
+            else None,
         )
         seed_rank(training.seed, processes.rank)
         compilation = compile_layers(

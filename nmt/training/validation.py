@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,7 +91,8 @@ class Validator:
     """Measures a model on its validation set.
 
     Losses are computed as training does. The text of the set, if it has one, is translated and
-    scored by `REPORTED_METRICS`, with BLEU's tokenizer chosen as in `nmt evaluate`.
+    scored by `REPORTED_METRICS`, with BLEU's tokenizer chosen as in `nmt evaluate`. On a CPU the
+    saved float32 weights translate: 16-bit kernels would be made for each of a search's many sizes.
 
     Args:
         setup: What is trained; processes share the work.
@@ -141,9 +143,12 @@ class Validator:
     def _text_scores(self) -> Mapping[str, Any]:
         """Translate the set and score that; return fields of `Scores`."""
         own = self._source[self._processes.rank :: self._processes.size]
-        parts = self._stop.gather(
-            lambda: [(r.text, bool(r.alarms)) for r in self._translator.translate(own)]
-        )
+        optimizer, repeats = self._updater.optimizer, self._updater.precision.repeats_sizes
+        lent = optimizer.parameters.lend(optimizer.weights()) if repeats else nullcontext()
+        with lent:
+            parts = self._stop.gather(
+                lambda: [(r.text, bool(r.alarms)) for r in self._translator.translate(own)]
+            )
         hypotheses, alarms = zip(*interleave(parts), strict=True)
         tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
         chrf = next(scorer.metric for scorer in self._scorers if scorer.name == "chrf")

@@ -198,3 +198,19 @@ def test_frozen_parameters_never_change(
         is_frozen = name == part or name.startswith(f"{part}.")
         assert torch.equal(weights, before[name]) == is_frozen, name
         assert torch.equal(saved[name], exact[name]) == is_frozen, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lent_weights_are_used_as_they_are_and_given_back(dtype: torch.dtype) -> None:
+    model = model_with(["encoder"])
+    flat = FlatParameters(model, dtype)
+    lent = {name: torch.full_like(p, 2.5).float() for name, p in model.named_parameters()}
+    own = {name: p.data for name, p in model.named_parameters()}
+
+    with flat.lend(lent):
+        assert all(p.data_ptr() == lent[name].data_ptr() for name, p in model.named_parameters())
+        assert model.output_weight.dtype == torch.float32
+
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == dtype
+        assert parameter.data_ptr() == own[name].data_ptr()

@@ -14,6 +14,9 @@ import torch
 from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
 from nmt.config.run import RunConfig
 from nmt.engine.compilation import Compilation
+from nmt.model.decoder_state import DecoderState
+from nmt.model.transformer import Transformer
+from nmt.packed import Packed
 from nmt.recipes.train import dry_run, train
 from tests.compiling import Backend, use_backend
 from tests.training.toy import CONFIG, write_corpus
@@ -65,6 +68,31 @@ def test_a_run_with_compiled_layers_makes_the_updates_of_one_without_and_records
     state = json.loads((checkpoint_dir(Path("run"), 3) / "state.json").read_text())
     assert state["machine"]["compiled"] is True
     assert "not bit-exact: compiled: was true, is false" in trained(config_of(max_steps=4))[2]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_sizes_are_few_where_kernels_are_made_for_each(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation translates in float32, and updates in 16 bits have sizes rounded up."""
+    sizes: list[int] = []
+    dtypes: list[torch.dtype] = []
+    forward, start = Transformer.forward, Transformer.start
+
+    def counted(model: Transformer, source: Packed, target: Packed) -> torch.Tensor:
+        sizes.extend((source.num_tokens % 32, target.num_tokens % 32))
+        return forward(model, source, target)
+
+    def started(model: Transformer, *args: Any, **options: Any) -> DecoderState:
+        dtypes.append(model.output_weight.dtype)
+        return start(model, *args, **options)
+
+    monkeypatch.setattr(Transformer, "forward", counted)
+    monkeypatch.setattr(Transformer, "start", started)
+    trained(config_of(precision=precision))
+
+    assert any(sizes) == (precision == "float32")
+    assert set(dtypes) == {torch.float32}
 
 
 def test_a_dry_run_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,19 +6,29 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.engine.device import Precision
 from nmt.model.transformer import Transformer
-from nmt.packed import Packed
+from nmt.packed import Packed, round_up
 from nmt.training.losses import CrossEntropy, LossSum, Objective, chunked_cross_entropy
 from nmt.training.optimizer import FlatParameters, is_matrix
-from tests.training.small import FLOAT32, batch_of, hold_pairs, small_model, updater_of
+from tests.training.small import (
+    FLOAT32,
+    VOCAB_SIZE,
+    batch_of,
+    hold_pairs,
+    small_model,
+    updater_of,
+)
 from tests.training.test_losses import assert_close, naive
 
 
@@ -57,6 +67,45 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
 
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-4, msg=name)
+
+
+@settings(max_examples=12, deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=40))
+def test_filler_makes_few_sizes_and_changes_neither_loss_nor_gradient(
+    lengths: list[tuple[int, int]],
+) -> None:
+    longest = 41
+    sides = [torch.randint(4, VOCAB_SIZE, (41,)).tolist() for _ in range(2)]
+    rows = [
+        [side[:n] for n in own] for side, own in zip(sides, zip(*lengths, strict=True), strict=True)
+    ]
+    source, target = map(Packed.from_rows, rows)
+    batch = Batch(source, target, target.ids.flip(0), np.arange(len(lengths)))
+    filler = round_up(source, target, longest)
+    filled = replace(batch, source=filler[0], target=filler[1])
+    results = []
+    for each in (batch, filled):
+        updater = updater_of(small_model())
+        stats = updater([each], 0.0)
+        updater._gradients([each], 1.0)
+        results.append((stats, updater.optimizer.parameters.gradient.clone()))
+
+    for side, whole in ((filled.source, source), (filled.target, target)):
+        assert side.num_tokens % 32 == 0
+        assert len(side) % 4 == 0
+        assert side.max_length % 4 == 0 or side.max_length == longest
+        assert side.rows()[: len(whole)] == whole.rows()
+        assert all(0 < n <= side.max_length for n in side.lengths.tolist())
+    (plain, gradient), (with_filler, same) = results
+    assert with_filler.source_tokens == plain.source_tokens
+    assert with_filler.target_tokens == plain.target_tokens
+    assert with_filler.loss_sum == pytest.approx(plain.loss_sum, rel=1e-5)
+    torch.testing.assert_close(same, gradient, rtol=1e-4, atol=1e-4)
+    if len(lengths) > 1:
+        for half, own in zip(filled.halves(), batch.halves(), strict=True):
+            assert half.source.rows() == own.source.rows()
+            assert half.target.rows() == own.target.rows()
+            assert torch.equal(half.gold, own.gold)
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
