@@ -37,6 +37,7 @@ from nmt.config.keys import chosen
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
+from nmt.packed import rounded
 
 CrossEntropyForm = Callable[[Tensor, Tensor, "Tensor | None", Tensor, float], Tensor]
 """(hidden (N, D), weight (V, D), bias (V,), gold (N,) int64, smoothing) -> loss, float32 scalar."""
@@ -44,13 +45,14 @@ CrossEntropyForm = Callable[[Tensor, Tensor, "Tensor | None", Tensor, float], Te
 _ROWS_PER_CHUNK = 256
 _CHUNKS_PER_SUM = 4
 """Chunks summed in 16 bits before the sum moves to float32: more would lose small addends."""
-_LARGE_VOCABULARY = 16_000
+_ROWS_PER_BLOCK = 2048
+_ROWS_PER_16_BIT_CHUNK, _ROW_STEP = 128, 32
 
 
 def choose_form(dtype: torch.dtype, device: torch.device, vocab_size: int) -> CrossEntropyForm:
-    """Return the faster form: chunks pay in float32 and where the logits are large."""
-    pays = dtype == torch.float32 or vocab_size > _LARGE_VOCABULARY
-    return chunked_cross_entropy if device.type == "cpu" and pays else plain_cross_entropy
+    """Return the faster form."""
+    del dtype, vocab_size
+    return chunked_cross_entropy if device.type == "cpu" else plain_cross_entropy
 
 
 def plain_cross_entropy(
@@ -146,6 +148,43 @@ def _r_drop_step(
     return loss, gradient
 
 
+def _sum_16_bits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gold: Tensor,
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    gradients: tuple[Tensor, Tensor, Tensor | None],
+) -> Tensor:
+    """Return the loss of 16-bit ``hidden`` (N, P, D) and fill in zeroed ``gradients``, on a CPU.
+
+    Some logits at a time become a gradient in 16 bits; of many rows of that, two large products
+    give the gradients. Rows are rounded up, so that kernels are made for few sizes.
+    """
+    of_hidden, of_weight, of_bias = gradients
+    total = torch.zeros((), dtype=torch.float32)
+    blocks = (tensor.split(_ROWS_PER_BLOCK) for tensor in (hidden, of_hidden, gold))
+    for states, of_states, wanted in zip(*blocks, strict=True):
+        missing = rounded(len(states), _ROW_STEP) - len(states)
+        rows = F.pad(states, (0, 0, 0, 0, 0, missing))
+        by_logits = rows.new_empty(*rows.shape[:2], len(weight))
+        by_logits[len(states) :] = 0
+        for part, of_part, own in zip(
+            *(tensor.split(_ROWS_PER_16_BIT_CHUNK) for tensor in (rows, by_logits, wanted)),
+            strict=True,
+        ):
+            logits = F.linear(part, weight, bias)[: len(own)].float()
+            loss, gradient = step(logits, own)
+            of_part[: len(own)] = gradient.view_as(logits)
+            total += loss
+            if of_bias is not None:
+                of_bias += gradient.view(-1, len(weight)).sum(dim=0)
+        flat = by_logits.flatten(0, 1)
+        of_states.copy_((flat @ weight).view_as(rows)[: len(states)])
+        of_weight += flat.T @ rows.flatten(0, 1)
+    return total
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """A loss of logits that never stand in memory all at once.
 
@@ -167,6 +206,12 @@ class _ChunkedLoss(torch.autograd.Function):
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         # They differ under autocast.
         cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
+        if hidden.device.type == "cpu" and hidden.dtype.itemsize == 2:
+            gradients = of_hidden, of_weight, of_bias
+            total = _sum_16_bits(hidden, cast, shift, gold, step, gradients)
+            of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+            ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
+            return total
         is_whole = cast.dtype == torch.float32
         part = of_weight if is_whole else torch.zeros_like(cast)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)

@@ -84,11 +84,11 @@ def test_huge_logits_stay_finite(form: CrossEntropyForm) -> None:
     assert float(form(torch.ones(1, 1), weight, None, torch.tensor([1]), 0.0)) == 2e4
 
 
-def test_chunks_are_chosen_for_float32_and_for_large_vocabularies_on_a_cpu() -> None:
+def test_chunks_are_chosen_on_a_cpu() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
 
     assert choose_form(torch.float32, cpu, 8000) is chunked_cross_entropy
-    assert choose_form(torch.bfloat16, cpu, 8000) is plain_cross_entropy
+    assert choose_form(torch.bfloat16, cpu, 8000) is chunked_cross_entropy
     assert choose_form(torch.bfloat16, cpu, 32_000) is chunked_cross_entropy
     assert choose_form(torch.bfloat16, cuda, 8000) is plain_cross_entropy
 
