@@ -407,10 +407,10 @@ def _check_losses(report: Recorder) -> None:
             rows, width = int(random.integers(1, 700)), 16 * int(random.integers(1, 12))
             vocab_size = int(random.integers(5, 400 if report.quick else 9000))
             torch.manual_seed(number)
-            inputs = [
-                torch.randn(shape).to(dtype)
-                for shape in ((rows, width), (vocab_size, width), (vocab_size,))
-            ]
+            # Logits spread by 2, as of a model in training: a 16-bit one of 40 is off by 0.1, and
+            # its probability by a tenth, whatever sums them up.
+            scales = {(rows, width): 2 * width**-0.5, (vocab_size, width): 1, (vocab_size,): 0.5}
+            inputs = [(torch.randn(shape) * scale).to(dtype) for shape, scale in scales.items()]
             gold = torch.randint(0, vocab_size, (rows,))
             here = [each.clone().to(report.device).requires_grad_() for each in inputs]
             form = choose_form(dtype, report.device, vocab_size)
@@ -590,8 +590,14 @@ def shapes(report: Recorder) -> None:
         tokenizer__vocab_size=320 if report.quick else 1000,
     )
     _, said = nmt("train", "configs/demo.yaml", *flags, env={"TORCH_LOGS": "recompiles"})
-    found = len(re.findall(r"Recompiling function", said))
-    report.emit(f"recompiled in {count} updates", float(found), target="0", passed=found == 0)
+    causes = said.split("Recompiling function")[1:]
+    # Training and validation have a graph each, which the warm-up makes.
+    found = [cause for cause in causes if "grad_mode" not in cause]
+    text = f"recompiled in {count} updates"
+    report.emit(text, float(len(found)), target="0", passed=not found)
+    for cause in found[:5]:
+        reasons = re.findall(r"- \d+/\d+: (.*)", cause)
+        report.emit("recompiled because", "; ".join(reasons)[:200])
 
 
 # Speed of the parts

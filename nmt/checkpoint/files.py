@@ -144,6 +144,21 @@ def save_checkpoint(
     return folder
 
 
+def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to the CPU: those that are views of one buffer by one copy of all of it."""
+    buffers: dict[int, Tensor] = {}
+    copies = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in buffers:
+            size = storage.nbytes() // tensor.element_size()
+            whole = tensor.detach().as_strided((size,), (1,), 0)
+            buffers[storage.data_ptr()] = whole.to("cpu", copy=True)
+        buffer = buffers[storage.data_ptr()]
+        copies[name] = buffer.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return copies
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint after comparing every file with its manifest.
 

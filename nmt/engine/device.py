@@ -157,12 +157,12 @@ class DeviceQueue:
     """Where the work is done."""
     max_inflight_updates: int
     """Updates whose numbers may stay on the device until they are read; 1 reads them at once."""
-    prefetches: bool
-    """Whether data are made ready in a thread, while the process gives the device its work."""
+    uses_threads: bool
+    """Whether threads make data ready and write checkpoints while the device computes."""
 
     def stream(self, items: Iterator[T]) -> AbstractContextManager[Iterator[T]]:
         """Give the same items, while the context is open; one is made ahead if that saves time."""
-        return prefetch(items) if self.prefetches else nullcontext(items)
+        return prefetch(items) if self.uses_threads else nullcontext(items)
 
     def wait(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -178,8 +178,8 @@ class DeviceQueue:
 def choose_device_queue(device: torch.device) -> DeviceQueue:
     """Return the queue for ``device``: a CPU does its work at once, so nothing can run ahead."""
     if device.type == "cpu":
-        return DeviceQueue(device, max_inflight_updates=1, prefetches=False)
-    return DeviceQueue(device, max_inflight_updates=_MAX_INFLIGHT_UPDATES, prefetches=True)
+        return DeviceQueue(device, max_inflight_updates=1, uses_threads=False)
+    return DeviceQueue(device, max_inflight_updates=_MAX_INFLIGHT_UPDATES, uses_threads=True)
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from nmt.checkpoint.files import (
     Checkpoint,
     checkpoint_name,
     clean_partial,
+    host_copies,
     list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
@@ -69,26 +73,86 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     set_damaged_aside(run_dir, checkpoint.step)
 
 
-def save(
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is whole and on the disk."""
+
+    step: int
+    name: str
+    seconds: float
+    """What writing it took."""
+
+
+class CheckpointWriter:
+    """Saves into a run folder, names the best checkpoint, removes the expired.
+
+    A context: it ends when nothing is being written any more.
+
+    Args:
+        config: The experiment.
+        in_background: Whether `save` only copies the tensors, in whole buffers, and a thread
+            writes, hashes and syncs the files; else it returns when all is on the disk.
+    """
+
+    def __init__(self, config: RunConfig, *, in_background: bool) -> None:
+        self._config = config
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        self._writing: Future[Saved | None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def save(
+        self,
+        progress: Progress,
+        *,
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Begin to save; what came before must have ended: see `finished`."""
+        state = {"progress": progress.as_dict(), **state}
+        write = partial(_save, self._config, progress.step, History(progress.history), state)
+        if self._thread is None:
+            self._writing = Future()
+            self._writing.set_result(write(model, optimizer))
+        else:
+            groups = (host_copies(tensors) for tensors in (model, optimizer))
+            self._writing = self._thread.submit(write, *groups)
+
+    def finished(self, *, wait: bool = False) -> Saved | None:
+        """Return what has been written since this was asked last; None if nothing was.
+
+        Args:
+            wait: Whether to wait for what is being written.
+
+        Raises:
+            CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
+        """
+        writing = self._writing
+        if writing is None or not (wait or writing.done()):
+            return None
+        self._writing = None
+        return writing.result()
+
+
+def _save(
     config: RunConfig,
-    progress: Progress,
-    *,
+    step: int,
+    history: History,
+    state: Mapping[str, Any],
     model: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-) -> str | None:
-    """Save into the run folder, name the best checkpoint, remove the expired.
-
-    Returns:
-        The checkpoint's name, or None if the disk was full and training is to go on.
-
-    Raises:
-        CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
-    """
-    state = {"progress": progress.as_dict(), **state}
+) -> Saved | None:
+    """Save; return None if the disk was full and training is to go on."""
+    begin = time.perf_counter()
     try:
         folder = save_checkpoint(
-            config.run_dir, progress.step, model=model, optimizer=optimizer, state=state
+            config.run_dir, step, model=model, optimizer=optimizer, state=state
         )
     except CheckpointError as error:
         if config.training.on_full_disk == "stop":
@@ -96,10 +160,10 @@ def save(
         logger.warning("not saved: %s", error.problem)
         return None
     try:
-        _tidy(config, progress.history)
+        _tidy(config, history)
     except OSError as error:  # the checkpoint is whole; the next one makes up for this
         logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
-    return folder.name
+    return Saved(step, folder.name, time.perf_counter() - begin)
 
 
 def _tidy(config: RunConfig, history: History) -> None:

@@ -18,7 +18,7 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.engine.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError
-from nmt.training.checkpoints import save
+from nmt.training.checkpoints import CheckpointWriter, Saved
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import Event, Reporter
 from nmt.training.schedule import build_schedule
@@ -60,11 +60,12 @@ class Trainer:
             model_dim=setup.config.model.model_dim,
             total_steps=progress.total_steps,
         )
-        self._run_config, self._validator, self._record = setup.config, validator, record
+        self._validator, self._record = validator, record
         self._reporter, self._stop = reporter, stop
         self._processes = updater.processes
         self._vocab_size = len(updater.model.output_weight)
         self._seconds = self._reported_seconds = 0.0
+        self._writer = CheckpointWriter(setup.config, in_background=updater.pace.uses_threads)
         self._saved_step = 0
         self._all_stop = False
         self._unread: list[UpdateStats] = []
@@ -83,13 +84,24 @@ class Trainer:
 
     def run(self) -> TrainingSummary:
         """Train until the budget is used, patience ends, or the process is asked to stop."""
+        with self._writer:
+            self._catch_up()
+            self._all_stop |= any(self._processes.gather(self._stop.requested))
+            reason = self._make_updates()
+            self._save_the_end()
+        if reason == "signal":
+            text = f"stopped at step {self.progress.step:,}: the same command resumes from there"
+            self._reporter.report(Event(self.progress.step, text))
+        return self.progress.summary(reason, self._seconds)
+
+    def _make_updates(self) -> str:
+        """Make updates until there is a reason to end, and return it."""
         config, progress, pace = self._config, self.progress, self._updater.pace
-        self._catch_up()
-        self._all_stop |= any(self._processes.gather(self._stop.requested))
         reason = "signal" if self._is_stopping() else self._finished()
         with pace.stream(self._loader.updates(progress.position)) as updates:
             while reason is None:
                 stats = self._update(updates)
+                self._tell_saved(self._writer.finished())
                 if len(self._unread) == pace.max_inflight_updates:
                     self._read()
                 is_last = self._finished() == "budget"
@@ -101,19 +113,25 @@ class Trainer:
                     elif progress.step % config.save_every == 0:
                         self._save()
                 reason = "signal" if self._is_stopping() else self._finished()
-        if self._saved_step < progress.step:
+        return reason
+
+    def _save_the_end(self) -> None:
+        """Have the last step saved.
+
+        Raises:
+            CheckpointError: The disk is full.
+        """
+        step = self.progress.step
+        self._wait_until_saved()
+        if self._saved_step < step:
             self._save()
-        if self._saved_step < progress.step:
+            self._wait_until_saved()
+        if self._saved_step < step:
             raise CheckpointError(
-                f"Training has ended, but step {progress.step:,} could not be saved: the disk is "
-                "full.",
+                f"Training has ended, but step {step:,} could not be saved: the disk is full.",
                 fix="Free disk space, then start the same command again: it resumes from "
                 f"step {self._saved_step:,}.",
             )
-        if reason == "signal":
-            text = f"stopped at step {progress.step:,}: the same command resumes from there"
-            self._reporter.report(Event(progress.step, text))
-        return progress.summary(str(reason), self._seconds)
 
     def _is_stopping(self) -> bool:
         """Whether all leave; one process alone need not agree with others in an update first."""
@@ -163,6 +181,7 @@ class Trainer:
         return "; ".join(self._processes.gather(self._loader.describe(batches)))
 
     def _diverged(self, problem: str, fix: str) -> DivergedError:
+        self._wait_until_saved()
         last = f"step {self._saved_step:,}" if self._saved_step else "none"
         if self._saved_step:
             fix += " That takes another run_dir; training.start_from can begin it with the weights "
@@ -212,20 +231,28 @@ class Trainer:
         self._save()
 
     def _save(self) -> None:
+        """Save, or begin to: one checkpoint is written at a time."""
         self._read()
-        begin = time.perf_counter()
+        if self._updater.pace.uses_threads:
+            self._wait_until_saved()
         generators = random_state(self._device, self._processes)
-        where = None
         if self._processes.rank == 0:
-            where = save(
-                self._run_config,
+            self._writer.save(
                 self.progress,
                 model=self._optimizer.weights(),
                 optimizer=self._optimizer.state() | generators,
                 state={"counters": self._updater.loss_scale.counters(), **self._record},
             )
-        where = self._processes.share(where)
-        if where is not None:
-            self._saved_step = self.progress.step
-            text = f"saved {where} ({time.perf_counter() - begin:.2f} s)"
-            self._reporter.report(Event(self._saved_step, text, "saved"))
+        if not self._updater.pace.uses_threads:
+            self._wait_until_saved()
+
+    def _wait_until_saved(self) -> None:
+        """Wait for what is being written; all processes learn which step is saved."""
+        self._tell_saved(self._writer.finished(wait=True))
+        self._saved_step = self._processes.share(self._saved_step)
+
+    def _tell_saved(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self._saved_step = saved.step
+            text = f"saved {saved.name} ({saved.seconds:.2f} s)"
+            self._reporter.report(Event(saved.step, text, "saved"))

@@ -145,9 +145,9 @@ def test_a_cpu_is_not_run_ahead_of_and_a_gpu_is() -> None:
     )
     items = iter([1])
 
-    assert (cpu.max_inflight_updates, cpu.prefetches) == (1, False)
+    assert (cpu.max_inflight_updates, cpu.uses_threads) == (1, False)
     assert gpu.max_inflight_updates > 1
-    assert gpu.prefetches
+    assert gpu.uses_threads
     with cpu.stream(items) as stream:
         assert stream is items
     with gpu.stream(iter([1, 2, 3])) as stream:

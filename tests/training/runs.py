@@ -54,6 +54,8 @@ class Harm:
     """These saves, from 1, find a full disk."""
     rank: int = 0
     """Which of several processes."""
+    ahead: bool = False
+    """It uses threads and runs ahead of its device, as beside a GPU."""
 
 
 @dataclass(frozen=True)
@@ -353,12 +355,18 @@ def arm() -> None:  # noqa: C901 - the places are not worth a class
     if harm == Harm() or os.environ.get("RANK", "0") != str(harm.rank):
         return
     import safetensors.torch
+    import torch
 
     from nmt.checkpoint import files
     from nmt.data.store import StoreWriter
+    from nmt.engine.device import DeviceQueue
+    from nmt.training import update
     from nmt.training.update import Updater
     from nmt.training.validation import Validator
 
+    if harm.ahead:
+        pace = DeviceQueue(torch.device("cpu"), max_inflight_updates=64, uses_threads=True)
+        vars(update)["choose_device_queue"] = lambda _device: pace
     calls = 0
 
     def count() -> None:

@@ -271,7 +271,7 @@ def told(run_dir: Path) -> tuple[list[str], list[str]]:
 @pytest.fixture
 def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def arm() -> None:
-        pace = DeviceQueue(CPU, max_inflight_updates=64, prefetches=True)
+        pace = DeviceQueue(CPU, max_inflight_updates=64, uses_threads=True)
         monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
 
     return arm
@@ -330,7 +330,7 @@ def test_updates_that_nothing_reads_are_read_before_they_are_many(
 ) -> None:
     rare = dict.fromkeys(("report_every", "save_every", "validate_every"), 100)
     values["training"] |= {"max_steps": 100, **rare}
-    pace = DeviceQueue(CPU, max_inflight_updates=25, prefetches=False)
+    pace = DeviceQueue(CPU, max_inflight_updates=25, uses_threads=False)
     monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
     made = poison(monkeypatch, 1, 1000)
     with pytest.raises(DivergedError, match=r"Step 20, .*\n.*checkpoint: none"):

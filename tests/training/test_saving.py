@@ -1,0 +1,111 @@
+"""Checkpoints that a thread writes while updates go on, as beside a GPU."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
+from nmt.engine.device import DeviceQueue
+from nmt.errors import CheckpointError
+from tests.training import test_trouble
+from tests.training.runs import Harm, Run, assert_equal
+from tests.training.test_faults import assert_whole
+from tests.training.test_trouble import poison, run
+
+KILLS = 4
+
+values = test_trouble.values
+
+
+def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
+    whole, other = torch.randn(60), torch.arange(6, dtype=torch.int64)
+    tensors = {"a": whole[:12].view(3, 4), "b": whole[20:50].view(5, 6).T, "c": other[2:3]}
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = host_copies(tensors)
+    for buffer in (whole, other):
+        buffer.zero_()
+
+    for name, tensor in expected.items():
+        assert torch.equal(copies[name], tensor)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in copies.values()}
+    assert len(storages) == 2
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = DeviceQueue(torch.device("cpu"), max_inflight_updates=64, uses_threads=True)
+    monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_updates_go_on_while_a_checkpoint_is_written(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved is what there was when saving began; one is written at a time."""
+    from nmt.training import checkpoints
+
+    made, write = poison(monkeypatch, 0, 0), vars(checkpoints)["save_checkpoint"]
+    begun, kept = threading.Event(), list[tuple[int, Tensor]]()
+    seen = []
+
+    def slow(run_dir: Path, step: int, **parts: Any) -> Path:
+        if not begun.is_set():
+            begun.set()
+            kept.append((step, next(iter(parts["model"].values())).clone()))
+            while len(made) < step + 3:  # waits for ever unless updates go on
+                threading.Event().wait(0.001)
+        seen.append((step, threading.current_thread() is threading.main_thread()))
+        return write(run_dir, step, **parts)
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", slow)
+    folder = run({**values, "training": values["training"] | {"keep_last": 9}})
+
+    steps = [step for step, _ in list_checkpoints(folder)]
+    assert [step for step, _ in seen] == steps
+    assert not any(is_main for _, is_main in seen)
+    step, weights = kept[0]
+    found = load_checkpoint(dict(list_checkpoints(folder))[step])
+    assert found.state["progress"]["step"] == step
+    assert any(torch.equal(weights, tensor) for tensor in found.model.values())
+
+
+def test_a_full_disk_is_told_at_the_next_update(run: Run) -> None:
+    """FAULT 8: the checkpoint before stays."""
+    result = run.train(harm=Harm(full_saves=(2,), ahead=True), max_steps=10_000)
+
+    assert result.code == CheckpointError.exit_code, result.stderr
+    assert "step-00000010 was not written" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert run.steps() == [5]
+    assert_whole(run)
+
+
+def test_a_disk_that_was_full_for_a_moment_costs_one_checkpoint(run: Run, whole: Run) -> None:
+    """FAULT 8, where training is to go on."""
+    result = run.train(harm=Harm(full_saves=(2,), ahead=True), on_full_disk="continue", keep_last=9)
+
+    assert result.code == 0, result.stderr
+    assert run.steps() == [5, 15, 20, 25, 30]
+    assert run.hashes()["model.safetensors"] == whole.hashes()["model.safetensors"]
+
+
+def test_kills_while_a_thread_writes_leave_the_last_whole_checkpoint(run: Run, whole: Run) -> None:
+    """FAULT 7: the end is the same to the bit."""
+    draw = random.Random(18)
+    for place in ("save", "update") * (KILLS // 2):
+        harm = Harm(place, draw.randint(1, 2 if place == "save" else 9), (signal.SIGKILL,))
+        harm = replace(harm, ahead=True)
+        assert run.train("--strict-resume", harm=harm).code in (0, -signal.SIGKILL)
+    run.finish("--exact", "--strict-resume")
+
+    assert_equal(run, whole)
+    assert_whole(run)
