@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -11,14 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nmt.data.resegment import Flat, IntArray
 from nmt.data.store import ParallelStore
 from nmt.packed import Packed, move, round_up
 from nmt.text import BOS_ID, EOS_ID
-from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 
-IntArray = npt.NDArray[np.int64]
-Flat: TypeAlias = tuple[npt.NDArray[np.integer], IntArray]
-"""Ids of several sentences, and the offset of each with the end."""
+Resegment: TypeAlias = Callable[[int, int, IntArray, Flat], Flat]
+"""(side, epoch, rows, stored ids) -> other ids: see `nmt.data.resegment.Resegmenter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +66,10 @@ class Batch:
         return replace(self, source=source, target=target, gold=move(self.gold, device))
 
 
-class Resegmenter:
-    """Draws other subwords of the stored text for each epoch (BPE-dropout, Provilkov et al. 2020).
-
-    What a pair gets depends on seed, epoch and row only.
-
-    Args:
-        sides: Segment source and target.
-        seed: Seed of the run.
-        longest: A sentence that would have more subwords keeps those that are stored.
-    """
-
-    def __init__(
-        self, sides: tuple[SubwordDropout, SubwordDropout], *, seed: int, longest: int
-    ) -> None:
-        self._sides, self._seed, self._longest = sides, seed, longest
-
-    def __call__(self, side: int, epoch: int, rows: IntArray, stored: Flat) -> Flat:
-        """Return other ids of ``rows`` for the epoch, in the form of the stored ones.
-
-        Args:
-            side: 0 for the source, 1 for the target.
-            epoch: Number of the epoch, from 0.
-            rows: Of the store.
-            stored: Their ids, flat, and offsets (len(rows) + 1,).
-        """
-        flat, offsets = stored[0].tolist(), stored[1].tolist()
-        drawn: list[int] = []
-        ends = [0]
-        for row, (start, stop) in zip(rows.tolist(), pairwise(offsets), strict=True):
-            ids = flat[start:stop]
-            generator = sentence_generator(self._seed, epoch, row, side)
-            other = self._sides[side].resegment(ids, generator)
-            drawn += ids if len(other) > self._longest else other
-            ends.append(len(drawn))
-        return np.array(drawn, dtype=np.int64), np.array(ends, dtype=np.int64)
-
-
 def collate(
     store: ParallelStore,
     rows: IntArray,
-    resegment: Resegmenter | None = None,
+    resegment: Resegment | None = None,
     epoch: int = 0,
     *,
     source_bos: bool = False,

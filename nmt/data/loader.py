@@ -7,15 +7,18 @@ the plan again and skips to its position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
-from nmt.data.batch import Batch, IntArray, Resegmenter, collate
+from nmt.data.batch import Batch, Resegment, collate
+from nmt.data.resegment import IntArray
 from nmt.data.store import ParallelStore
+from nmt.data.workers import WorkerPool, map_ahead
 from nmt.errors import DataError
 
 _LINES_NAMED = 8
@@ -149,11 +152,14 @@ class Loader:
     """This process among ``num_ranks``."""
     num_ranks: int = 1
     """Processes that share the epoch."""
-    resegment: Resegmenter | None = None
+    resegment: Resegment | None = None
     """Draws other subwords in each epoch. Batches are planned by the stored ones, and so hold more
     tokens than they are meant to (a fifth more at a rate of 0.1)."""
     source_bos: bool = False
     """Put BOS before sources."""
+    num_workers: int = 0
+    """Processes that draw subwords some updates ahead, while a thread plans the next epoch. With 0
+    nothing is made before it is asked for."""
     longest: int | None = None
     """Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`."""
 
@@ -190,20 +196,40 @@ class Loader:
         )
         return [rows[batch] for batch in plan]
 
-    def updates(self, start: Position) -> Iterator[tuple[list[Batch], Position]]:
+    def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
         """Yield the batches of each optimizer update and the position after them, for ever.
 
         An update has ``accumulate`` batches, the last one of an epoch perhaps fewer: an update
         never mixes two epochs.
         """
-        epoch, first = start.epoch, start.batch
-        while True:
-            plan = self.plan(epoch)
+        planned = self._planned(start)
+        if not self.num_workers or self.resegment is None:
+            yield from map(self._made, planned)
+            return
+        with WorkerPool(self.resegment, self.num_workers) as pool:
+            loader = replace(self, resegment=pool)
+            ahead = 2 * self.num_workers  # none of them waits for its next task
+            yield from map_ahead(loader._made, planned, threads=self.num_workers, ahead=ahead)
+
+    def _planned(self, start: Position) -> Iterator[tuple[list[IntArray], int, Position]]:
+        """Yield the rows of the batches of each update, their epoch, and the position after."""
+        epochs = itertools.count(start.epoch)
+        plans = (
+            map_ahead(self.plan, epochs, threads=1, ahead=1)
+            if self.num_workers
+            else map(self.plan, epochs)
+        )
+        first = start.batch
+        for epoch, plan in enumerate(plans, start.epoch):
             for begin in range(first, len(plan), self.config.accumulate):
                 end = min(begin + self.config.accumulate, len(plan))
                 after = Position(epoch, end) if end < len(plan) else Position(epoch + 1, 0)
-                yield [self.batch(rows, epoch) for rows in plan[begin:end]], after
-            epoch, first = epoch + 1, 0
+                yield plan[begin:end], epoch, after
+            first = 0
+
+    def _made(self, planned: tuple[list[IntArray], int, Position]) -> tuple[list[Batch], Position]:
+        batches, epoch, after = planned
+        return [self.batch(rows, epoch) for rows in batches], after
 
     def batch(self, rows: IntArray, epoch: int = 0) -> Batch:
         """Return the batch of some rows of the store, as it is in an epoch."""

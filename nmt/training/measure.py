@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,12 +135,12 @@ def measure_update_seconds(
     moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
     generators, counters = random_state(device, processes), updater.loss_scale.counters()
     pace, seconds = updater.pace, []
-    with pace.stream(loader.updates(Position())) as updates:
+    with closing(loader.updates(Position())) as batches, pace.stream(batches) as updates:
         for _ in range(num_updates):
             check()
             begin = time.perf_counter()
-            batches, _after = next(updates)
-            updater(batches, 0.0)
+            parts, _after = next(updates)
+            updater(parts, 0.0)
             pace.wait()
             seconds.append(time.perf_counter() - begin)
     optimizer.load(weights, moments)

@@ -15,10 +15,11 @@ from nmt.checkpoint.model_folder import ModelBundle, load_folder_config
 from nmt.checkpoint.run import machine
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.data.batch import Resegmenter
 from nmt.data.corpus import corpus_names
 from nmt.data.loader import Loader
 from nmt.data.prepared import KEPT, READ, PreparedData
+from nmt.data.resegment import Resegmenter
+from nmt.engine import own_cores
 from nmt.engine.compilation import Compilation, compile_layers
 from nmt.engine.device import choose_device, choose_precision, seed_rank
 from nmt.engine.distributed import Processes
@@ -35,6 +36,7 @@ Rows = npt.NDArray[np.int64]
 # Keys of the model section that change no weight's meaning.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _ANY_SIZE = 8
+_MAX_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class TrainingSetup:
             num_ranks=processes.size,
             resegment=_resegmenter(batch.bpe_dropout, data, training.seed, max_length),
             source_bos=config.model.source_bos,
+            num_workers=_num_workers() if updater.pace.uses_threads else 0,
             longest=max_length + 1 + config.model.source_bos
             if updater.precision.repeats_sizes
             else None,
@@ -188,6 +191,11 @@ def _updater(
         clip_norm=training.optimizer.clip_norm,
         processes=processes,
     )
+
+
+def _num_workers() -> int:
+    """Half of the cores: the others give the device its work and write checkpoints."""
+    return max(1, min(_MAX_WORKERS, own_cores() // 2))
 
 
 def _resegmenter(rate: float, data: PreparedData, seed: int, max_length: int) -> Resegmenter | None:

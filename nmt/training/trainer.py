@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from nmt.checkpoint.files import Checkpoint
@@ -98,7 +99,10 @@ class Trainer:
         """Make updates until there is a reason to end, and return it."""
         config, progress, pace = self._config, self.progress, self._updater.pace
         reason = "signal" if self._is_stopping() else self._finished()
-        with pace.stream(self._loader.updates(progress.position)) as updates:
+        with (
+            closing(self._loader.updates(progress.position)) as batches,
+            pace.stream(batches) as updates,
+        ):
             while reason is None:
                 stats = self._update(updates)
                 self._tell_saved(self._writer.finished())

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
-from nmt.data.batch import Resegmenter
 from nmt.data.loader import Loader, Position, padding_waste, plan_batches
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
@@ -202,7 +201,7 @@ def test_subwords_are_drawn_for_the_epoch_that_is_read(store: ParallelStore) -> 
         asked.append((side, epoch))
         return ids
 
-    loader = loader_of(store, resegment=cast(Resegmenter, resegment))
+    loader = loader_of(store, resegment=resegment)
     next(loader.updates(Position(epoch=3)))
 
     assert {*asked} == {(0, 3), (1, 3)}
