@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from nmt.model.dropout import dropout as drop
 from nmt.model.dropout import dropped_share, keep_mask
+from nmt.model.flash import FlashAttention, find_flash
 from nmt.packed import Packed
 
 Segments = tuple[Packed, Packed]
@@ -56,6 +57,9 @@ def attention(
     """
     if vectors is not None:
         return _plain_attention(query, key, value, bias, vectors, segments, causal, dropout)
+    flash = FLASH.get(query.device.type)
+    if flash is not None and flash.fits(query, key, bias, dropout):
+        return flash(query, key, value, segments, causal)
     backend = "compiled" if torch.compiler.is_compiling() else query.device.type
     run = BACKENDS.get(backend, sdpa_attention)
     return run(query, key, value, bias, segments, causal, dropout)
@@ -416,3 +420,13 @@ def _plain_attention(
 BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}
 """Device type, or ``compiled`` for compiled layers -> its attention of whole sentences. Any
 other type has `sdpa_attention`."""
+
+FLASH: dict[str, FlashAttention | None] = {"cpu": None}
+"""Device type -> what stands before its backend, for all that it does; None: nothing."""
+
+
+def prepare(packed: Packed) -> None:
+    """Find what attention of sentences on this device needs: compiled layers must not."""
+    device = packed.ids.device
+    if device.type not in FLASH:
+        FLASH[device.type] = find_flash(device)

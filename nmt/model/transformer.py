@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Rectangle, to_rectangle
+from nmt.model.attention import Rectangle, prepare, to_rectangle
 from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache
 from nmt.model.layers import (
     CrossAttention,
@@ -54,6 +54,8 @@ class Transformer(nn.Module):
         self.recompute = False
         """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
         self._forwards: dict[type[nn.Module], _Forward] = {}
+        self._compiler: Callable[[_Forward], _Forward] | None = None
+        self._compiled: dict[_Forward, _Forward] = {}
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied tables are one parameter under the first name, so that nothing is stored twice.
         if not config.shares_inputs:
@@ -104,6 +106,15 @@ class Transformer(nn.Module):
         """
         kinds = EncoderLayer, DecoderLayer
         self._forwards = {kind: compiled(kind.forward) for kind in kinds} if compiled else {}
+        self._compiler, self._compiled = compiled, {}
+
+    def compiled(self, function: _Forward) -> _Forward:
+        """Return ``function``, compiled if the layers are: for what a loss does after them."""
+        if self._compiler is None:
+            return function
+        if function not in self._compiled:
+            self._compiled[function] = self._compiler(function)
+        return self._compiled[function]
 
     def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
         run = partial(self._forwards.get(type(layer), nn.Module.__call__), layer)
@@ -113,6 +124,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Packed, *, run: _Forward = nn.Module.__call__) -> Tensor:
         """Encode packed source ids: (M, D)."""
+        prepare(source)
         table = self.source_embedding.position_table(source.max_length)
         values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
         for layer in self.encoder:

@@ -6,11 +6,12 @@ and processes. To add one, write an `Objective` in a new file and `register_obje
 
 Cross-entropy is of log softmax(hidden @ weight.T + bias), smoothed by spreading a share of the
 probability evenly over the vocabulary (Szegedy et al. 2016, section 7). Two forms give the same
-numbers; `choose_form` picks the one that was measured faster:
+numbers; `choose_form` picks one:
 
 - `plain_cross_entropy`: one matrix product and torch's own loss. Holds N x V logits several times.
-- `chunked_cross_entropy`: a few hundred rows at a time, with the gradient computed on the way,
-  while the logits are still in the cache. Holds chunk x V.
+- `chunked_cross_entropy`: some rows at a time, with the gradient computed on the way. Holds
+  chunk x V. On a CPU a chunk is a few hundred rows, which stay in its cache; on a GPU some
+  thousand, and what follows the product can be compiled into few passes over 16-bit logits.
 
 R-Drop makes two passes with different dropout masks, and penalises how far they differ (Liang et
 al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The objective here is half
@@ -23,6 +24,7 @@ Shapes: N real target tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,39 +41,87 @@ from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
 from nmt.packed import rounded
 
-CrossEntropyForm = Callable[[Tensor, Tensor, "Tensor | None", Tensor, float], Tensor]
-"""(hidden (N, D), weight (V, D), bias (V,), gold (N,) int64, smoothing) -> loss, float32 scalar."""
+_Step = Callable[..., tuple[Tensor, Tensor]]
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""What runs a function faster, such as `Transformer.compiled`."""
 
 _ROWS_PER_CHUNK = 256
+_LOGITS_PER_CHUNK = 1 << 27
+"""On a GPU: 256 MiB in 16 bits."""
 _CHUNKS_PER_SUM = 4
 """Chunks summed in 16 bits before the sum moves to float32: more would lose small addends."""
 _ROWS_PER_BLOCK = 2048
 _ROWS_PER_16_BIT_CHUNK, _ROW_STEP = 128, 32
 
 
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+class CrossEntropyForm(Protocol):
+    """How cross-entropy is computed."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        gold: Tensor,
+        smoothing: float,
+        /,
+        compiler: Compiler = ...,
+    ) -> Tensor:
+        """Return the summed loss, a float32 scalar.
+
+        Args:
+            hidden: (N, D).
+            weight: (V, D).
+            bias: (V,), or None.
+            gold: (N,), int64.
+            smoothing: Probability spread evenly over the vocabulary.
+            compiler: May be applied to what follows the matrix product, on a GPU.
+        """
+        ...
+
+
 def choose_form(dtype: torch.dtype, device: torch.device, vocab_size: int) -> CrossEntropyForm:
-    """Return the faster form."""
-    del dtype, vocab_size
-    return chunked_cross_entropy if device.type == "cpu" else plain_cross_entropy
+    """Return the form: chunks are faster on a CPU and save memory on a GPU."""
+    del dtype, device, vocab_size
+    return chunked_cross_entropy
 
 
 def plain_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gold: Tensor,
+    smoothing: float,
+    /,
+    compiler: Compiler = _as_it_is,
 ) -> Tensor:
     """Sum the smoothed cross-entropy of all rows at once."""
+    del compiler
     logits = F.linear(hidden, weight, bias)
     return F.cross_entropy(logits.float(), gold, label_smoothing=smoothing, reduction="sum")
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gold: Tensor,
+    smoothing: float,
+    /,
+    compiler: Compiler = _as_it_is,
 ) -> Tensor:
     """Sum the smoothed cross-entropy a chunk of rows at a time; no gradient in validation."""
     if torch.is_grad_enabled():
-        step = partial(_cross_entropy_step, smoothing=smoothing)
-        return _chunked(hidden.unsqueeze(1), weight, bias, gold, step)
+        run = _cross_entropy_step if hidden.device.type == "cpu" else compiler(_fused_step)
+        step = partial(run, smoothing=smoothing)
+        return _chunked(_for_products(hidden.unsqueeze(1)), weight, bias, gold, step)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    chunks = (tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, gold))
+    size = _chunk_size(len(gold), weight)
+    chunks = (tensor.split(size) for tensor in (hidden, gold))
     for rows, wanted in zip(*chunks, strict=True):
         total += _loss_of(F.linear(rows, weight, bias).float(), wanted, smoothing)[0]
     return total
@@ -85,6 +135,7 @@ def r_drop_loss(
     *,
     smoothing: float,
     strength: float,
+    compiler: Compiler = _as_it_is,
 ) -> Tensor:
     """Sum R-Drop's objective over tokens: a float32 scalar.
 
@@ -95,9 +146,30 @@ def r_drop_loss(
         gold: Ids to predict. (N,), int64.
         smoothing: Probability spread evenly over the vocabulary.
         strength: Weight of the divergence (alpha in the paper; 5 there for translation).
+        compiler: May be applied to what follows the matrix product, on a GPU.
     """
-    step = partial(_r_drop_step, smoothing=smoothing, strength=strength)
-    return _chunked(torch.stack(hidden, dim=1), weight, bias, gold, step)
+    run = compiler(_r_drop_step) if gold.device.type != "cpu" else _r_drop_step
+    step = partial(run, smoothing=smoothing, strength=strength)
+    return _chunked(_for_products(torch.stack(hidden, dim=1)), weight, bias, gold, step)
+
+
+def _for_products(hidden: Tensor) -> Tensor:
+    """In the dtype of products: a last norm gives float32 under autocast."""
+    kind = hidden.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return hidden.to(torch.get_autocast_dtype(kind))
+    return hidden
+
+
+def _chunk_size(num_rows: int, weight: Tensor, num_passes: int = 1) -> int:
+    """Rows whose logits are held at once. On a GPU chunks are about equal.
+
+    A row has logits for each pass. Compiled code would be compiled again for a single row.
+    """
+    if weight.device.type == "cpu":
+        return _ROWS_PER_CHUNK
+    most = max(2, _LOGITS_PER_CHUNK // (num_passes * len(weight)))
+    return max(2, math.ceil(num_rows / math.ceil(max(num_rows, 1) / most)))
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -113,9 +185,25 @@ def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Te
     return normaliser - (1 - smoothing) * of_gold - smoothing * of_all, sums
 
 
+def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Do what `_cross_entropy_step` does, in a form of which a compiler makes few passes.
+
+    No element is scattered: in a fixed order that would take a sort.
+    """
+    wide, vocab_size = logits.squeeze(1).float(), logits.shape[-1]
+    rows = gold.unsqueeze(1)
+    normaliser = wide.logsumexp(1, keepdim=True)
+    loss = (normaliser - (1 - smoothing) * wide.gather(1, rows)).sum()
+    if smoothing:
+        loss = loss - smoothing * wide.mean(1).sum()
+    gradient = (wide - normaliser).exp() - smoothing / vocab_size
+    is_gold = torch.arange(vocab_size, device=gold.device) == rows
+    return loss, torch.where(is_gold, gradient - (1 - smoothing), gradient).to(logits.dtype)
+
+
 def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the loss of float32 ``logits`` (n, 1, V), and its gradient, in their place."""
-    logits = logits.squeeze(1)
+    """Return the loss of ``logits`` (n, 1, V), and its gradient, float32, in place of theirs."""
+    logits = logits.squeeze(1).float()
     loss, sums = _loss_of(logits, gold, smoothing)
     rows = gold.unsqueeze(1)
     logits.div_(sums)
@@ -128,9 +216,9 @@ def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple
 def _r_drop_step(
     logits: Tensor, gold: Tensor, smoothing: float, strength: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the objective of float32 ``logits`` (n, 2, V), and its gradient."""
+    """Return the objective of ``logits`` (n, 2, V), and its gradient, float32."""
     vocab_size = logits.shape[-1]
-    log_probs = logits.log_softmax(-1)
+    log_probs = logits.float().log_softmax(-1)
     probs = log_probs.exp()
     rows = gold.unsqueeze(1).expand(-1, 2).unsqueeze(-1)
     of_gold = log_probs.gather(-1, rows).sum()
@@ -139,7 +227,7 @@ def _r_drop_step(
     loss += strength / 4 * ((probs[:, 0] - probs[:, 1]) * difference).sum()
 
     gradient = probs - smoothing / vocab_size
-    gradient.scatter_add_(-1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
+    gradient.scatter_add_(-1, rows, torch.full_like(rows, -(1 - smoothing), dtype=probs.dtype))
     gradient /= 2
     for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
         centred = difference - (probs[:, own] * difference).sum(-1, keepdim=True)
@@ -188,8 +276,8 @@ def _sum_16_bits(
 class _ChunkedLoss(torch.autograd.Function):
     """A loss of logits that never stand in memory all at once.
 
-    ``step`` is given float32 logits (n, P, V) of P passes and the ids to predict (n,), and returns
-    the summed loss and its gradient by the logits. ``hidden`` is (N, P, D).
+    ``step`` is given logits (n, P, V) of P passes and the ids to predict (n,), and returns the
+    summed loss and its gradient by the logits, in float32 or as they are. ``hidden`` is (N, P, D).
     """
 
     @staticmethod
@@ -199,7 +287,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         gold: Tensor,
-        step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        step: _Step,
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -215,10 +303,11 @@ class _ChunkedLoss(torch.autograd.Function):
         is_whole = cast.dtype == torch.float32
         part = of_weight if is_whole else torch.zeros_like(cast)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        chunks = (tensor.split(_ROWS_PER_CHUNK) for tensor in (hidden, of_hidden, gold))
+        size = _chunk_size(len(gold), weight, hidden.shape[1])
+        chunks = (tensor.split(size) for tensor in (hidden, of_hidden, gold))
         for number, (states, of_states, wanted) in enumerate(zip(*chunks, strict=True), start=1):
             rows = states.flatten(0, 1)
-            logits = F.linear(rows, cast, shift).float()
+            logits = F.linear(rows, cast, shift)
             loss, by_logits = step(logits.view(*states.shape[:2], -1), wanted)
             total += loss
             by_logits = by_logits.view_as(logits)
@@ -226,7 +315,7 @@ class _ChunkedLoss(torch.autograd.Function):
             torch.mm(gradient, cast, out=of_states.flatten(0, 1))
             part.addmm_(gradient.T, rows)
             if of_bias is not None:
-                of_bias += by_logits.sum(dim=0)
+                of_bias += by_logits.sum(dim=0, dtype=torch.float32)
             if not is_whole and number % _CHUNKS_PER_SUM == 0:
                 of_weight += part
                 part.zero_()
@@ -304,7 +393,7 @@ class CrossEntropy:
         """Return the summed loss of ``batch``."""
         hidden = model(batch.source, batch.target)
         weight, bias = model.output_weight, model.output_bias
-        loss = self.form(hidden, weight, bias, batch.gold, self.smoothing)
+        loss = self.form(hidden, weight, bias, batch.gold, self.smoothing, model.compiled)
         return LossSum(loss, batch.num_target_tokens)
 
 
@@ -326,6 +415,7 @@ class RDrop:
             batch.gold,
             smoothing=self.smoothing,
             strength=self.strength,
+            compiler=model.compiled,
         )
         return LossSum(loss, batch.num_target_tokens)
 

@@ -118,7 +118,9 @@ _RMS_OF_ADAMW = 0.2
 """Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025)."""
 
 
-def orthogonalise(matrices: Tensor, num_iterations: int) -> Tensor:
+def orthogonalise(
+    matrices: Tensor, num_iterations: int, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return nearly orthogonal matrices with the singular vectors of ``matrices``.
 
     Newton-Schulz iteration of fifth order: singular values end between about 0.7 and 1.2.
@@ -126,10 +128,12 @@ def orthogonalise(matrices: Tensor, num_iterations: int) -> Tensor:
     Args:
         matrices: (n, rows, columns), with no more rows than columns.
         num_iterations: Five do for all but very small singular values; fewer are rougher.
+        dtype: Of the iterations and of the result; bfloat16 does, as they are rough anyway. None:
+            as they are.
     """
     a, b, c = _NEWTON_SCHULZ
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = matrices / (norms + 1e-7)
+    x = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
     for _ in range(num_iterations):
         gram = torch.bmm(x, x.mT)
         mixed = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -152,6 +156,8 @@ class Muon(Optimizer):
         self._adamw = AdamW(parameters, config, slice(size, None))
         self.step_count = self._adamw.step_count
         self._change = torch.empty_like(self._weights)
+        on_gpu = self._weights.device.type == "cuda"
+        self._iteration_dtype = torch.bfloat16 if on_gpu else None
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for change in parameters.matrices(self._change):
             wide = change if change.shape[0] <= change.shape[1] else change.mT
@@ -166,7 +172,9 @@ class Muon(Optimizer):
         self._momentum.lerp_(gradient, (not_skipped * (1 - config.momentum)).to(dtype))
         torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
         for group in self._groups:
-            orthogonal = orthogonalise(torch.stack(group), config.newton_schulz_steps)
+            orthogonal = orthogonalise(
+                torch.stack(group), config.newton_schulz_steps, self._iteration_dtype
+            )
             size = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
             for change, result in zip(group, orthogonal.unbind(), strict=True):
                 torch.mul(result, size, out=change)

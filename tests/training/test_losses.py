@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +11,24 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from typing_extensions import override
 
+from nmt.engine.compilation import compiled
 from nmt.training import losses
 from nmt.training.losses import (
     CrossEntropyForm,
+    _chunk_size,
+    _cross_entropy_step,
+    _fused_step,
+    _r_drop_step,
     choose_form,
     chunked_cross_entropy,
     plain_cross_entropy,
     r_drop_loss,
 )
+from tests.compiling import use_backend
 
 FORMS = [plain_cross_entropy, chunked_cross_entropy]
 
@@ -84,13 +93,147 @@ def test_huge_logits_stay_finite(form: CrossEntropyForm) -> None:
     assert float(form(torch.ones(1, 1), weight, None, torch.tensor([1]), 0.0)) == 2e4
 
 
-def test_chunks_are_chosen_on_a_cpu() -> None:
+def test_chunks_are_chosen() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
 
     assert choose_form(torch.float32, cpu, 8000) is chunked_cross_entropy
     assert choose_form(torch.bfloat16, cpu, 8000) is chunked_cross_entropy
     assert choose_form(torch.bfloat16, cpu, 32_000) is chunked_cross_entropy
-    assert choose_form(torch.bfloat16, cuda, 8000) is plain_cross_entropy
+    assert choose_form(torch.bfloat16, cuda, 8000) is chunked_cross_entropy
+
+
+@pytest.mark.parametrize("vocab_size", [8000, 37_000, 256_000])
+@pytest.mark.parametrize("num_rows", [1, 1000, 8192, 25_000, 25_001])
+def test_chunks_of_a_gpu_are_about_equal_and_bounded(num_rows: int, vocab_size: int) -> None:
+    weight = torch.empty(vocab_size, 1, device="meta")
+    sizes = [len(part) for part in torch.empty(num_rows).split(_chunk_size(num_rows, weight, 2))]
+
+    assert max(sizes) * vocab_size * 2 <= 1 << 27
+    assert min(sizes) >= min(num_rows, max(sizes) - len(sizes))
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.integers(1, 90),
+    vocab_size=st.integers(2, 300),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_the_step_of_a_gpu_gives_loss_and_gradient_of_float64(
+    rows: int, vocab_size: int, smoothing: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(rows)
+    logits, gold = (
+        torch.randn(rows, vocab_size).mul(4).to(dtype),
+        torch.randint(vocab_size, (rows,)),
+    )
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, gold, label_smoothing=smoothing, reduction="sum")
+    expected.backward()
+    loss, gradient = _fused_step(logits.unsqueeze(1), gold, smoothing)
+
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    assert gradient.dtype == dtype
+    assert exact.grad is not None
+    assert (gradient.double() - exact.grad).norm() <= 4e-3 * exact.grad.norm() + 1e-6
+
+
+@pytest.mark.parametrize("loss_of", ["cross_entropy", "r_drop"])
+def test_chunks_of_a_gpu_give_the_loss_and_gradients_of_those_of_a_cpu(
+    loss_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a last chunk of fewer rows, and what follows the products compiled."""
+    (one, two, weight, bias), gold = values_of(23)
+
+    def results(compiler: Any) -> list[Tensor]:
+        if loss_of == "r_drop":
+            options: Any = {"smoothing": 0.1, "strength": 5.0, "compiler": compiler}
+            loss = r_drop_loss((one, two), weight, bias, gold, **options)
+        else:
+            loss = chunked_cross_entropy(one + two, weight, bias, gold, 0.1, compiler)
+        return [loss, *torch.autograd.grad(loss, (one, two, weight, bias))]
+
+    expected = results(lambda function: function)
+    chosen = _cross_entropy_step if loss_of == "cross_entropy" else _r_drop_step
+    fused = _fused_step if loss_of == "cross_entropy" else _r_drop_step
+    monkeypatch.setattr(losses, "_ROWS_PER_CHUNK", 5)
+    compilers = use_backend("eager")
+    backend = next(compilers)
+    monkeypatch.setattr(losses, chosen.__name__, compiled(fused))
+    found = results(lambda function: function)
+    next(compilers, None)
+
+    assert_close(found, expected)
+    assert backend.num_graphs == 1
+
+
+def test_products_are_in_the_dtype_of_autocast() -> None:
+    """A last norm gives float32 states, of which the products would be slow."""
+    (one, _, weight, bias), gold = values_of(7)
+    with torch.autocast("cpu", torch.bfloat16), ProductTypes() as types:
+        loss = chunked_cross_entropy(one, weight, bias, gold, 0.1)
+        gradients = torch.autograd.grad(loss, (one, weight, bias))
+
+    assert types.seen == {torch.bfloat16}
+    assert [each.dtype for each in gradients] == [torch.float32] * 3
+
+
+class ProductTypes(TorchDispatchMode):
+    """Notes the dtypes that matrix products are of."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[torch.dtype] = set()
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in str(func):
+            self.seen |= {each.dtype for each in args if isinstance(each, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_chunks_give_loss_and_gradients_of_float64(
+    dtype: torch.dtype, is_compiled: bool
+) -> None:
+    torch.manual_seed(1)
+    compiler = compiled if is_compiled else lambda function: function
+    shapes, gold = ((9000, 64), (37_000, 64), (37_000,)), torch.randint(0, 37_000, (9000,)).cuda()
+    values = [torch.randn(shape).div(4).to("cuda", dtype).requires_grad_() for shape in shapes]
+    hidden, weight, bias = values
+    loss = chunked_cross_entropy(hidden, weight, bias, gold, 0.1, compiler)
+    exact = [value.detach().double().requires_grad_() for value in values]
+    parts = zip(exact[0].split(1000), gold.split(1000), strict=True)
+    expected = torch.stack(
+        [
+            F.cross_entropy(
+                F.linear(rows, *exact[1:]), wanted, label_smoothing=0.1, reduction="sum"
+            )
+            for rows, wanted in parts
+        ]
+    ).sum()
+    limit = 1e-4 if dtype == torch.float32 else 1e-2
+    assert float(loss) == pytest.approx(float(expected), rel=limit)
+    ours, theirs = torch.autograd.grad(loss, values), torch.autograd.grad(expected, exact)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.double() - other).norm() < limit * other.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_logits_of_a_huge_vocabulary_take_little_memory() -> None:
+    hidden = torch.randn(8192, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(256_000, 512, device="cuda", requires_grad=True)
+    gold = torch.randint(0, 256_000, (8192,), device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    chunked_cross_entropy(hidden, weight, None, gold, 0.1).backward()
+
+    # In float32 all logits would take 8.4 GB.
+    assert torch.cuda.max_memory_allocated() - before < 5e9
 
 
 def test_in_16_bits_the_gradient_of_the_weights_is_no_worse_for_the_chunks() -> None:
@@ -192,7 +335,7 @@ def test_loss_and_gradients_are_those_of_autograd(
     wanted = values if has_bias else values[:-1]
     one, two, weight, bias = values
     used = bias if has_bias else None
-    options = {"smoothing": smoothing, "strength": strength}
+    options: Any = {"smoothing": smoothing, "strength": strength}
     logits = F.linear(one, weight, used), F.linear(two, weight, used)
     theirs = naive(logits, gold, **options)
     ours = r_drop_loss((one, two), weight, used, gold, **options)

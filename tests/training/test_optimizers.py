@@ -283,6 +283,16 @@ def test_five_iterations_bring_singular_values_near_one(shape: tuple[int, int]) 
     torch.testing.assert_close(inner, inner.diagonal().diag(), rtol=0, atol=1e-4)
 
 
+def test_in_16_bits_singular_values_come_as_near_to_one() -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 24, 40)
+    found = orthogonalise(matrices, 5, torch.bfloat16)
+    exact = orthogonalise(matrices.double(), 5)
+
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).norm() < 0.03 * exact.norm()
+
+
 @pytest.mark.parametrize(("momentum", "num_iterations"), [(0.95, 5), (0.6, 3), (0.0, 5)])
 def test_muon_steps_each_matrix_alone_and_leaves_the_rest_to_adamw(
     momentum: float, num_iterations: int

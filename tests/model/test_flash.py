@@ -1,0 +1,174 @@
+"""Attention without padding: what gets it, and that it says the same.
+
+Flash attention runs on GPUs only. Here a kernel of the same signature stands for it, which reads
+sentence after sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nmt.model import attention as module
+from nmt.model import flash
+from nmt.model.attention import attention, sdpa_attention
+from nmt.model.flash import FlashAttention, find_flash
+from tests.compiling import Backend, use_backend
+from tests.model.small import packed
+from tests.model.test_compiled_layers import SHAPES, assert_alike, two_models
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def read(heads: list[Tensor], ends: list[Tensor], causal: bool) -> Tensor:
+    """Query, key and value of all sentences, and where those of queries and keys end."""
+    places = [torch.arange(len(x)) for x in heads[:2]]
+    # Without slices of the ends: a compiler would take the one of a single sentence apart.
+    sentences = [
+        torch.bucketize(x, last, right=True) - 1 for x, last in zip(places, ends, strict=True)
+    ]
+    at_query, at_key = (
+        place - last[number] for place, last, number in zip(places, ends, sentences, strict=True)
+    )
+    mask = sentences[0].unsqueeze(1) == sentences[1]
+    if causal:
+        mask = mask & (at_query.unsqueeze(1) >= at_key)
+    query, key, value = (x.transpose(0, 1) for x in heads)
+    shared = {"enable_gqa": len(query) != len(key)}
+    return F.scaled_dot_product_attention(query, key, value, mask, **shared).transpose(0, 1)
+
+
+def of_2_10(  # noqa: PLR0913
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
+    max_q: int, max_k: int, is_causal: bool = False, return_aux: None = None,
+) -> Tensor:  # fmt: skip
+    del max_q, max_k, return_aux
+    assert query.shape[1] == key.shape[1]
+    return read([query, key, value], [cu_seq_q, cu_seq_k], is_causal)
+
+
+def of_2_13(  # noqa: PLR0913
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
+    max_q: int, max_k: int, *, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    assert max_q > 0
+    assert max_k > 0
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    causal = {(-1, -1): False, (-1, 0): True}[window_size]
+    return read([query, key, value], [cu_seq_q, cu_seq_k], causal)
+
+
+KERNELS = [of_2_10, of_2_13]
+
+
+@pytest.fixture
+def float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "_DTYPES", (torch.float32,))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.usefixtures("float32")
+def test_it_says_what_the_padded_kernels_say(
+    kernel: Callable[..., Tensor], kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_queries = of_keys = packed([5, 1, 9])
+    if kind == "cross":
+        of_keys = packed([3, 12, 4])
+    shapes = [(of_queries.num_tokens, 4, 8), *[(of_keys.num_tokens, groups, 8)] * 2]
+    torch.manual_seed(2)
+    heads, segments = [torch.randn(x, requires_grad=True) for x in shapes], (of_queries, of_keys)
+    found, calls = [], []
+
+    def padded(*arguments: Any) -> Tensor:
+        calls.append(arguments)
+        return sdpa_attention(*arguments)
+
+    for own in (None, FlashAttention.of(kernel)):
+        monkeypatch.setitem(module.FLASH, "cpu", own)
+        monkeypatch.setitem(module.BACKENDS, "cpu", padded)
+        mixed = attention(*heads, segments, causal=kind == "causal")
+        found.append([mixed, *torch.autograd.grad(mixed.square().sum(), heads)])
+
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    has_both = kernel is of_2_13 or groups == 4
+    assert len(calls) == (1 if has_both else 2)
+
+
+def test_what_the_kernel_lacks_goes_the_other_way() -> None:
+    kernel = FlashAttention.of(of_2_13)
+    narrow = torch.empty(3, 4, 64, dtype=torch.bfloat16)
+    wide, odd = narrow.new_empty(3, 4, 264), narrow.new_empty(3, 4, 60)
+
+    assert kernel.fits(narrow, narrow, None, 0.0)
+    assert kernel.fits(narrow.half(), narrow.half(), None, 0.0)
+    assert not kernel.fits(narrow.float(), narrow.float(), None, 0.0)
+    assert not kernel.fits(wide, wide, None, 0.0)
+    assert not kernel.fits(odd, odd, None, 0.0)
+    assert not kernel.fits(narrow, narrow, torch.zeros(4, 3, 3), 0.0)
+    assert not kernel.fits(narrow, narrow, None, 0.1)
+    assert kernel.fits(narrow, narrow[:, :2], None, 0.0)
+    assert not FlashAttention.of(of_2_10).fits(narrow, narrow[:, :2], None, 0.0)
+
+
+def test_devices_without_it_are_known_by_their_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_flash(torch.device("cpu")) is None
+    for capability, is_there in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert (find_flash(torch.device("cuda")) is not None) is is_there
+
+
+@pytest.fixture
+def differentiating() -> Iterator[Backend]:
+    yield from use_backend("aot_eager")
+
+
+@pytest.mark.usefixtures("float32")
+def test_compiled_layers_have_one_graph_for_all_batches(
+    differentiating: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = two_models(encoder_layers=1, decoder_layers=1, dropout=0.0)
+    monkeypatch.setitem(module.FLASH, "cpu", FlashAttention.of(of_2_13))
+
+    for shape in SHAPES:
+        assert_alike(models, shape)
+    assert differentiating.num_graphs == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_on_a_gpu_it_says_what_float64_says(
+    dtype: torch.dtype, kind: str, is_deterministic: bool
+) -> None:
+    device = torch.device("cuda")
+    kernel = find_flash(device)
+    assert kernel is not None
+    of_queries = of_keys = packed([50, 1, 9, 33]).to(device)
+    if kind == "cross":
+        of_keys = packed([3, 120, 4, 1]).to(device)
+    torch.manual_seed(2)
+    shapes = (of_queries.num_tokens, 8, 64), *[(of_keys.num_tokens, 8, 64)] * 2
+    heads = [torch.randn(x, device=device).to(dtype).requires_grad_() for x in shapes]
+    exact = [x.detach().double().requires_grad_() for x in heads]
+    segments, causal, found = (of_queries, of_keys), kind == "causal", []
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        for own in (heads, exact):
+            assert kernel.fits(own[0], own[1], None, 0.0) is (own is heads)
+            mixed = attention(*own, segments, causal=causal)
+            found.append([mixed, *torch.autograd.grad(mixed.square().sum(), own)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours.double() - theirs).norm() < 1e-2 * theirs.norm()
