@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +47,7 @@ from nmt.engine.device import (
     deterministic,
     prepare_process,
 )
+from nmt.model.attention import FLASH
 from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
@@ -175,8 +176,13 @@ class DrawnPairs:
         return self._ids(self.target_lengths[rows])
 
 
-def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
-    """Draw ``count`` batches of ``max_tokens`` source and target tokens together."""
+def wmt_like(
+    vocab_size: int, max_tokens: int, count: int, seed: int = 1, *, is_rounded: bool = True
+) -> list[Batch]:
+    """Draw ``count`` batches of ``max_tokens`` source and target tokens together.
+
+    Their sizes are rounded up as those of training.
+    """
     random, num_pairs = np.random.default_rng(seed), max(2000, count * max_tokens // 20)
     longest = min(150, max_tokens // 4)
     source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
@@ -184,7 +190,8 @@ def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> lis
     store: Any = DrawnPairs(vocab_size, (source, target), seed)
     plan = plan_batches(source + 1, target + 1, max_tokens=max_tokens, noise=0.1, seed=1, epoch=0)
     whole = [rows for rows in plan if (source[rows] + target[rows] + 2).sum() > max_tokens * 0.7]
-    return [collate(store, rows) for rows in (whole or plan)[:count]]
+    most = longest + 1 if is_rounded else None
+    return [collate(store, rows, longest=most) for rows in (whole or plan)[:count]]
 
 
 def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
@@ -196,8 +203,11 @@ def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
 
 
 def length_sums(batches: Sequence[Batch]) -> LengthSums:
-    """Sum lengths."""
-    lengths = [torch.stack([batch.source.lengths, batch.target.lengths]) for batch in batches]
+    """Sum lengths, without the sentences that fill up."""
+    lengths = [
+        torch.stack([side.lengths[: len(batch.rows)] for side in (batch.source, batch.target)])
+        for batch in batches
+    ]
     return LengthSums.of_pairs(*torch.cat(lengths, dim=1).numpy())
 
 
@@ -805,9 +815,15 @@ class Variant:
     is_deterministic: bool = True
     num_slices: int = 1
     """Micro-batches that the tokens of an update are cut into."""
+    is_rounded: bool = True
+    bf16_weights: bool = False
+    has_flash: bool = True
 
 
 VARIANTS = (
+    Variant("sizes of batches not rounded up", "+20 to +40%", is_rounded=False),
+    Variant("bf16 weights", "-10 to -25%", bf16_weights=True),
+    Variant("padded attention", "+10 to +20%", has_flash=False),
     Variant("layers not compiled", "+30 to +60%", is_compiled=False),
     Variant("sums in any order", "0 to -3%", is_deterministic=False),
     Variant("two micro-batches", "+2 to +5%", num_slices=2),
@@ -820,17 +836,26 @@ def variants(report: Recorder) -> None:
     vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
     config = SMALL if report.quick else SIZES["base"]
     precision = choose_precision("auto", report.device)
-    batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
+    batches, plain = (
+        wmt_like(vocab_size, max_tokens, 2 if report.quick else 8, is_rounded=is_rounded)
+        for is_rounded in (True, False)
+    )
 
     def measure(variant: Variant) -> float:
-        updater = make_updater(config, vocab_size, report.device, precision)
-        slices = [list(batch.halves()) if variant.num_slices == 2 else [batch] for batch in batches]
+        own = replace(precision, bf16_weights=variant.bf16_weights)
+        updater = make_updater(config, vocab_size, report.device, own)
+        drawn = batches if variant.is_rounded else plain
+        slices = [list(batch.halves()) if variant.num_slices == 2 else [batch] for batch in drawn]
+        if not variant.has_flash:
+            FLASH[report.device.type] = None
         in_order = variant.is_deterministic
         with deterministic(report.device, wanted=True) if in_order else nullcontext():
             if variant.is_compiled and report.is_gpu:
                 have_compiled(updater, batches[0], report.device)
             work = lambda: read_together([updater(parts, 1e-4) for parts in slices])  # noqa: E731
-            return report.seconds(work, rounds=3, warm_up=1) / len(batches)
+            found = report.seconds(work, rounds=3, warm_up=1) / len(batches)
+        FLASH.pop("cuda", None)  # found again by the next
+        return found
 
     base = Variant("as it is", "")
     before, again = measure(base), measure(base)

@@ -115,8 +115,12 @@ class TrainingConfig(Section):
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(full_dtype_name)
     ] = "auto"
-    """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it and float32 elsewhere.
-    ``bf16`` and ``fp16`` are accepted."""
+    """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it, float16 with a scaled
+    loss on GPUs that have only that, and float32 elsewhere. ``bf16`` and ``fp16`` are accepted."""
+    bf16_weights: bool = False
+    """An experiment: with bfloat16 on a GPU, keep the weights and what flows between the layers in
+    it, too, beside a float32 copy of the weights. Fewer and smaller kernels; quality is not
+    measured yet. On a CPU it is always so."""
     device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(plain_device_name)] = "auto"
     """Where to train; ``auto`` is the GPU if there is one."""
     compile: Literal["auto"] | bool = "auto"

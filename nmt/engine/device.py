@@ -30,6 +30,7 @@ _MAX_INFLIGHT_UPDATES = 64
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INITIAL_SCALE, _MAX_SCALE = 2.0**15, 2.0**127
 _GROWTH_INTERVAL = 2000
+_FAST_FLOAT16_CAPABILITY = 7
 T = TypeVar("T")
 
 
@@ -212,6 +213,8 @@ class Precision:
     name: Literal["float32", "bfloat16", "float16"]
     device_type: str
     """``cpu`` or ``cuda``."""
+    bf16_weights: bool = False
+    """Whether a GPU, too, keeps the working weights in bfloat16."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -221,13 +224,21 @@ class Precision:
     @property
     def weight_dtype(self) -> torch.dtype:
         """What the working weights are stored in."""
-        has_bf16_weights = self.name == "bfloat16" and self.device_type == "cpu"
-        return torch.bfloat16 if has_bf16_weights else torch.float32
+        is_narrow = self.device_type == "cpu" or self.bf16_weights
+        return torch.bfloat16 if self.name == "bfloat16" and is_narrow else torch.float32
 
     @property
     def repeats_sizes(self) -> bool:
         """Whether batches should be of few sizes: 16-bit kernels of a CPU are made for each."""
         return self.device_type == "cpu" and self.name != "float32"
+
+    @property
+    def rounds_sizes(self) -> bool:
+        """Whether sizes of training batches are rounded up.
+
+        A GPU's libraries choose a kernel for each, which takes the host longer than to start it.
+        """
+        return self.repeats_sizes or self.device_type != "cpu"
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
@@ -246,12 +257,29 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def choose_precision(
-    wanted: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device
+    wanted: Literal["auto", "float32", "bfloat16", "float16"],
+    device: torch.device,
+    *,
+    bf16_weights: bool = False,
 ) -> Precision:
-    """Return the policy; ``auto`` is bfloat16 where the hardware has it, float32 elsewhere."""
+    """Return the policy; ``auto`` is the fastest that the hardware has.
+
+    bfloat16 where it multiplies that itself; float16 on GPUs that have only that; else float32.
+    """
     if wanted == "auto":
-        wanted = "bfloat16" if has_fast_bf16(device) else "float32"
-    return Precision(wanted, device.type)
+        wanted = fastest_dtype(device)
+    return Precision(wanted, device.type, bf16_weights)
+
+
+def fastest_dtype(device: torch.device) -> Literal["float32", "bfloat16", "float16"]:
+    """Return what the hardware multiplies fastest, of those that a model keeps its quality in."""
+    if has_fast_bf16(device):
+        return "bfloat16"
+    has_fast_float16 = (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] >= _FAST_FLOAT16_CAPABILITY
+    )
+    return "float16" if has_fast_float16 else "float32"
 
 
 class LossScale:

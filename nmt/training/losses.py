@@ -24,7 +24,6 @@ Shapes: N real target tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -120,7 +119,7 @@ def chunked_cross_entropy(
         step = partial(run, smoothing=smoothing)
         return _chunked(_for_products(hidden.unsqueeze(1)), weight, bias, gold, step)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    size = _chunk_size(len(gold), weight)
+    size = _chunk_size(weight)
     chunks = (tensor.split(size) for tensor in (hidden, gold))
     for rows, wanted in zip(*chunks, strict=True):
         total += _loss_of(F.linear(rows, weight, bias).float(), wanted, smoothing)[0]
@@ -161,15 +160,14 @@ def _for_products(hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _chunk_size(num_rows: int, weight: Tensor, num_passes: int = 1) -> int:
-    """Rows whose logits are held at once. On a GPU chunks are about equal.
+def _chunk_size(weight: Tensor, num_passes: int = 1) -> int:
+    """Rows whose logits are held at once; a row has logits for each pass.
 
-    A row has logits for each pass. Compiled code would be compiled again for a single row.
+    On a GPU the same for all batches, so that its libraries choose kernels once.
     """
     if weight.device.type == "cpu":
         return _ROWS_PER_CHUNK
-    most = max(2, _LOGITS_PER_CHUNK // (num_passes * len(weight)))
-    return max(2, math.ceil(num_rows / math.ceil(max(num_rows, 1) / most)))
+    return max(64, _LOGITS_PER_CHUNK // (num_passes * len(weight)) // 64 * 64)
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -303,7 +301,7 @@ class _ChunkedLoss(torch.autograd.Function):
         is_whole = cast.dtype == torch.float32
         part = of_weight if is_whole else torch.zeros_like(cast)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        size = _chunk_size(len(gold), weight, hidden.shape[1])
+        size = _chunk_size(weight, hidden.shape[1])
         chunks = (tensor.split(size) for tensor in (hidden, of_hidden, gold))
         for number, (states, of_states, wanted) in enumerate(zip(*chunks, strict=True), start=1):
             rows = states.flatten(0, 1)

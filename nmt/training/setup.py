@@ -87,7 +87,7 @@ class TrainingSetup:
             source_bos=config.model.source_bos,
             num_workers=_num_workers() if updater.pace.uses_threads else 0,
             longest=max_length + 1 + config.model.source_bos
-            if updater.precision.repeats_sizes
+            if updater.precision.rounds_sizes
             else None,
         )
         seed_rank(training.seed, processes.rank)
@@ -178,7 +178,7 @@ def _updater(
     model = build_model(config.model, *sizes).to(device)
     model.recompute = training.activation_checkpointing
     freeze(model, training.freeze)
-    precision = choose_precision(training.precision, device)
+    precision = choose_precision(training.precision, device, bf16_weights=training.bf16_weights)
     optimizer = build_optimizer(
         model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
     )

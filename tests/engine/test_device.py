@@ -114,11 +114,31 @@ def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) ->
         assert choose_precision("auto", CPU).name == name
 
 
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((6, 1), "float32"), ((7, 0), "float16"), ((7, 5), "float16"), ((8, 0), "bfloat16")],
+)
+def test_auto_precision_of_a_gpu_follows_its_capability(
+    capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+
+    chosen = choose_precision("auto", torch.device("cuda"))
+    assert chosen.name == name
+    assert (LossScale(chosen, CPU).factor != 1) == (name == "float16")
+
+
 def test_bf16_keeps_bf16_weights_on_a_cpu_and_casts_elsewhere() -> None:
     on_cpu = choose_precision("bfloat16", CPU)
-    on_gpu = choose_precision("bfloat16", torch.device("cuda"))
+    on_gpu, narrow = (
+        choose_precision("bfloat16", torch.device("cuda"), bf16_weights=on) for on in (False, True)
+    )
 
     assert (on_cpu.weight_dtype, on_gpu.weight_dtype) == (torch.bfloat16, torch.float32)
+    assert narrow.weight_dtype == torch.bfloat16
+    with narrow.autocast():
+        assert not torch.is_autocast_enabled("cuda")
+    assert (on_cpu.rounds_sizes, on_gpu.rounds_sizes) == (True, True)
 
 
 def test_random_numbers_go_on_where_they_were() -> None:
