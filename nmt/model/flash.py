@@ -26,14 +26,14 @@ _WIDEST_HEAD = 256
 class FlashAttention:
     """A kernel such as `torch.nn.attention.varlen.varlen_attn`, and what it has."""
 
-    kernel: Callable[..., Tensor]
+    kernel: Callable[..., Any]
     causal: dict[str, Any]
     """Arguments that let a token read only itself and those before it."""
     shared: dict[str, Any] | None
     """Arguments that let several query heads share keys; None where they cannot."""
 
     @classmethod
-    def of(cls, kernel: Callable[..., Tensor]) -> FlashAttention:
+    def of(cls, kernel: Callable[..., Any]) -> FlashAttention:
         """Read what ``kernel`` has from its signature."""
         names = inspect.signature(kernel).parameters
         causal = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
@@ -64,7 +64,8 @@ class FlashAttention:
         if query.shape[1] != key.shape[1]:
             options |= self.shared or {}
         ends, lengths = (queries.cu_seqlens, keys.cu_seqlens), (queries.max_length, keys.max_length)
-        return self.kernel(query, key, value, *ends, *lengths, **options)
+        mixed: Tensor = self.kernel(query, key, value, *ends, *lengths, **options)
+        return mixed
 
 
 def find_flash(device: torch.device) -> FlashAttention | None:

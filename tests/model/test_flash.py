@@ -93,7 +93,7 @@ def test_it_says_what_the_padded_kernels_say(
     for own in (None, FlashAttention.of(kernel)):
         monkeypatch.setitem(module.FLASH, "cpu", own)
         monkeypatch.setitem(module.BACKENDS, "cpu", padded)
-        mixed = attention(*heads, segments, causal=kind == "causal")
+        mixed = attention(heads[0], heads[1], heads[2], segments, causal=kind == "causal")
         found.append([mixed, *torch.autograd.grad(mixed.square().sum(), heads)])
 
     for ours, theirs in zip(*found, strict=True):
@@ -165,7 +165,7 @@ def test_on_a_gpu_it_says_what_float64_says(
     try:
         for own in (heads, exact):
             assert kernel.fits(own[0], own[1], None, 0.0) is (own is heads)
-            mixed = attention(*own, segments, causal=causal)
+            mixed = attention(own[0], own[1], own[2], segments, causal=causal)
             found.append([mixed, *torch.autograd.grad(mixed.square().sum(), own)])
     finally:
         torch.use_deterministic_algorithms(False)

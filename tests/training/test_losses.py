@@ -154,7 +154,7 @@ def test_chunks_of_a_gpu_give_the_loss_and_gradients_of_those_of_a_cpu(
 
     expected = results(lambda function: function)
     chosen = _cross_entropy_step if loss_of == "cross_entropy" else _r_drop_step
-    fused = _fused_step if loss_of == "cross_entropy" else _r_drop_step
+    fused: Any = _fused_step if loss_of == "cross_entropy" else _r_drop_step
     monkeypatch.setattr(losses, "_ROWS_PER_CHUNK", 5)
     compilers = use_backend("eager")
     backend = next(compilers)
