@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shutil
 from collections.abc import Callable, Mapping
@@ -130,6 +131,10 @@ def check_resumable(
     refuse_changed_settings(recorded["identity"], present["identity"], run_dir)
     was, now = recorded["machine"], present["machine"]
     found = changed_settings(was, now)
+    shares = [_shares(record["identity"]) for record in (recorded, present)]
+    if shares[0] != shares[1]:  # other processes draw other random numbers
+        before, then = (f"{processes} x {batches}" for processes, batches in shares)
+        found.append(f"processes x batch.accumulate: was {before}, is {then}")
     if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
         found.append("training.deterministic: is False")
     if found and exact:
@@ -141,14 +146,39 @@ def check_resumable(
     return [f"resumed run is not bit-exact: {difference}" for difference in found]
 
 
+def _shares(of_run: Mapping[str, Any]) -> tuple[int, int]:
+    """Return among how many processes an `identity` shares an update, and the batches of each."""
+    return of_run["num_processes"], of_run["batch"].get("accumulate", 1)
+
+
+def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
+    """Return batches of an update for each process, where ``recorded`` may have had another number.
+
+    Raises:
+        CheckpointError: The processes cannot share the update evenly.
+    """
+    total = recorded["identity"]["num_processes"] * recorded["batch"]["accumulate"]
+    if total % num_processes:
+        raise CheckpointError(
+            f"An update of this run has {total} batches, which {num_processes} processes cannot "
+            "share evenly.",
+            fix=f"Resume with a number of processes that divides {total}.",
+        )
+    return total // num_processes
+
+
 def refuse_changed_settings(
     recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
 ) -> None:
     """Refuse to resume with another `identity`.
 
+    Another number of processes is no other one if processes x ``batch.accumulate`` is equal.
+
     Raises:
         CheckpointError: The configuration or the data make another model or other updates.
     """
+    if _batches_of_update(recorded) == _batches_of_update(present):
+        recorded, present = map(_without_shares, (recorded, present))
     if found := changed_settings(recorded, present):
         fix = "Restore these settings to resume, or set another run_dir to start again."
         if any(line.startswith("data_hash") for line in found):
@@ -156,6 +186,17 @@ def refuse_changed_settings(
         raise CheckpointError(
             f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found), fix=fix
         )
+
+
+def _batches_of_update(of_run: Mapping[str, Any]) -> int | None:
+    """Return the batches of an update in all processes; None where their size is measured."""
+    is_measured = of_run["batch"].get("max_tokens") == "auto"
+    return None if is_measured else math.prod(_shares(of_run))
+
+
+def _without_shares(of_run: Mapping[str, Any]) -> dict[str, Any]:
+    batch = {key: value for key, value in of_run["batch"].items() if key != "accumulate"}
+    return {**of_run, "batch": batch, "num_processes": None}
 
 
 def data_check(

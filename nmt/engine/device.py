@@ -75,6 +75,7 @@ def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS divides sums freely
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # else switches add, in the order of arrival
     settings: Any = torch.utils.deterministic
     was_on = torch.are_deterministic_algorithms_enabled()
     was_filling = settings.fill_uninitialized_memory
@@ -133,9 +134,11 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
 def restore_random_state(
     state: Mapping[str, Tensor], device: torch.device, processes: Processes | None = None
 ) -> None:
-    """Continue the generators of this process from `random_state`."""
+    """Continue the generators of this process from `random_state`, if they are in it."""
     rank = (processes or Processes()).rank
-    torch.set_rng_state(state[_name("random/cpu", rank)].cpu())
+    if (name := _name("random/cpu", rank)) not in state:
+        return  # of fewer processes: this one draws what `seed_rank` has given it
+    torch.set_rng_state(state[name].cpu())
     if device.type == "cuda" and (name := _name("random/cuda", rank)) in state:
         torch.cuda.set_rng_state(state[name].cpu(), device)
 

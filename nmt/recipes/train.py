@@ -12,7 +12,14 @@ from typing import Any
 
 from nmt.checkpoint.files import Checkpoint, list_checkpoints
 from nmt.checkpoint.model_folder import load_model
-from nmt.checkpoint.run import check_resumable, data_check, identity, machine, write_run_files
+from nmt.checkpoint.run import (
+    check_resumable,
+    data_check,
+    identity,
+    machine,
+    reshared,
+    write_run_files,
+)
 from nmt.config.data import BatchConfig
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
@@ -167,7 +174,9 @@ def _run(
     checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
     setup, record, measured_once = _build(config, data, checkpoint, processes)
     notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
-    progress = Progress.from_dict(checkpoint.state["progress"]) if checkpoint else Progress()
+    progress = Progress()
+    if checkpoint is not None:
+        progress = Progress.resumed(checkpoint.state, setup.batch.accumulate)
     plan_budget(setup, progress, measured_once, SharedStop(stop, processes))
     reporter = ReporterList()
     if is_first:
@@ -215,11 +224,11 @@ def _build(
     }
     measured_once = MeasuredOnce(config.run_dir, conditions, processes)
     if batch.max_tokens == "auto":  # a resumed run keeps its numbers
-        found = (
-            checkpoint.state["batch"]
-            if checkpoint
-            else measured_once("batch", lambda: _fitted(config, data, processes).model_dump())
-        )
+        if checkpoint is not None:
+            accumulate = reshared(checkpoint.state, processes.size)
+            found = checkpoint.state["batch"] | {"accumulate": accumulate}
+        else:
+            found = measured_once("batch", lambda: _fitted(config, data, processes).model_dump())
         batch = BatchConfig.model_validate(found)
     setup = TrainingSetup.build(config, batch, data, processes)
     return setup, {"identity": known} | setup.record(), measured_once

@@ -134,6 +134,19 @@ class Progress:
         position, history = Position(**values["position"]), History(values["history"])
         return cls(**{**values, "position": position, "history": history})
 
+    @classmethod
+    def resumed(cls, state: Mapping[str, Any], accumulate: int) -> Progress:
+        """Take that of a checkpoint, where updates may have had another number of batches.
+
+        Args:
+            state: Of the checkpoint.
+            accumulate: Batches of an update of this process, now.
+        """
+        progress = cls.from_dict(state["progress"])
+        updates = progress.position.batch // state["batch"]["accumulate"]
+        progress.position = Position(progress.position.epoch, updates * accumulate)
+        return progress
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSummary:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.run import changed_settings, check_resumable, identity, machine, write_run_files
+from nmt.checkpoint.run import (
+    changed_settings,
+    check_resumable,
+    identity,
+    machine,
+    reshared,
+    write_run_files,
+)
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError
@@ -156,6 +163,28 @@ def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for()
     with pytest.raises(CheckpointError, match="is 99") as caught:
         check_resumable(was, now, run_dir=Path("x"), exact=True)
     assert "--exact" in caught.value.fix
+
+
+def test_processes_that_make_the_same_updates_are_noted_and_others_refused() -> None:
+    was, now, other = (record({"batch.accumulate": count}) for count in (6, 2, 3))
+    was["identity"]["num_processes"] = 1
+    for each in (now, other):
+        each["identity"]["num_processes"] = 3
+    (warning,) = check_resumable(was, now, run_dir=Path("x"), exact=False)
+
+    assert warning.endswith("not bit-exact: processes x batch.accumulate: was 1 x 6, is 3 x 2")
+    with pytest.raises(CheckpointError, match="was 1 x 6, is 3 x 2"):
+        check_resumable(was, now, run_dir=Path("x"), exact=True)
+    with pytest.raises(CheckpointError, match=r"num_processes: was 1, is 3"):
+        check_resumable(was, other, run_dir=Path("x"), exact=False)
+
+
+def test_measured_batches_are_shared_again_where_that_is_even() -> None:
+    measured = {"identity": {"num_processes": 2}, "batch": {"accumulate": 3}}
+
+    assert [reshared(measured, number) for number in (1, 2, 3, 6)] == [6, 3, 2, 1]
+    with pytest.raises(CheckpointError, match="6 batches, which 4 processes"):
+        reshared(measured, 4)
 
 
 @pytest.mark.parametrize(("first", "then"), [(True, False), (False, True), (False, False)])

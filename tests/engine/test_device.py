@@ -63,6 +63,8 @@ def test_sums_have_an_order_while_it_is_wanted(
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "restored")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "restored")
+    monkeypatch.delenv("NCCL_NVLS_ENABLE")
     is_on = torch.are_deterministic_algorithms_enabled
     settings: Any = torch.utils.deterministic
     for device, wanted in ((CPU, True), (gpu, False)):
@@ -71,6 +73,7 @@ def test_sums_have_an_order_while_it_is_wanted(
     with deterministic(gpu, wanted=True):
         assert is_on()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert os.environ["NCCL_NVLS_ENABLE"] == "0"
         assert not settings.fill_uninitialized_memory
     assert not is_on()
     assert settings.fill_uninitialized_memory

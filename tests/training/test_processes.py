@@ -206,6 +206,30 @@ def test_two_processes_train_as_one_that_accumulates(server: Server) -> None:
             np.testing.assert_allclose(found[name], weight, atol=1e-5, rtol=0, err_msg=name)
 
 
+@pytest.mark.usefixtures("whole")  # has prepared the data
+def test_a_run_goes_on_in_other_processes_that_make_the_same_updates(server: Server) -> None:
+    """In the middle of an epoch, and over its end; so many processes repeat no batch there."""
+    batch = {"max_tokens": 240, "noise": 0}
+    assert num_batches(server, batch, epoch=0) % 4 == 0
+    flags = [f"--set=batch.{key}={value}" for key, value in batch.items()]
+    flags += ["--set=model.dropout=0", "--json"]
+    settings: dict[str, Any] = {"report_every": 1, "save_every": NEVER, "max_minutes": None}
+    one, moved = Run(server, "one-of-four"), Run(server, "moved")
+    one.finish(*flags, "--set=batch.accumulate=4", max_steps=10, **settings)
+    results: list[Result] = []
+    for num, steps in ((2, 3), (None, 5), (4, 10)):
+        share = f"--set=batch.accumulate={4 // (num or 1)}"
+        results = moved.finish(*flags, share, num=num, max_steps=steps, **settings)
+    refused = moved.start(*flags, "--set=batch.accumulate=2", "--exact", num=2, **settings)
+
+    assert "not bit-exact: processes x batch.accumulate: was 1 x 4, is 4 x 1" in results[0].stderr
+    assert sorted(codes(refused)) == [4, PEER_LOST]
+    losses, same = ([line["loss"] for line in run.lines("update")] for run in (one, moved))
+    assert len(losses) == 10
+    assert one.lines("update")[-1]["epoch"] >= 1
+    assert same == pytest.approx(losses, rel=1e-4)
+
+
 def test_a_signal_in_the_middle_of_an_update_stops_all_after_the_next(
     server: Server, whole: Run
 ) -> None:
