@@ -19,20 +19,13 @@ from nmt.model.transformer import Transformer
 
 Formula = tuple[tuple[int, ...], ...]
 """Products, to be added."""
-_TABLES: Mapping[str, Mapping[str, str]] = {
+_SHARED: Mapping[str, Mapping[str, str]] = {
     "separate": {},
-    "decoder-tied": {"target_vectors": "table of target and output"},
-    "inputs-shared": {"source_vectors": "table of source and target"},
-    "tied": {"source_vectors": "table of source, target and output"},
+    "decoder-tied": {"target_vectors": "target and output table"},
+    "inputs-shared": {"source_vectors": "source and target table"},
+    "tied": {"source_vectors": "source, target and output table"},
 }
 """``model.embeddings`` -> names of the tables with several uses."""
-_NAMES = {
-    "source_vectors": "table of the source",
-    "target_vectors": "table of the target",
-    "output_vectors": "output projection",
-    "source_embedding": "positions of the source",
-    "target_embedding": "positions of the target",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +59,13 @@ def count_parts(model: Transformer) -> list[PartCount]:
 
     The counts at depth 0, but for the last, add up to the last: ``sum(p.numel())`` of the model.
     """
-    names = {**_NAMES, **_TABLES[model.config.embeddings]}
+    names = _SHARED[model.config.embeddings]
     parts: list[PartCount] = []
     for name, parameter in model.named_parameters(recurse=False):
-        label = names.get(name, name.replace("_", " "))
+        label = names.get(name, name.replace("vectors", "table").replace("_", " "))
         parts.append(PartCount(label, (tuple(parameter.shape),)))
     for name, module in model.named_children():
-        label = names.get(name, name.replace("_", " "))
+        label = name.replace("embedding", "positions").replace("_", " ")
         if isinstance(module, nn.ModuleList):
             parts += _stack(label, module)
         elif formula := formula_of(module):

@@ -103,17 +103,14 @@ def encoding_heatmap(
     table: Tensor, title: str, *, first: int = 0, across: bool = False, note: str = ""
 ) -> Heatmap:
     """Return vectors of positions (P, D) as colours, with positions down or ``across``."""
-    cut = table[:, :MAX_WIDTH]
-    if cut.shape[1] < table.shape[1]:
+    if table.shape[1] > MAX_WIDTH:
         note = f"{note} The first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
-    rows, columns = (
-        [str(start + i) for i in range(n)] for start, n in zip((first, 0), cut.shape, strict=True)
-    )
+    values = table[:, :MAX_WIDTH]
+    rows = [str(first + row) for row in range(len(values))]
+    columns, sides = [str(column) for column in range(values.shape[1])], ("position", "feature")
     if across:
-        return Heatmap(
-            title, cut.T.tolist(), columns, rows, note, across="position", down="feature"
-        )
-    return Heatmap(title, cut.tolist(), rows, columns, note, across="feature", down="position")
+        values, rows, columns, sides = values.T, columns, rows, sides[::-1]
+    return Heatmap(title, values.tolist(), rows, columns, note, down=sides[0], across=sides[1])
 
 
 def sinusoid_figures(layout: str, dim: int) -> list[Figure]:
@@ -141,11 +138,8 @@ def positions(subject: Subject) -> Part:
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
     figures += sinusoid_figures(layout, dim)
     for each, where in LAYOUTS.items():
-        toy = sinusoids(NUM_POSITIONS // 2, TOY_WIDTH, each)
-        figures.append(encoding_heatmap(toy, f"Width 4, sines and cosines {where}"))
-    across = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)
-    title = f"Width 4, {LAYOUTS[layout]}, positions across"
-    figures.append(encoding_heatmap(across, title, across=True))
+        toy, title = sinusoids(NUM_POSITIONS, TOY_WIDTH, each), f"Width {TOY_WIDTH}, {where}"
+        figures.append(encoding_heatmap(toy, title, across=True))
     return Part(
         "positions",
         "Positions",
@@ -163,14 +157,15 @@ def _absolute(subject: Subject) -> Iterator[Figure]:
     if (make := POSITIONS[config.positions].absolute) is None:
         return
     first, sides = config.first_position, {"source": config.model_dim, "target": config.decoder_dim}
-    if config.positions in LAYOUTS and len({*sides.values()}) == 1:
-        sides = {"source and target": config.model_dim}
     for side, dim in sides.items():
-        module, title, note = make(config, dim), f"Position vectors, {side}", ""
-        if next(module.parameters(), None) is not None:
-            note = "" if subject.has_weights else "Not trained yet: random."
-            if subject.has_weights:
-                module = getattr(subject.model, f"{side}_embedding").positions
+        own = getattr(subject.model, f"{side}_embedding").positions if subject.has_weights else None
+        module = own or make(config, dim)
+        is_learned, title = next(module.parameters(), None) is not None, "Position vectors"
+        if is_learned or len({*sides.values()}) == 2:
+            title += f", {side}"
+        elif side == "target":
+            return
+        note = "Not trained yet: random." if is_learned and own is None else ""
         end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
         table = module.table(end)[first:end].detach()
         yield encoding_heatmap(table, title, first=first, note=note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from nmt.inspection.diagram import stack_diagram
 from nmt.inspection.figure import Part, Table
-from nmt.inspection.parameters import PartCount, count_parts
+from nmt.inspection.parameters import count_parts
 from nmt.inspection.subject import Subject
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
@@ -18,18 +17,8 @@ from nmt.packed import Packed
 _INDENT = "\N{NO-BREAK SPACE}" * 3
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSummary:
-    """A tensor that one pass made."""
-
-    name: str
-    """Module that gave it out; layers count from 1."""
-    shape: tuple[int, ...]
-    dtype: str
-    mean: float | None
-    """None for ids."""
-    spread: float | None
-    """Standard deviation of all its numbers, divided by their count."""
+TensorRow = tuple[str, str, str, float | None, float | None]
+"""Name of a tensor, shape, dtype, mean and standard deviation; None for ids."""
 
 
 def parameters(subject: Subject) -> Part:
@@ -49,15 +38,15 @@ def parameter_table(model: Transformer, title: str) -> Table:
     """Return formula, count, copies and share of each part of a model."""
     parts = count_parts(model)
     total = parts[-1].count
-    rows = [_row(part, total) for part in parts]
+    rows = [
+        (
+            _INDENT * part.depth + part.name, part.arithmetic, part.count, part.copies,
+            f"{part.count * part.copies / total:.1%}",
+        )
+        for part in parts
+    ]  # fmt: skip
     head = ("part", "formula", "parameters", "copies", "share of all")
-    note = f"{4 * total / 1e6:,.1f} MB in float32."
-    return Table(title, head, rows, note, total=True)
-
-
-def _row(part: PartCount, total: int) -> tuple[str, str, int, int, str]:
-    share = f"{part.count * part.copies / total:.1%}"
-    return _INDENT * part.depth + part.name, part.arithmetic, part.count, part.copies, share
+    return Table(title, head, rows, f"{4 * total / 1e6:,.1f} MB in float32.", total=True)
 
 
 def diagram(subject: Subject) -> Part:
@@ -74,13 +63,7 @@ def diagram(subject: Subject) -> Part:
 
 def shapes(subject: Subject) -> Part:
     """Show the tensors of one pass over the sentence and its translation."""
-    config = subject.config.model
-    subject.layers(max(config.encoder_layers, config.decoder_layers))  # refuses one that is none
-    found = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
-    rows = [
-        (each.name, f"({', '.join(map(str, each.shape))})", each.dtype, each.mean, each.spread)
-        for each in found
-    ]
+    rows = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
     source, target = subject.source.num_tokens, subject.target.num_tokens
     return Part(
         "shapes",
@@ -94,7 +77,7 @@ def shapes(subject: Subject) -> Part:
 
 def trace_tensors(
     model: Transformer, source: Packed, target: Packed, layer: int | None = None
-) -> list[TensorSummary]:
+) -> list[TensorRow]:
     """Run a model once, and return what each of its modules gave out, then the logits.
 
     Args:
@@ -126,7 +109,7 @@ def _label(path: str, layer: int | None) -> str:
     """Return what a module's output is called; empty for those that are not shown."""
     stack, _, rest = path.partition(".")
     if not rest:
-        return {"": "decoder output"}.get(path, path.replace("_", " "))
+        return path.replace("_", " ") or "decoder output"
     number, _, inner = rest.partition(".")
     if not number.isdecimal() or layer not in (None, int(number) + 1):
         return ""
@@ -134,9 +117,9 @@ def _label(path: str, layer: int | None) -> str:
     return f"{stack} layer {int(number) + 1}" + (f": {name}" if name else "")
 
 
-def _summary(name: str, tensor: Tensor) -> TensorSummary:
-    dtype = str(tensor.dtype).removeprefix("torch.")
+def _summary(name: str, tensor: Tensor) -> TensorRow:
+    shape, dtype = str(tuple(tensor.shape)), str(tensor.dtype).removeprefix("torch.")
     if not tensor.is_floating_point():
-        return TensorSummary(name, tuple(tensor.shape), dtype, None, None)
+        return name, shape, dtype, None, None
     spread, mean = torch.std_mean(tensor, correction=0)
-    return TensorSummary(name, tuple(tensor.shape), dtype, mean.item(), spread.item())
+    return name, shape, dtype, mean.item(), spread.item()

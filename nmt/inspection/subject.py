@@ -17,9 +17,10 @@ from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
-from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
 if TYPE_CHECKING:
+    from nmt.data.prepared import PreparedData
     from nmt.inspection.catalog import Need
     from nmt.model.transformer import Transformer
     from nmt.packed import Packed
@@ -111,6 +112,18 @@ class Subject:
                 fix=f"Run `nmt prepare {self.place}` first, or name a trained model.",
             )
         return load_tokenizers(folder)
+
+    @cached_property
+    def prepared(self) -> PreparedData | None:
+        """The data it is trained on, where they are still there; None elsewhere."""
+        from nmt.data.prepared import MANIFEST, PreparedData  # noqa: PLC0415
+
+        folder = self.config.prepared_dir
+        own = (self.place if self.is_folder else folder) / TOKENIZER
+        if not (folder / MANIFEST).is_file():
+            return None
+        data = PreparedData.open(folder)
+        return data if data.manifest.vocab_hash == tokenizer_hash(own) else None
 
     @cached_property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -233,8 +246,7 @@ class Subject:
         sentence = bool((self.choice.source or "").strip())
         if need == "vocabulary":
             return sentence and (self.is_folder or (self.config.prepared_dir / TOKENIZER).is_dir())
-        trained = self.is_folder and not is_ctranslate2(self.place)
-        return trained and (sentence or need == "model")
+        return self.has_weights and (sentence or need == "model")
 
     def require(self, need: Need, name: str) -> None:
         """Check that the subject has what a part needs, before anything is loaded.

@@ -30,7 +30,7 @@ def by_name(model: Transformer) -> dict[str, PartCount]:
 def test_the_base_model_with_37_000_words_has_the_published_numbers() -> None:
     parts = by_name(meta_model(37_000))
     assert {name: part.count for name, part in parts.items()} == {
-        "table of source, target and output": 18_944_000,
+        "source, target and output table": 18_944_000,
         "encoder": 18_914_304,
         "encoder layer": 3_152_384,
         "self-attention": 1_050_624,
@@ -82,10 +82,10 @@ def test_tables_are_counted_once_and_named_by_their_uses(embeddings: str) -> Non
         :-3
     ]
     assert [part.name for part in tables] == {
-        "separate": ["table of the source", "table of the target", "output projection"],
-        "decoder-tied": ["table of the source", "table of target and output"],
-        "inputs-shared": ["table of source and target", "output projection"],
-        "tied": ["table of source, target and output"],
+        "separate": ["source table", "target table", "output table"],
+        "decoder-tied": ["source table", "target and output table"],
+        "inputs-shared": ["source and target table", "output table"],
+        "tied": ["source, target and output table"],
     }[embeddings]
     assert {part.arithmetic for part in tables} == {"50 x 32"}
 

@@ -70,7 +70,7 @@ def test_the_heatmap_of_both_sinusoidal_layouts_is_the_formula(
     layout: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = subject_of(monkeypatch, positions=layout, first_position=first)
-    found = heatmap_of(subject, "Position vectors, source and target")
+    found = heatmap_of(subject, "Position vectors")
     assert found.rows == [str(position) for position in range(first, first + 20)]
     for label, row in zip(found.rows, found.values, strict=True):
         assert row == pytest.approx(formula(int(label), 32, layout), abs=1e-6)
