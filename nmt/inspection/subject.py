@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.checkpoint.model_folder import TOKENIZER, load_folder_config, load_model, readable
-from nmt.config.loader import load_config
+from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
+from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2
@@ -62,7 +62,8 @@ class Subject:
     Args:
         place: Folder with a model, or a YAML configuration.
         choice: What the flags choose.
-        overrides: ``key=value`` changes of a configuration.
+        overrides: ``key=value`` changes of a configuration; of a trained model, of its
+            ``decoding`` section only.
 
     Attributes raise:
         ConfigError: A CONFIG has no such thing, or the choice names what the model has not.
@@ -75,11 +76,8 @@ class Subject:
         self.place = place
         self.choice = choice or Choice()
         self._overrides = overrides
-        if overrides and self.is_folder:
-            raise ConfigError(
-                "--set changes a configuration, and a trained model keeps its own.",
-                fix="Leave --set out, or name a configuration file.",
-            )
+        if self.is_folder:
+            refuse_idle(overrides, ("decoding",))
 
     @property
     def is_folder(self) -> bool:
@@ -95,7 +93,8 @@ class Subject:
     def config(self) -> RunConfig:
         """The whole configuration; the model section is ``config.model``."""
         if self.is_folder:
-            return load_folder_config(self.place)
+            saved = load_folder_config(self.place)  # says what is wrong with a folder
+            return load_config(self.place / CONFIG, self._overrides) if self._overrides else saved
         return load_config(self.place, self._overrides)
 
     @cached_property
@@ -134,7 +133,9 @@ class Subject:
 
     @cached_property
     def structure(self) -> Transformer:
-        """The model built without values (meta device): names and shapes of any configuration."""
+        """A model with names and shapes: of a CONFIG, without values (meta device)."""
+        if self.has("model"):
+            return self.model
         import torch  # noqa: PLC0415
 
         from nmt.model.transformer import build_model  # noqa: PLC0415

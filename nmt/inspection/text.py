@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from itertools import zip_longest
+from textwrap import fill
 from unicodedata import east_asian_width
 
 from nmt.inspection.figure import (
@@ -26,6 +27,8 @@ from nmt.report.page import short_number, thin, visible
 
 _SHADES = " .:-=+*#%@"
 _BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_WIDTH = 100
+"""Of paragraphs."""
 _MAX_NUMBERED = 12
 """Columns of a heatmap that are written as numbers; more become shades."""
 _MAX_ROWS = 200
@@ -40,7 +43,7 @@ def part_text(part: Part, *, colour: bool = False) -> str:
         part: What is shown.
         colour: Whether the terminal has colours.
     """
-    lines = [_styled(part.title, _BOLD, colour), part.explanation, ""]
+    lines = [_styled(part.title, _BOLD, colour), fill(visible(part.explanation), _WIDTH), ""]
     for figure in part.figures:
         lines += _with_title(figure, colour)
     return "\n".join(lines)
@@ -53,7 +56,7 @@ def plain_lines(figure: Figure) -> list[str]:
 
 def _with_title(figure: Figure, colour: bool) -> list[str]:
     head = [_styled(visible(figure.title), _BOLD, colour)] if figure.title else []
-    note = [_styled(visible(figure.note), _DIM, colour)] if figure.note else []
+    note = [_styled(fill(visible(figure.note), _WIDTH), _DIM, colour)] if figure.note else []
     return [*head, *(f"  {line}" for line in _lines(figure, colour)), *note, ""]
 
 

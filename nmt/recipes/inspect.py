@@ -70,7 +70,8 @@ def inspect(
         model: Run folder, model folder, or YAML configuration: of one that was never trained there
             are ``parameters``, ``diagram`` and ``positions``.
         what: A part by name; all that need no test set and no other checkpoint if None.
-        overrides: ``key=value`` changes of a configuration; not of a trained model.
+        overrides: ``key=value`` changes of a configuration; of a trained model, of its
+            ``decoding`` section.
         choice: ``source``, ``target``, ``layer``, ``heads`` and so on, as of `Choice`.
 
     Raises:
@@ -90,7 +91,9 @@ def inspect(
 def _is_shown(name: str, subject: Subject) -> bool:
     if find_spec(f"nmt.inspection.{CATALOG[name].module}") is None:
         return False
-    return CATALOG[name].in_page and subject.has(CATALOG[name].needs)
+    what = CATALOG[name]
+    several = name == "distributions" and len(subject.choice.checkpoints) > 1
+    return (what.in_page or several) and subject.has(what.needs)
 
 
 def _offers(subject: Subject, shown: Sequence[str]) -> dict[str, str]:
@@ -101,6 +104,8 @@ def _offers(subject: Subject, shown: Sequence[str]) -> dict[str, str]:
             words = ["nmt", "inspect", str(subject.place), name]
             if what.needs in ("sentence", "vocabulary"):
                 words += ["--source", subject.choice.source or "Hello!"]
+            if name == "distributions":
+                words += ["--checkpoint", "untrained,best"]
             found[shlex.join(words)] = what.summary
     return found
 
