@@ -100,7 +100,8 @@ class ObservingStepper:
     def start(self, source: Packed) -> States:
         """Read one source."""
         assert len(source) == 1
-        self._source = source
+        self._source, self._read = source, source_of(self._model, source)
+        self._memory = self._model.encode(self._read)
         return self._inner.start(source)
 
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
@@ -137,9 +138,10 @@ class ObservingStepper:
     def _difference(self, log_probs: Tensor, ids: Sequence[Ids]) -> float:
         """Compare log probabilities (K, V) of a cached step with reading all prefixes anew."""
         target = Packed.from_rows([[BOS_ID, *prefix] for prefix in ids])
-        source = Packed.from_rows(self._source.rows() * len(ids))
-        whole = next_log_probs(self._model, source_of(self._model, source), target)
-        differences = (whole[target.cu_seqlens[1:] - 1] - log_probs).abs()
+        source = Packed.from_rows(self._read.rows() * len(ids))
+        hidden = self._model.decode(target, self._memory.repeat(len(ids), 1), source)
+        whole = _log_probs(self._model, hidden[target.cu_seqlens[1:] - 1])
+        differences = (whole - log_probs).abs()
         return float(differences[log_probs.isfinite()].max())
 
 
@@ -188,7 +190,11 @@ def next_log_probs(model: Transformer, source: Packed, target: Packed) -> Tensor
 
     PAD, UNK and BOS have minus infinity, as in a search.
     """
-    logits = model.logits(model(source, target))
+    return _log_probs(model, model(source, target))
+
+
+def _log_probs(model: Transformer, hidden: Tensor) -> Tensor:
+    logits = model.logits(hidden)
     logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
     return logits.log_softmax(-1)
 
