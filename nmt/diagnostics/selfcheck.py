@@ -53,6 +53,9 @@ ADVERSARIAL_LINES: tuple[bytes, ...] = (
     b"A dog runs.",
 )
 """Text that has broken filters: controls, other scripts, bytes that are no text, endless lines."""
+_QUESTIONS = 3
+NUM_LINES = 4 * len(ADVERSARIAL_LINES) + _QUESTIONS
+"""That `check_promises` has translated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ def _converse(run: Filter) -> str:
     server.start()
     problem = ""
     with os.fdopen(question_in, "wb") as questions, os.fdopen(answer_out, "rb") as answers:
-        for number in range(3):
+        for number in range(_QUESTIONS):
             questions.write(b"A dog runs.\n")
             questions.flush()
             if not select.select([answers], [], [], _PATIENCE_SECONDS)[0]:

@@ -4,9 +4,59 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+from typing_extensions import override
+
+from nmt.files.lines import count_lines, is_standard
+
+_REFRESH_SECONDS = 0.5
+_LEAST_SECONDS = 0.1
+"""Between two drawings, however often it moves."""
+_LARGEST_TO_COUNT = 1 << 30
+"""Bytes of a file whose lines are counted beforehand: about a second."""
+
+
+class ProgressBar(tqdm):  # type: ignore[type-arg] # its stub alone is generic
+    """A bar that is drawn at least once a second, so that long batches do not look hung.
+
+    Args:
+        counter: Asked for the number to show, so that who counts need not know of the bar.
+        options: Of `tqdm.tqdm`.
+    """
+
+    def __init__(self, counter: Callable[[], int] | None = None, **options: Any) -> None:
+        self._closed, self._moving, self._counter = threading.Event(), threading.Lock(), counter
+        super().__init__(**options)
+        self._redrawing = threading.Thread(target=self._redraw, daemon=True)
+        if not self.disable:
+            self._redrawing.start()
+
+    def reach(self, number: int) -> None:
+        """Move to a number, counted from the beginning."""
+        with self._moving:
+            self.update(number - self.n)
+
+    @override
+    def close(self) -> None:
+        self._closed.set()
+        if self._redrawing.is_alive():  # or it may draw once more below the bar
+            self._redrawing.join()
+        self._count()
+        super().close()
+
+    def _redraw(self) -> None:
+        while not self._closed.wait(_REFRESH_SECONDS):
+            self._count()
+            self.refresh()
+
+    def _count(self) -> None:
+        if self._counter is not None and not self.disable:
+            self.reach(self._counter())
 
 
 def progress_bar(
@@ -17,7 +67,8 @@ def progress_bar(
     initial: int = 0,
     leave: bool = True,
     shown: bool = True,
-) -> tqdm[Any]:
+    counter: Callable[[], int] | None = None,
+) -> ProgressBar:
     """Return a bar, to be used as a context: ``bar.update(n)`` moves it.
 
     It is disabled where standard error is no terminal, where `nmt` logs warnings only, and where
@@ -25,11 +76,12 @@ def progress_bar(
     through ``tqdm.write``, so that they do not tear it.
 
     ``description`` stands before it, ``unit`` says what is counted, and of ``total`` there were
-    ``initial`` before. With ``leave`` it stays on the screen.
+    ``initial`` before. With ``leave`` it stays on the screen. ``counter`` is asked for the number.
     """
     is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return tqdm(
+    return ProgressBar(
+        counter,
         desc=description,
         unit=f" {unit}",
         unit_scale=total is None or total > 100_000,
@@ -39,4 +91,16 @@ def progress_bar(
         disable=is_quiet or not is_terminal or not shown,
         file=sys.stderr,
         dynamic_ncols=True,
+        mininterval=_LEAST_SECONDS,
+        miniters=1,
     )
+
+
+def file_bar(description: str, path: Path | None, *, unit: str, shown: bool = True) -> ProgressBar:
+    """Return a bar for the lines of a file, with their number; none for standard input."""
+    bar = progress_bar(description, unit=unit, shown=shown and not is_standard(path))
+    is_file = not bar.disable and path is not None and path.is_file()
+    if path is not None and is_file and path.stat().st_size <= _LARGEST_TO_COUNT:
+        bar.total, bar.unit_scale = count_lines(path), False
+        bar.refresh()
+    return bar

@@ -24,6 +24,7 @@ from nmt.evaluation.scoring import (
 from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import is_standard
+from nmt.files.progress import progress_bar
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
 from nmt.translation.mbr import Mbr
 from nmt.translation.result import count_alarms, guard_message
@@ -253,7 +254,8 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
         translator = translator.with_mbr(model.mbr.of_language(config.target_language))
     logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)
     translator = translator.with_options(**config.decoding.model_dump())
-    results = translator.translate(chosen.source)
+    with progress_bar("translating", unit="lines", total=len(chosen)) as bar:
+        results = translator.with_progress(bar.update).translate(chosen.source)
     if found := guard_message(len(results), *count_alarms(results)):
         logger.info("%s", found)
     engine = translator.engine

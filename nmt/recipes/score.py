@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
-from nmt.files.progress import progress_bar
+from nmt.files.progress import file_bar
 from nmt.recipes.translate import decoding_changes
 from nmt.translation.scorer import PairScore, Scorer
 
@@ -86,14 +86,14 @@ def score(
     number = 0
     with (
         open_output(output) as writer,
-        progress_bar("scoring", unit="pairs", shown=not is_standard(source)) as bar,
+        file_bar("scoring", source, unit="pairs") as bar,
     ):
         for chunk in _read_files(source, target) if source and target else _read_table():
-            for found in scorer.score(chunk):
+            for found in scorer.score(chunk, progress=bar.update):
                 writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
             writer.flush()
             number += len(chunk)
-            bar.update(len(chunk))
+            bar.reach(number)
     return number
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nmt.config.loader import load_config, refuse_idle
-from nmt.diagnostics.selfcheck import Promise, check_promises
+from nmt.diagnostics.selfcheck import NUM_LINES, Promise, check_promises
 from nmt.engine import is_one_of_torchrun
 from nmt.errors import ConfigError
 from nmt.files.atomic import check_output
+from nmt.files.progress import file_bar, progress_bar
 from nmt.translation.stream import (
     LineFormat,
     TranslationRun,
@@ -74,7 +75,10 @@ def translate(
             translator.prepare(style.outputs)
         run = team.translate_files if team else translate_files
         style = replace(style, n_best=translator.options.n_best)
-        return run(line_translator(translator, style), source, output, lines_at_once=lines_at_once)
+        shown = team is None or team.is_first
+        with file_bar("translating", source, unit="lines", shown=shown) as bar:
+            lines = line_translator(translator.with_progress(bar.update), style)
+            return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)
 
 
 def selfcheck(
@@ -94,11 +98,13 @@ def selfcheck(
             )
         translator = _load(Path(model), mbr, overrides, loading, decoding)
 
-    def run(source: IO[bytes], output: IO[bytes], lines_at_once: int, **changes: Any) -> None:
-        translate_lines = line_translator(translator.with_options(**changes), LineFormat())
-        translate_stream(translate_lines, source, output, lines_at_once=lines_at_once)
+    with progress_bar("checking", unit="lines", total=NUM_LINES) as bar, errors_only():
+        translator = translator.with_progress(bar.update)
 
-    with errors_only():
+        def run(source: IO[bytes], output: IO[bytes], lines_at_once: int, **changes: Any) -> None:
+            translate_lines = line_translator(translator.with_options(**changes), LineFormat())
+            translate_stream(translate_lines, source, output, lines_at_once=lines_at_once)
+
         return check_promises(run)
 
 

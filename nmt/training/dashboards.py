@@ -109,7 +109,7 @@ def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> Report
             JsonLines(run_dir / "metrics.jsonl", start, last),
             JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
             log.open(run_dir / "log.txt"),
-            Console(start, progress.total_steps),
+            Console(start, progress.total_steps, lambda: progress.step),
             HtmlReport(run_dir, config.name),
         ]
     if config.training.tensorboard:

@@ -80,25 +80,33 @@ class Progress:
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
 
-    def report(self, learning_rate: float, gradient_norm: float, seconds: float) -> Event:
+    def report(
+        self,
+        learning_rate: float,
+        gradient_norm: float,
+        seconds: float,
+        before: tuple[int, int] = (0, 0),
+    ) -> Event:
         """Tell of the updates since the last report, and begin a new interval.
 
         Args:
             learning_rate: Of the last of them.
             gradient_norm: Of the last of them, before clipping.
-            seconds: That all of them took, without validation and saving.
+            seconds: That this process took for its part, without validation and saving.
+            before: Source and target tokens of these updates that an earlier process read.
         """
         real = self.source_tokens + self.target_tokens
         # Smoothed objective per target token, in nats.
         loss = self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan
-        speed = self.target_tokens / seconds
+        own = self.source_tokens - before[0], self.target_tokens - before[1]
+        speed = own[1] / seconds
         values = {
             "epoch": self.position.epoch,
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
             "target_tokens_per_second": speed,
-            "source_tokens_per_second": self.source_tokens / seconds,
+            "source_tokens_per_second": own[0] / seconds,
             "padding_waste": 1 - real / max(self.padded_tokens, 1),
             "seconds": seconds,
         }

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,11 +179,16 @@ class Console:
     Args:
         start: Updates made before.
         total: Updates in all, if known.
+        step: Asked for the updates made, about once a second.
     """
 
-    def __init__(self, start: int, total: int | None) -> None:
+    def __init__(
+        self, start: int, total: int | None, step: Callable[[], int] | None = None
+    ) -> None:
         self._bleu = ""
-        self._bar = progress_bar("training", unit="updates", total=total, initial=start)
+        self._bar = progress_bar(
+            "training", unit="updates", total=total, initial=start, counter=step
+        )
 
     def report(self, event: Event) -> None:
         """Move the bar, or log a line."""
@@ -193,7 +198,7 @@ class Console:
         if self._bar.disable or event.kind in ("start", "validation", "note"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
-            self._bar.update(event.step - self._bar.n)
+            self._bar.reach(event.step)
             rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
             padding = f"padding {values['padding_waste']:.0%}"
             self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}, {padding}")

@@ -7,10 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self, TypeVar
 
+from nmt.engine import local_rank
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, tell_launcher
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ class StopSignal:
     The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves.
     Several processes may make one more: they tell each other when an update begins. Work between
     updates that takes long, such as validation, is given up: see `SharedStop`. A second SIGINT ends
-    the process at once; the last checkpoint is whole in any case.
+    the process at once; the last checkpoint is whole in any case. Both are answered on standard
+    error when they come: what happens now, and what the second costs.
 
     Outside the main thread, where Python takes no signals, nothing is changed.
     """
@@ -49,6 +51,8 @@ class StopSignal:
     def __init__(self) -> None:
         self.number: int | None = None
         """The signal that came, or None."""
+        self.unsaved: Callable[[], str] = lambda: "nothing"
+        """Asked what ending at once would lose."""
         self._before: dict[int, Any] = {}
 
     @property
@@ -67,7 +71,11 @@ class StopSignal:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
+            _answer(f"ended at once. Lost: {self.unsaved()}.")
             os._exit(128 + number)
+        if not self.requested:
+            again = f"Ctrl-C again ends at once and loses {self.unsaved()}."
+            _answer(f"finishing the update, then saving. {again}")
         self.number = self.number or number
 
     def __enter__(self) -> Self:
@@ -81,6 +89,14 @@ class StopSignal:
             number, handler = self._before.popitem()
             # None stands for a handler that was not set from Python, and cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _answer(text: str) -> None:
+    """Write to standard error from a signal handler, where streams and locks may be in use."""
+    if local_rank() == 0:
+        begin = "\n" if os.isatty(2) else ""  # a progress bar may stand there
+        with suppress(OSError):
+            os.write(2, f"{begin}nmt: {text}\n".encode())
 
 
 class SharedStop:

@@ -62,11 +62,13 @@ class Trainer:
             total_steps=progress.total_steps,
         )
         self._validator, self._record = validator, record
+        stop.unsaved = self._unsaved
         self._reporter, self._stop = reporter, stop
         self._processes = updater.processes
         self._vocab_size = len(updater.model.output_weight)
         self._seconds = self._reported_seconds = 0.0
         self._writer = CheckpointWriter(setup.config, in_background=updater.pace.uses_threads)
+        self._before = progress.source_tokens, progress.target_tokens  # this process did not read
         self._saved_step = 0
         self._all_stop = False
         self._unread: list[UpdateStats] = []
@@ -136,6 +138,11 @@ class Trainer:
                 fix="Free disk space, then start the same command again: it resumes from "
                 f"step {self._saved_step:,}.",
             )
+
+    def _unsaved(self) -> str:
+        updates = self.progress.step + 1 - self._saved_step  # and the one under way
+        since = f"step {self._saved_step:,}" if self._saved_step else "the start"
+        return f"{updates:,} update{'s' if updates > 1 else ''} since {since}"
 
     def _is_stopping(self) -> bool:
         """Whether all leave; one process alone need not agree with others in an update first."""
@@ -211,7 +218,8 @@ class Trainer:
         self._read()
         seconds = max(self._seconds - self._reported_seconds, 1e-9)
         self._reported_seconds = self._seconds
-        self._reporter.report(self.progress.report(last.learning_rate, last.gradient_norm, seconds))
+        norm, before, self._before = last.gradient_norm, self._before, (0, 0)
+        self._reporter.report(self.progress.report(last.learning_rate, norm, seconds, before))
 
     def _validate_and_save(self) -> None:
         self._read()

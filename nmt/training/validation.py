@@ -14,6 +14,7 @@ import torch
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, plan_batches
 from nmt.engine.distributed import Processes, interleave
+from nmt.files.progress import progress_bar
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.runtime.torch_engine import TorchEngine
@@ -142,13 +143,14 @@ class Validator:
 
     def _text_scores(self) -> Mapping[str, Any]:
         """Translate the set and score that; return fields of `Scores`."""
-        own = self._source[self._processes.rank :: self._processes.size]
+        rank, size = self._processes.rank, self._processes.size
+        own = self._source[rank::size]
         optimizer, repeats = self._updater.optimizer, self._updater.precision.repeats_sizes
         lent = optimizer.parameters.lend(optimizer.weights()) if repeats else nullcontext()
-        with lent:
-            parts = self._stop.gather(
-                lambda: [(r.text, bool(r.alarms)) for r in self._translator.translate(own)]
-            )
+        options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
+        with lent, progress_bar("validating", unit="lines", **options) as bar:
+            translate = self._translator.with_progress(bar.update).translate
+            parts = self._stop.gather(lambda: [(r.text, bool(r.alarms)) for r in translate(own)])
         hypotheses, alarms = zip(*interleave(parts), strict=True)
         tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
         chrf = next(scorer.metric for scorer in self._scorers if scorer.name == "chrf")

@@ -7,7 +7,7 @@ the end of the input are collective calls that all processes make in the same or
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import reduce
 from operator import add
@@ -48,6 +48,11 @@ class Team:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process reads and writes."""
+        return self._processes.rank == 0
+
     def loading(self) -> AbstractContextManager[None]:
         """Let only the first process log what all of them find while they load the model."""
         return errors_only() if self._processes.rank else nullcontext()
@@ -59,6 +64,7 @@ class Team:
         output: Path | None,
         *,
         lines_at_once: int | None = None,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> TranslationRun:
         """Do what `nmt.translation.stream.translate_files` does, together.
 
@@ -79,7 +85,9 @@ class Team:
 
         try:
             together = (lines_at_once or MAX_CHUNK_LINES) * processes.size
-            return translate_files(translate_chunk, source, output, lines_at_once=together)
+            return translate_files(
+                translate_chunk, source, output, lines_at_once=together, progress=progress
+            )
         finally:
             # The others end in order, unless they are not waiting for lines: something broke.
             if is_between_chunks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -115,8 +115,17 @@ class Scorer:
         """
         return Scorer(self._loaded, change_options(self.options, changes))
 
-    def score(self, pairs: Iterable[tuple[str, str]]) -> list[PairScore]:
+    def score(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> list[PairScore]:
         """Score pairs of source and target lines; results come in the same order.
+
+        Args:
+            pairs: Any number.
+            progress: Called with the number of pairs of each batch, once it is scored.
 
         Raises:
             CheckpointError: The model's weights are broken.
@@ -133,7 +142,7 @@ class Scorer:
             for row, (source, target) in enumerate(zip(sources, targets, strict=True))
             if source and target is not None
         }
-        log_probs = dict(zip(usable, self.score_ids(list(usable.values())), strict=True))
+        log_probs = dict(zip(usable, self.score_ids(list(usable.values()), progress), strict=True))
         penalty = length_penalty(self.options)
         results = []
         for row, pair in enumerate(texts):
@@ -146,11 +155,14 @@ class Scorer:
                 results.append(PairScore(*pair, value, value))
         return results
 
-    def score_ids(self, pairs: Sequence[IdPair]) -> list[list[float]]:
+    def score_ids(
+        self, pairs: Sequence[IdPair], progress: Callable[[int], object] = lambda _: None
+    ) -> list[list[float]]:
         """Return the log probability of every target id, and of EOS, for each pair.
 
         Args:
             pairs: Source and target ids, without special ones. A source has at least one.
+            progress: As of `score`.
 
         Raises:
             CheckpointError: The model's weights are broken.
@@ -161,6 +173,7 @@ class Scorer:
             log_probs = self._loaded.engine.token_log_probs(sources, targets)
             for row, own in zip(rows, log_probs, strict=True):
                 found[row] = own
+            progress(len(rows))
         if not all(math.isfinite(sum(log_probs)) for log_probs in found):
             raise CheckpointError(
                 "The model's probabilities are not numbers: its weights are broken.",

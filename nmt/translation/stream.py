@@ -26,7 +26,6 @@ from nmt.files.lines import (
     open_input,
     read_chunks,
 )
-from nmt.files.progress import progress_bar
 from nmt.translation.result import (
     RESULT_FIELDS,
     TranslationResult,
@@ -298,7 +297,7 @@ def translate_stream(
         output: Where lines go.
         lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
         name: What messages call ``source``.
-        progress: Called with the number of lines of each chunk.
+        progress: Called with the number of lines so far after each chunk.
 
     Returns:
         The counts, without the output.
@@ -313,8 +312,8 @@ def translate_stream(
         output.flush()
         if run.end is not None:
             raise run.end
-        progress(len(lines))
         total += replace(run, output=b"")
+        progress(total.num_lines)
     if message := guard_message(
         total.num_lines - total.num_failures, total.num_alarmed, total.num_cleared
     ):
@@ -331,6 +330,7 @@ def translate_files(
     output: Path | None,
     *,
     lines_at_once: int | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> TranslationRun:
     """Translate a file, or standard input, to a file, or standard output.
 
@@ -341,16 +341,14 @@ def translate_files(
         DataError: The input cannot be read or the output cannot be written, or a line has no
             translation: in JSON after all others are written.
     """
-    is_file = not is_standard(source)  # a bar would mix with what is typed
-    bar = progress_bar("translating", unit="lines", shown=is_file)
-    with open_input(source) as reader, open_output(output) as writer, bar:
+    with open_input(source) as reader, open_output(output) as writer:
         run = translate_stream(
             translate,
             reader,
             writer,
             lines_at_once=lines_at_once or MAX_CHUNK_LINES,
-            name=str(source) if is_file else "standard input",
-            progress=bar.update,
+            name="standard input" if is_standard(source) else str(source),
+            progress=progress,
         )
     if run.first_failure is not None:
         raise DataError(

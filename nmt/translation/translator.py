@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
@@ -103,6 +104,7 @@ class Translator:
         self._max_length, self._joiner = max_length, joiner
         self._check, self._guard = check, guard
         self._mbr: Mbr | None = None
+        self._progress: Callable[[int], object] = lambda _: None
 
     @classmethod
     def load(  # noqa: PLR0913 - the choices that a user has
@@ -198,6 +200,12 @@ class Translator:
         changed._mbr = mbr
         return changed
 
+    def with_progress(self, progress: Callable[[int], object]) -> Translator:
+        """Return a translator that calls ``progress`` with the lines that each batch completes."""
+        changed = copy(self)
+        changed._progress = progress
+        return changed
+
     def translate_stream(
         self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE, **options: Any
     ) -> Iterator[TranslationResult]:
@@ -276,7 +284,14 @@ class Translator:
         wanted: frozenset[str],
         first_line: int,
     ) -> list[TranslationResult]:
-        for segment, hypotheses in self._search(segments):
+        left = Counter(segment.line for segment in segments)
+        self._progress(len(texts) - len(left))  # blank ones
+
+        def count(batch: Sequence[Segment]) -> None:
+            left.subtract(segment.line for segment in batch)
+            self._progress(sum(not left[line] for line in {segment.line for segment in batch}))
+
+        for segment, hypotheses in self._search(segments, count):
             segment.hypotheses = hypotheses
         check_outputs(segments, first_line)
         if self._guard is not None:
@@ -292,8 +307,15 @@ class Translator:
             lines[segment.line].append(segment)
         return [self._result(*line, wanted) for line in zip(texts, lines, strict=True)]
 
-    def _search(self, segments: Iterable[Segment]) -> SearchResults:
-        """Return the n best of each segment, in any order; none where there is no output."""
+    def _search(
+        self,
+        segments: Iterable[Segment],
+        done: Callable[[Sequence[Segment]], object] = lambda _: None,
+    ) -> SearchResults:
+        """Return the n best of each segment, in any order; none where there is no output.
+
+        ``done`` is called with each batch.
+        """
         mbr, n_best = self._mbr, self.options.n_best
         found: list[tuple[Segment, list[Hypothesis]]] = []
         # The longest first: the last to be done is then a short one.
@@ -305,6 +327,7 @@ class Translator:
                 self._check()
                 for segment, own in zip(batch, hypotheses, strict=True):
                     found.append((segment, mbr.choose(own, self._text, n_best) if mbr else own))
+                done(batch)
         return found
 
     def _add_details(self, segments: Iterable[Segment], wanted: frozenset[str]) -> None:

@@ -1,0 +1,104 @@
+"""What somebody sees on a terminal while commands work, batch by batch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nmt.diagnostics.selfcheck import NUM_LINES
+from nmt.evaluation.scoring import Resampling
+from nmt.evaluation.test_set import SetChoice
+from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
+from nmt.recipes.score import score
+from nmt.recipes.translate import selfcheck, translate
+from tests.terminal import Frames, terminal
+from tests.translation.conftest import sentences
+
+LOADING = {"device": "cpu", "threads": 1, "engine": "torch"}
+LINES = ["", *sentences(7, seed=4, longest=8), " "]
+COUNTS = [f"{number}/9" for number in range(2, 10)]
+"""Both blank lines at once, then each line is a batch by itself."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return path
+
+
+def assert_complete(frames: Frames) -> None:
+    last = re.split(r"[\r\n]+", frames.text.strip())[-1]
+    assert re.search(r"9/9 \[\d\d:\d\d<\d\d:\d\d, +[\d.?]+ (lines|pairs)/s\]", last), last
+
+
+@pytest.mark.parametrize("lines_at_once", [None, 4])
+def test_translate_shows_each_batch(
+    runs: dict[str, Path],
+    source: Path,
+    lines_at_once: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = source.with_name("out.txt")
+    with terminal(monkeypatch) as frames:
+        translate(
+            runs["plain"],
+            source,
+            output,
+            loading=LOADING,
+            lines_at_once=lines_at_once,
+            batch_tokens=1,
+        )
+    assert len(output.read_text().splitlines()) == 9
+    shown = frames.counts("translating")
+    expected = COUNTS if lines_at_once is None else [f"{number}/9" for number in range(1, 10)]
+    assert shown == ["0/9", *expected]
+
+    assert_complete(frames)
+
+
+def test_lines_with_errors_leave_the_count_right(
+    runs: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines are tried in halves; some are translated twice."""
+    from nmt.errors import DataError
+    from nmt.translation.stream import LineFormat
+
+    source.write_text('{"source": "a"}\n' * 8 + "no JSON\n")
+    style = LineFormat("json", reads_json=True)
+    with terminal(monkeypatch) as frames, pytest.raises(DataError, match="Line 9"):
+        translate(runs["plain"], source, source.with_name("out"), loading=LOADING, style=style)
+    assert frames.counts("translating")[-1] == "9/9"
+
+
+def test_score_and_evaluate_show_each_batch(
+    runs: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = {"device": "cpu", "threads": 1}
+    with terminal(monkeypatch) as frames:
+        score(runs["plain"], source, source, source.with_name("out"), loading=loading)
+        use = ModelUse(folder=runs["plain"], loading=LOADING, decoding={"batch_tokens": 1})
+        test = SetChoice(source=source, references=(source,))
+        run_evaluation(EvaluateOptions(model=use, test=test, resampling=Resampling(0)))
+    assert frames.counts("scoring") == ["0/9", "7/9", "9/9"]
+    assert frames.counts("translating") == ["0/9", *COUNTS]
+    assert_complete(frames)
+
+
+def test_the_self_check_shows_its_lines(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch) as frames:
+        selfcheck(runs["plain"], loading=LOADING, beam_size=1, max_length_factor=0)
+    shown = frames.counts("checking")
+    assert shown[-1] == f"{NUM_LINES}/{NUM_LINES}"
+    assert len(shown) > 40  # line by line in part
+
+
+def test_no_command_writes_frames_where_nobody_watches(
+    runs: dict[str, Path], source: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    translate(runs["plain"], source, source.with_name("out"), loading=LOADING)
+    assert "/9" not in capfd.readouterr().err

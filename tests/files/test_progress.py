@@ -1,0 +1,83 @@
+"""Bars move where somebody watches, and are silent elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import logging
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nmt.files import progress
+from nmt.files.lines import count_lines
+from nmt.files.progress import file_bar, progress_bar
+from tests.terminal import terminal
+
+PATIENCE_SECONDS = 20
+
+
+def test_a_bar_is_drawn_again_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may take half a minute."""
+    monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0.01)
+    with (
+        terminal(monkeypatch, is_quick=False) as frames,
+        progress_bar("working", unit="lines", total=7),
+    ):
+        end = time.monotonic() + PATIENCE_SECONDS
+        while frames.text.count("0/7") < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert frames.text.count("0/7") >= 3
+
+
+def test_a_bar_shows_what_a_counter_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0.01)
+    number = 0
+    with (
+        terminal(monkeypatch) as frames,
+        progress_bar("training", unit="updates", total=7, counter=lambda: number),
+    ):
+        end = time.monotonic() + PATIENCE_SECONDS
+        for number in (3, 5):
+            while f"{number}/7" not in frames.text and time.monotonic() < end:
+                time.sleep(0.01)
+        number = 6
+    assert frames.counts("training") == ["0/7", "3/7", "5/7", "6/7"]  # the last when it is closed
+
+
+def test_a_bar_of_a_file_has_its_number_of_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.gz"
+    path.write_bytes(gzip.compress(b"a\n\nb"))
+    with terminal(monkeypatch) as frames, file_bar("scoring", path, unit="lines") as bar:
+        bar.update(2)
+        bar.reach(3)
+    assert frames.counts("scoring") == ["0/3", "2/3", "3/3"]
+
+
+@pytest.mark.parametrize(("content", "count"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"\r\n\nx", 3)])
+def test_lines_are_counted_as_they_are_read(tmp_path: Path, content: bytes, count: int) -> None:
+    (tmp_path / "in").write_bytes(content)
+    assert count_lines(tmp_path / "in") == count
+
+
+@pytest.mark.parametrize("case", ["no terminal", "quiet", "standard input"])
+def test_nobody_who_does_not_watch_gets_a_bar(
+    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "in"
+    path.write_text("a\n")
+    with terminal(monkeypatch) as frames:
+        stream = io.StringIO()
+        if case == "no terminal":
+            monkeypatch.setattr(sys, "stderr", stream)
+        elif case == "quiet":
+            logging.getLogger("nmt").setLevel(logging.WARNING)
+        else:
+            path = Path("-")
+        with file_bar("translating", path, unit="lines") as bar:
+            bar.update(1)
+    assert (frames.text, stream.getvalue()) == ("", "")

@@ -1,0 +1,60 @@
+"""A pseudo-terminal in place of standard error, and the frames that were drawn on it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nmt.files import progress
+
+
+class Frames:
+    """What was written to the terminal so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def counts(self, description: str) -> list[str]:
+        """The ``n/total`` of each frame of a bar, repeated ones once."""
+        found = re.findall(rf"{description}:[^\r]*?(\d+/\d+)", self.text)
+        return list(dict.fromkeys(found))
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, *, is_quick: bool = True) -> Iterator[Frames]:
+    """Let somebody watch: every step of a bar is drawn at once, if ``is_quick``."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    frames = Frames()
+
+    def read() -> None:
+        try:
+            while data := os.read(master, 1 << 16):
+                frames.text += data.decode()
+        except OSError:  # closed on the other side
+            pass
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    with monkeypatch.context() as patch, os.fdopen(slave, "w") as stderr:
+        patch.setattr(sys, "stderr", stderr)
+        if is_quick:
+            patch.setattr(progress, "_LEAST_SECONDS", 0)
+        logging.getLogger("nmt").setLevel(logging.INFO)
+        try:
+            yield frames
+        finally:
+            logging.getLogger("nmt").setLevel(logging.NOTSET)
+    reader.join(5)
+    os.close(master)
