@@ -51,7 +51,8 @@ def identity(
 ) -> dict[str, Any]:
     """Return the settings and hashes that must stay the same for a run to resume, as plain data."""
     whole = config.model_dump(mode="json")
-    ends = config.training.schedule.shape in _ENDING_SCHEDULES
+    schedule = config.training.schedule
+    ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup is not None
     names = (*_BINDING_TRAINING, *(_BUDGET if ends else ()))
     training = {name: whole["training"][name] for name in names}
     # It changes no update, but scores of two kinds are in no order.

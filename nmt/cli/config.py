@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import typer
 
 from nmt.cli.options import CONFIG, SET
 from nmt.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def schema() -> None:
@@ -47,17 +50,21 @@ def check(
     """Check YAML configuration files; report all problems of all files."""
     from nmt.config.loader import load_config
     from nmt.config.run import check_languages
+    from nmt.training.advice import Plan, advise
 
     failed = 0
     for path in configs:
         try:
-            languages = load_config(path, set_).languages
+            config = load_config(path, set_)
+            languages = config.languages
             check_languages({f"{path}: {key}": code for key, code in languages.items()})
         except ConfigError as error:
             failed += 1
             typer.echo(f"error: {error}", err=True)
         else:
             typer.echo(f"{path}: good")
+            for text in advise(config, Plan.estimate(config)):
+                logger.warning("%s: %s", path, text)
     if failed:
         raise typer.Exit(ConfigError.exit_code)
 

@@ -58,10 +58,29 @@ class ScheduleConfig(Section):
     """Largest learning rate, reached at the end of warm-up (for ``noam``: a factor, usually 1)."""
     warmup_steps: int = Field(default=4000, ge=0)
     """Updates of linear warm-up from zero."""
+    warmup: float | None = Field(default=None, gt=0)
+    """Warm-up as a share of the run, such as 0.06, in place of ``warmup_steps``."""
     decay_share: float = Field(default=0.2, gt=0, le=1)
     """Share of the budget over which ``wsd`` decays."""
     final_share: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end of ``linear``, ``cosine`` and ``wsd``, as a share of the peak."""
+
+    def warmup_updates(self, total_steps: int | None) -> int:
+        """Return the updates of warm-up in a run of so many.
+
+        >>> ScheduleConfig(warmup=0.06).warmup_updates(5000)
+        300
+        """
+        if self.warmup is None or total_steps is None:
+            return self.warmup_steps
+        return max(1, round(self.warmup * total_steps))
+
+    def _disagreements(self) -> Iterator[str]:
+        if self.warmup is not None and self.warmup >= 1:
+            yield (
+                f"warmup is a share of the run, below 1: for {self.warmup:g} updates set "
+                f"warmup_steps to {self.warmup:g}, and leave warmup out"
+            )
 
 
 class OptimizerConfig(Section):
@@ -175,20 +194,19 @@ class TrainingConfig(Section):
 
     def _disagreements(self) -> Iterator[str]:
         shape, steps = self.schedule.shape, self.average_last
-        if shape == "inverse_sqrt" and not self.schedule.warmup_steps:
+        if shape == "inverse_sqrt" and not self.schedule.warmup_updates(total_steps=1):
             yield (
                 "schedule.shape inverse_sqrt falls from its peak at the end of warm-up, so without "
                 "warm-up the rate would be peak_lr / sqrt(step): give warmup_steps of 1 or more, "
                 "or another shape"
             )
         if not (self.max_steps or self.max_minutes or self.max_epochs):
+            ends = shape in ("linear", "cosine", "wsd")
             if self.patience is None:
                 yield "give one of max_steps, max_minutes, max_epochs or patience"
-            elif shape in ("linear", "cosine", "wsd"):
-                yield (
-                    f"schedule.shape {shape} falls to its end over a budget: "
-                    "give max_steps, max_minutes or max_epochs"
-                )
+            elif ends or self.schedule.warmup:
+                what = f"shape {shape} falls to its end over" if ends else "warmup is a share of"
+                yield f"schedule.{what} a budget: give max_steps, max_minutes or max_epochs"
         if self.optimizer.kind == "schedule-free":
             name = "optimizer.kind schedule-free"
             if shape != "constant":

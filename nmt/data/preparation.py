@@ -92,7 +92,7 @@ class Preparation:
         sets = {VALID: self._config.data.valid, **self._config.data.test}
         remote = [name for name, each in sets.items() if each.sacrebleu or each.huggingface]
         held_out = HeldOut({
-            name: [pair[:2] for pair in self._usable(read_corpus(corpus, self._options), VALID)]
+            name: self._held_out(name, corpus)
             for name, corpus in sets.items()
             if name not in remote  # which might have to be downloaded
         })  # fmt: skip
@@ -108,7 +108,7 @@ class Preparation:
             up_to_date=False,
             written=self._stores,
             counts={name: _plain(counts) for name, counts in self._counts.items()},
-            findings={name: _plain(check.found) for name, check in self._checks.items()},
+            findings={name: _plain(self._checks[name].found) for name in self._corpora},
             overlap=held_out.overlap(),
             unchecked=remote,
             sides=[side.report() for side in sides],
@@ -118,6 +118,22 @@ class Preparation:
         )
         return report, tokenizers
 
+    def _held_out(self, name: str, corpus: CorpusConfig) -> list[tuple[str, str]]:
+        """Return the usable pairs of a held-out set, and check them as those of training."""
+        pairs = list(read_corpus(corpus, self._options))
+        where = name if name == VALID else f"data.test.{name}"
+        return self._checked(where, pairs, self._usable(pairs, VALID))
+
+    def _checked(
+        self, name: str, block: Sequence[AnyPair], usable: Sequence[SentencePair]
+    ) -> list[tuple[str, str]]:
+        """Look for signs that a block of a corpus is not what it should be; return its texts."""
+        check = self._checks.setdefault(name, CorpusCheck(*self._languages))
+        texts = (("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block)
+        found = [pair[:2] for pair in usable]
+        check.update(found, np.array([(len(s), len(t)) for s, t in texts]).T)
+        return found
+
     def _look(self, held_out: HeldOut) -> tuple[Reservoir, npt.NDArray[np.bool_]]:
         """First pass. Return the sample to learn from, and which usable pairs are repetitions."""
         size = self._config.tokenizer.sample_sentences // 2
@@ -125,11 +141,8 @@ class Preparation:
         with tempfile.TemporaryFile(dir=self._folder) as file:
             duplicates = DuplicateFinder(file)
             for name, corpus in self._corpora.items():
-                check = self._checks[name] = CorpusCheck(*self._languages)
                 for block in self._blocks("reading", name, corpus):
-                    usable = [pair[:2] for pair in self._usable(block, TRAIN)]
-                    texts = (("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block)
-                    check.update(usable, np.array([(len(s), len(t)) for s, t in texts]).T)
+                    usable = self._checked(name, block, self._usable(block, TRAIN))
                     held_out.update(usable)
                     duplicates.add(usable)
                     for source, target in usable:

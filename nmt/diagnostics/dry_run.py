@@ -56,6 +56,8 @@ class DryRunReport:
     """Of the median update of a probe, and of as many as an epoch and training have."""
     remark: str
     """Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`."""
+    warnings: tuple[str, ...] = ()
+    """What looks wrong about the training."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return raw numbers for JSON."""
@@ -72,7 +74,7 @@ class DryRunReport:
             else:
                 label, value, *notes = row
                 lines.append(f"  {label:34}{value:>14}  {'; '.join(filter(None, notes))}".rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
     def _flop_rows(self) -> Iterator[tuple[str, ...] | str]:
         """Yield titles, and rows below them: label, value, notes."""

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare
 from nmt.runtime.shortlist_file import make_shortlist
+from nmt.training.advice import Plan, advise
 from nmt.training.checkpoints import average_at_end, load_newest, tidy_run_folder
 from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
@@ -115,7 +117,9 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
         data = PreparedData.open(config.prepared_dir)
         batch = _fitted(config, data, Processes())
         setup = TrainingSetup.build(config, batch, data)
-        return measure_training(setup, name=config.name, num_updates=num_updates)
+        report = measure_training(setup, name=config.name, num_updates=num_updates)
+        found = _advice(config, report.budget["updates"], report.epoch["updates"])
+        return replace(report, warnings=found)
 
 
 def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: Any) -> Proof:
@@ -180,6 +184,9 @@ def _run(
     plan_budget(setup, progress, measured_once, SharedStop(stop, processes))
     reporter = ReporterList()
     if is_first:
+        in_epoch = 0 if checkpoint else setup.loader.updates_per_epoch(0)
+        for text in _advice(config, progress.total_steps, in_epoch) if in_epoch else ():
+            logger.warning(text)
         tidy_run_folder(run_dir, checkpoint)
         for line in write_run_files(run_dir, config, data.tokenizer_dir):
             notes += [f"setting changed since the last start: {line}"] if checkpoint else []
@@ -203,6 +210,12 @@ def _run(
         return average_at_end(setup, trained, validator, reporter)
     finally:
         reporter.close()
+
+
+def _advice(config: RunConfig, total_steps: int | None, in_epoch: int) -> tuple[str, ...]:
+    """Return what looks wrong about the training of prepared data."""
+    known = replace(Plan.estimate(config), total_steps=total_steps, updates_per_epoch=in_epoch)
+    return tuple(advise(config, known))
 
 
 def _build(

@@ -37,7 +37,8 @@ def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int |
         ValueError: A schedule that ends has no ``total_steps``.
     """
     constructor = chosen(SCHEDULES, config.shape, "training.schedule.shape")
-    return constructor(config, model_dim, total_steps)
+    warmup = {"warmup_steps": config.warmup_updates(total_steps)}
+    return constructor(config.model_copy(update=warmup), model_dim, total_steps)
 
 
 def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> float:

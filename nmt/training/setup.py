@@ -120,7 +120,8 @@ class TrainingSetup:
         for name in corpus_names(self.config.data.train):
             reasons = counts.get(name, {})
             dropped += Counter({k: n for k, n in reasons.items() if k not in (READ, KEPT)})
-        rise = f"{schedule.warmup_steps:,} updates of warm-up to {schedule.peak_lr:g}"
+        share = schedule.warmup and f"{schedule.warmup:.2%} of the updates"
+        rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
         return {
             "device": str(self.device),
             "precision": self.updater.precision.name,

@@ -233,8 +233,9 @@ class Trainer:
         self.progress.history[step] = scores.value(self._config.validation.metric)
         self._reporter.report(scores.event(step, epoch, time.perf_counter() - begin))
         # Some models are worse than guessing before they have learned anything.
-        has_begun, vocab_size = step > self._config.schedule.warmup_steps, self._vocab_size
-        if has_begun and not scores.loss <= math.log(2 * vocab_size):
+        warmup = self._config.schedule.warmup_updates(self.progress.total_steps)
+        vocab_size = self._vocab_size
+        if step > warmup and not scores.loss <= math.log(2 * vocab_size):
             raise self._diverged(
                 f"Validation perplexity is {scores.perplexity:.3g} at step {step:,}, worse than "
                 f"twice a guess among all {vocab_size:,} subwords.",

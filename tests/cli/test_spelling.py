@@ -166,3 +166,25 @@ def test_what_others_are_answered_with_exists() -> None:
             assert find_key([int(x) if x.isdecimal() else x for x in path]), each
         else:
             assert each.split()[0] in flags.replace("/", " ").split(), each
+
+
+def test_a_recipe_that_cannot_work_is_named_when_it_is_checked() -> None:
+    result = nmt("config check c.yaml")
+
+    assert result.stdout == "c.yaml: good\n"
+    assert result.stderr.startswith(
+        "nmt: warning: c.yaml: training ends inside warm-up, after 2 of 4,000 updates of warm-up"
+    )
+
+
+def test_swapped_languages_are_noticed_in_all_sets() -> None:
+    Path("in.de").write_text("der Hund und die Katze sind nicht mit dem Kind\n" * 20, "utf-8")
+    Path("in.en").write_text("the dog and the cat are not with the child\n" * 20, "utf-8")
+    text = Path("c.yaml").read_text("utf-8").replace("data: {", f"data: {{test: {{t: {PAIR}}}, ")
+    text = text.replace("_language: de", "_language: EN").replace("_language: en", "_language: de")
+    Path("c.yaml").write_text(text.replace("EN", "en"), "utf-8")
+    result = nmt("prepare c.yaml --report-only --set tokenizer.vocab_size=300")
+
+    swapped = ": the source looks like de and the target like en: are the sides swapped?"
+    for name in ("in.de", "valid", "data.test.t"):
+        assert f"warning: {name}{swapped}\n" in result.stdout

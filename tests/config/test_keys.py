@@ -56,7 +56,7 @@ def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | Non
         ("model.n-layers", "model.encoder_layers and model.decoder_layers"),
         ("model.encoder.num_layers", "model.encoder_layers"),
         ("d_k", "model.num_heads (the width of a head is model_dim / num_heads)"),
-        ("warmup", "training.schedule.warmup_steps"),
+        ("warmup", "training.schedule.warmup"),
         ("training.optimizer.beta_2", "training.optimizer.betas"),
         ("decoding.top_beams", "decoding.n_best"),
         ("model.P_drop", "model.dropout"),
