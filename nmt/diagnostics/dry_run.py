@@ -211,7 +211,6 @@ def held_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     parameters = list(model.parameters())
     weights = _storages(parameters)
     master = _storages([optimizer.parameters.weights])
-    gradients = [p.grad for p in parameters if p.grad is not None]
     # Weights that are computed on demand are at another address each time.
     both = optimizer.weights(), optimizer.weights()
     used, again = (_storages(tensors.values()) for tensors in both)
@@ -221,7 +220,7 @@ def held_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     return {
         "weights": sum(weights.values()),
         "master_weights": sum(master[address] for address in master.keys() - weights),
-        "gradients": sum(_storages([*gradients, optimizer.parameters.gradient]).values()),
+        "gradients": sum(_storages([optimizer.parameters.gradient]).values()),
         "optimizer": sum(others[address] for address in others.keys() - (weights | master)),
     }
 

@@ -88,27 +88,40 @@ class FlatParameters:
         """Their gradient, summed since `clear`. (trained_size,), float32."""
         self.sums = self.shared[self.trained_size :]
         """The objective, and how often batches were halved: see `nmt.training.update`. (2,)."""
-        if dtype == torch.float32:
-            self._working, self._working_gradient = self._master, self.gradient
-        else:
-            self._working = self._master.to(dtype)
-            self._working_gradient = torch.zeros_like(self._working[: self.trained_size])
+        self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
         for (_, parameter), (_, view) in zip(every, _cut(self._working, every), strict=True):
             parameter.data = view
-        for name, view in self.views(self._working_gradient):
-            model.get_parameter(name).grad = view
+        self._unwritten: dict[nn.Parameter, Tensor] = {}
+        self._gradients = {model.get_parameter(n): view for n, view in self.views(self.gradient)}
+        for parameter, view in self._gradients.items():
+            if dtype == torch.float32:
+                parameter.grad = view
+            else:
+                parameter.register_post_accumulate_grad_hook(self._take)
+        self.clear()
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        """Move a gradient of the working dtype: the first one is written, others are added."""
+        assert parameter.grad is not None
+        if (view := self._unwritten.pop(parameter, None)) is not None:
+            view.copy_(parameter.grad)
+        else:
+            self._gradients[parameter].add_(parameter.grad)
+        parameter.grad = None
 
     def accumulate(self) -> None:
-        """Call after each backward: takes the gradients of the working dtype over."""
-        if self._working_gradient is not self.gradient:
-            self.gradient += self._working_gradient
-            self._working_gradient.zero_()
+        """Call after each backward: from then on `gradient` is the sum since `clear`."""
+        for view in self._unwritten.values():
+            view.zero_()
+        self._unwritten.clear()
 
     def clear(self) -> None:
         """Forget the gradient and the sums."""
-        self.shared.zero_()
-        if self._working_gradient is not self.gradient:
-            self._working_gradient.zero_()
+        if self._working is self._master:
+            self.shared.zero_()
+        else:
+            self._unwritten = dict(self._gradients)
+            self.sums.zero_()
 
     def sync_from_master(self) -> None:
         """Call after `weights` were changed: copies them to the model's parameters."""

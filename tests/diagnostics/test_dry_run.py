@@ -143,8 +143,8 @@ def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunRe
     [
         (torch.float32, None, (4, 0, 4, 8)),
         (torch.float32, 0.9, (4, 0, 4, 12)),
-        (torch.bfloat16, None, (2, 4, 6, 8)),
-        (torch.bfloat16, 0.9, (2, 4, 6, 12)),
+        (torch.bfloat16, None, (2, 4, 4, 8)),
+        (torch.bfloat16, 0.9, (2, 4, 4, 12)),
     ],
 )
 def test_bytes_for_each_parameter(

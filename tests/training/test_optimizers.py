@@ -55,11 +55,11 @@ def slope(weights: Tensor) -> Tensor:
 
 
 def drive(model: Transformer, optimizer: ModelOptimizer, learning_rates: Sequence[float]) -> None:
+    flat = optimizer.parameters
     for learning_rate in learning_rates:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.copy_(slope(parameter.detach()))
-        optimizer.parameters.accumulate()
+        flat.accumulate()
+        for name, gradient in flat.views(flat.gradient):
+            gradient.copy_(slope(model.get_parameter(name).detach()))
         optimizer.step(learning_rate, 1.0)
 
 
