@@ -5,19 +5,25 @@ Everything is loaded when it is first asked for, so `parameters` of a CONFIG nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
+from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2
+from nmt.runtime.shortlist_file import ShortlistFile
+from nmt.search.hypothesis import Hypothesis
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
+from nmt.translation.guard import Guard, read_thresholds
+from nmt.translation.segment import SearchResults, Segment, check_outputs
+from nmt.translation.translator import change_options
 
 if TYPE_CHECKING:
     from nmt.data.prepared import PreparedData
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     from nmt.model.transformer import Transformer
     from nmt.packed import Packed
 
+Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
+"""Source ids and options -> hypotheses, best first."""
 MAX_TOKENS = 100
 """Of a sentence; a longer one is refused: its page would be many megabytes."""
 MAX_HEADS = 64
@@ -174,9 +182,24 @@ class Subject:
             return self._encode(self.choice.target, self.tokenizers.target, "--target")
         from nmt.runtime.torch_engine import TorchEngine  # noqa: PLC0415
 
-        start = int(self.config.model.source_bos)
-        found = TorchEngine(self.model).search([self.source_ids[start:-1]], self.config.decoding)
-        return list(found[0][0].ids)
+        engine = TorchEngine(self.model)
+        found = self.translate(lambda ids, options: engine.search([ids], options)[0])
+        return list(found.hypotheses[0].ids)
+
+    def translate(self, search: Search) -> Segment:
+        """Search as `nmt translate` does: with the guard, which may have it search again."""
+        start, options = int(self.config.model.source_bos), self.config.decoding
+        ids = self.source_ids[start:-1]
+        segment = Segment(0, ids, hypotheses=search(ids, options))
+        check_outputs([segment])
+        shortlist = ShortlistFile(self.place, self.tokenizers.vocab_sizes)
+        guard = Guard(read_thresholds(self.place), self.tokenizers, shortlist)
+
+        def again(_: object, changes: Mapping[str, Any]) -> SearchResults:
+            return [(segment, list(search(ids, change_options(options, changes))))]
+
+        guard.retry([segment], options, again)
+        return segment
 
     @property
     def source_labels(self) -> list[str]:
@@ -277,9 +300,10 @@ class Subject:
         ids = tokenizer.encode(text)
         if not ids:
             raise ConfigError(f"{flag} has no tokens.", fix=f'Give a text, as in {flag} "Hello!"')
-        if len(ids) > MAX_TOKENS:
+        most = min(MAX_TOKENS, self.config.filters.max_length)
+        if len(ids) > most:
             raise ConfigError(
-                f"{flag} has {len(ids):,} tokens; figures are drawn of at most {MAX_TOKENS}.",
+                f"{flag} has {len(ids):,} tokens; figures are drawn of at most {most}.",
                 fix="Give a shorter sentence.",
             )
         return ids

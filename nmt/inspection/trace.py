@@ -16,7 +16,7 @@ from nmt.inspection.observer import (
 )
 from nmt.inspection.recording import without_causal_mask
 from nmt.inspection.subject import Subject, labels
-from nmt.search.hypothesis import Ids, length_penalty
+from nmt.search.hypothesis import Hypothesis, Ids, length_penalty
 
 _NUM_LIKELY = 5
 _MAX_BEAMS = 20
@@ -36,9 +36,28 @@ once it is said, so keys and values can be cached."""
 
 def trace(subject: Subject) -> Part:
     """Every step with its likely tokens, the beam tree, and what finished."""
-    options = checked_options(subject.config.decoding)
-    start = int(subject.config.model.source_bos)
-    found = trace_search(subject.model, subject.source_ids[start:-1], options, _NUM_LIKELY)
+    searches: list[tuple[SearchTrace, DecodingConfig]] = []
+
+    def search(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
+        found = trace_search(subject.model, ids, checked_options(options), _NUM_LIKELY)
+        searches.append((found, options))
+        return found.results
+
+    segment, figures = subject.translate(search), list[Figure]()
+    for found, options in searches:
+        figures += _search(subject, found, options)
+    if len(searches) > 1:
+        kept = "The second translation is taken" if segment.retried else "The first one is kept"
+        alarms = ", ".join(segment.retried or segment.alarms)
+        lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
+        figures.append(Text("Guard", [*lines, f"{kept}: see `nmt translate --no-guard`."]))
+    if subject.choice.unmasked:
+        figures.append(_unmasked(subject, len(searches[0][0].steps)))
+    return Part("trace", "Trace of the search", _EXPLANATION, figures)
+
+
+def _search(subject: Subject, found: SearchTrace, options: DecodingConfig) -> list[Figure]:
+    """The steps of one search, its tree, and what came of it."""
     steps = [
         Step(f"step {number}", [_beams(subject, number, step)])
         for number, step in enumerate(found.steps, 1)
@@ -48,15 +67,12 @@ def trace(subject: Subject) -> Part:
         [f"largest difference of a log probability: {found.cache_difference:.1e}"],
         "Every prefix of every beam was read again as a whole, without a cache.",
     )
-    figures: list[Figure] = [
+    return [
         Steps("Decoding step by step", steps),
         Tree("Beam tree", _nodes(subject, found)),
         _results(subject, found, options),
         cache,
     ]
-    if subject.choice.unmasked:
-        figures.append(_unmasked(subject, len(found.steps)))
-    return Part("trace", "Trace of the search", _EXPLANATION, figures)
 
 
 def checked_options(options: DecodingConfig) -> DecodingConfig:
@@ -76,7 +92,7 @@ def checked_options(options: DecodingConfig) -> DecodingConfig:
             f"{options.beam_size}.",
             fix="Search with a smaller beam.",
         )
-    return options.model_copy(update={"shortlist": False})
+    return options
 
 
 def _text(subject: Subject, ids: Ids) -> str:

@@ -24,6 +24,7 @@ from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.scorer import Scorer
 from nmt.translation.translator import Translator
 from tests.model.small import small_model
+from tests.translation.conftest import sentences
 from tests.translation.models import run_config, save_run, train_tokenizer
 
 F_ = TypeVar("F_")
@@ -72,7 +73,7 @@ def test_every_shape_of_model_is_drawn(folders: dict[str, Path], shape: str, nam
 def test_alignment_and_attention_are_those_of_translate(
     folders: dict[str, Path], shape: str
 ) -> None:
-    translator = Translator.load(folders[shape], engine="torch", guard=False)
+    translator = Translator.load(folders[shape], engine="torch")
     (result,) = translator.translate([SOURCE], alignments=True, attention=True)
     assert result.text
     assert result.alignment is not None
@@ -246,13 +247,29 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
     )
 
 
+def test_the_trace_says_what_translate_says_and_when_the_guard_searched_again(
+    folders: dict[str, Path],
+) -> None:
+    translator = Translator.load(folders["post"], engine="torch")
+    lines, retried = sentences(12, seed=5, longest=4), 0
+    for line, result in zip(lines, translator.translate(lines), strict=True):
+        subject = Subject(folders["post"], Choice(source=line))
+        part = make_part("trace", subject)
+        searches = figures_of(part, Table)
+        taken = searches[-1 if result.retried else 0]
+        assert taken.rows[0][0] == subject.tokenizers.target.decode(subject.target_ids)
+        assert result.text == str(taken.rows[0][0]).strip()
+        notes = [text for text in figures_of(part, Text) if text.title == "Guard"]
+        assert len(notes) == len(searches) - 1
+        retried += bool(result.retried)
+    assert retried
+
+
 def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> None:
     subject = Subject(folders["post"], Choice(source=SOURCE))
     part = make_part("trace", subject)
-    (tree,), (steps,), (ended,) = (figures_of(part, kind) for kind in (Tree, Steps, Table))
-    assert isinstance(tree, Tree)
-    assert isinstance(steps, Steps)
-    assert isinstance(ended, Table)
+    taken = -1 if any("second" in note for note in figures_of(part, Text)[-1].lines) else 0
+    tree, ended = figures_of(part, Tree)[taken], figures_of(part, Table)[taken]
     best = [node.label for node in tree.nodes if node.kind == "best"]
     assert best == ["BOS", *subject.predicted_labels]
     assert sum(node.label == "EOS" for node in tree.nodes) == len(ended.rows)
@@ -268,7 +285,7 @@ def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
     folder = folders["post"]
     with pytest.raises(ConfigError, match=r"no tokens|no text"):
         make_part("attention", Subject(folder, Choice(source="  ")))
-    with pytest.raises(ConfigError, match="tokens"):
-        make_part("score", Subject(folder, Choice(source="Hund " * 400)))
+    with pytest.raises(ConfigError, match="at most 32"):  # more would be cut into segments
+        make_part("score", Subject(folder, Choice(source="Hund " * 40)))
     with pytest.raises(CheckpointError, match=r"no checkpoint step-0*9"):
         part_of(folder, "distributions", target=TARGET, checkpoints=("step-9",))
