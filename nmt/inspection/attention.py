@@ -49,6 +49,8 @@ def attention(subject: Subject) -> Part:
 def _figures(subject: Subject, kind: Kind, title: str, weights: Sequence[Tensor]) -> list[Figure]:
     """One kind of attention: all heads small, then layer by layer as arcs and as a heatmap."""
     layers, note = _shown_layers(subject, len(weights), weights[0][0].numel())
+    if not layers:  # --layer names one of a taller stack
+        return []
     heads = {f"head {head}": head - 1 for head in subject.heads}
     names = [layer_name(layer, len(weights)) for layer in layers]
     grid, steps = [], []

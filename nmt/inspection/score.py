@@ -29,7 +29,7 @@ def score(subject: Subject) -> Part:
     """Each query of one layer of the encoder, then the same for all queries as matrices."""
     recording = record(subject.model, subject.source, subject.target)
     layers = recording.attention("encoder")
-    layer = subject.layers(len(layers))[-1]
+    layer = max(subject.layers(len(layers)), default=len(layers))
     sublayer, name = layers[layer - 1], layer_name(layer, len(layers))
     heads, labels = sublayer.heads(), subject.source_labels
     chosen = subject.heads if subject.choice.heads else [1]

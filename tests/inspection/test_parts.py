@@ -289,3 +289,11 @@ def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
         make_part("score", Subject(folder, Choice(source="Hund " * 40)))
     with pytest.raises(CheckpointError, match=r"no checkpoint step-0*9"):
         part_of(folder, "distributions", target=TARGET, checkpoints=("step-9",))
+
+
+def test_a_layer_that_only_the_decoder_has_is_drawn_of_the_decoder(
+    folders: dict[str, Path],
+) -> None:
+    grids = figures_of(part_of(folders["post"], "attention", target=TARGET, layer=3), Grid)
+    assert [grid.rows for grid in grids] == [["layer 3 (top)"]] * 2
+    assert part_of(folders["post"], "score", target=TARGET, layer=3).figures
