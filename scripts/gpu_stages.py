@@ -571,6 +571,7 @@ def search(report: Recorder) -> None:
 
     def translate(device: str, beam_size: int, batch_tokens: int) -> list[str]:
         flags = ["-i", str(path), "--device", device, "-b", str(beam_size), "--no-guard"]
+        flags += ["--dtype", "float32"]
         flags += ["--engine", "torch", "--dtype", "float32"]
         return nmt("translate", model, *flags, "--batch-tokens", str(batch_tokens))[0].split("\n")
 

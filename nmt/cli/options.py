@@ -228,8 +228,8 @@ class EngineOptions(ModelOptions):
         default="auto",
         metavar="TYPE",
         parser=_dtype,
-        help="Type of the weights: auto (float32), float32, int8 (CTranslate2; fastest on CPUs), "
-        "bfloat16 (hardware that computes in it), float16 (GPUs).",
+        help="Type of the weights: auto (float32; on a GPU 16 bits), float32, int8 (CTranslate2; "
+        "fastest on CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).",
     )
 
     def loading(self) -> dict[str, Any]:

@@ -81,8 +81,9 @@ class DecodingConfig(Section):
     min_length_factor: float = Field(default=0.0, ge=0)
     """Shortest output, as a factor of the source tokens. The probability of a too early end is
     shared out among the other tokens, as in CTranslate2."""
-    batch_tokens: int = Field(default=2048, ge=1)
-    """Source tokens, padded, searched at once; fewer with a beam too wide for the memory."""
+    batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Source tokens, padded, searched at once; fewer with a beam too wide for the memory. ``auto``
+    is 2048 on a CPU, and what the free memory holds on a GPU."""
 
     @property
     def num_hypotheses(self) -> int:

@@ -2,8 +2,8 @@
 
 A step of one sentence or a few is some hundred kernels, and launching them from Python takes
 several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
-that stay in their places and never change their sizes, so there is one for each of a few sizes,
-powers of two; a step is copied into the next larger one, with room to spare that is masked out.
+that stay in their places and never change their sizes, so there is one for each of a few sizes; a
+step is copied into the next larger one, with room to spare that is masked out.
 
 Shapes: `nmt.model.decoder_state`.
 """
@@ -20,16 +20,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nmt.engine.memory import free_bytes
 from nmt.model.transformer import Transformer
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 """Records what a function does: returns what repeats it in place, and the tensor it returned."""
 
-_MOST_ROWS = 256  # of more the GPU is busy for longer than the launches take
+_MOST_ROWS = 4096  # of more the GPU is busy for longer than the launches take
 _MOST_GRAPHS = 64
-_MOST_BYTES = 1 << 30  # of copies of what steps read, all together
+_MOST_BYTES = 1 << 30  # of copies of what steps read, all together; or this share of what is free:
+_SHARE = 0.25
 _LEAST_POSITIONS = 16
-_USES_BEFORE = 32  # steps of a size before it is recorded, which takes as long as some tens
+_MANY_SENTENCES = 64  # of more, sizes are nearer to each other: room to spare takes time
+_USES_BEFORE = 8  # steps of a size before it is recorded, which takes as long as some
 
 
 class CudaGraphs:
@@ -135,6 +138,8 @@ class GraphedDecodeToken:
         self._uses: Counter[_Sizes] = Counter()
         self._lock = Lock()
         self._works = True
+        device = model.output_weight.device
+        self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
 
     def __call__(
         self,
@@ -149,18 +154,22 @@ class GraphedDecodeToken:
         sentences, width, length = len(source_mask), source_mask.shape[3], self_kv.shape[4]
         beams = len(ids) // sentences
         sizes = _Sizes(
-            _power_of_two(sentences),
+            _num_sentences(sentences),
             beams,
             _power_of_two(width, _LEAST_POSITIONS),
             _power_of_two(length, _LEAST_POSITIONS),
         )
-        fits = sizes.sentences * beams <= _MOST_ROWS and _num_bytes(sizes, self_kv) <= _MOST_BYTES
-        if self._works and fits:
+        has_room = _num_bytes(sizes, self_kv) <= self._most_bytes
+        if self._works and has_room and sizes.sentences * beams <= _MOST_ROWS:
             with self._lock:
                 step = self._step(sizes, table, cross_kv, self_kv)
                 if step is not None:
                     return step(ids, position, source_mask, cross_kv, self_kv)
         return self._model.decode_token(ids, position, table, source_mask, cross_kv, self_kv)
+
+    @property
+    def _most_bytes(self) -> int:
+        return max(_MOST_BYTES, self._share)
 
     def _step(
         self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
@@ -187,7 +196,7 @@ class GraphedDecodeToken:
         self._steps[sizes] = step
         while (
             len(self._steps) > _MOST_GRAPHS
-            or sum(_num_bytes(each, self_kv) for each in self._steps) > _MOST_BYTES
+            or sum(_num_bytes(each, self_kv) for each in self._steps) > self._most_bytes
         ):
             oldest = next(iter(self._steps))
             del self._steps[oldest], self._uses[oldest]
@@ -199,6 +208,17 @@ def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
     layers, _, _, groups, _, width = self_kv.shape
     cells = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
     return 2 * layers * cells * groups * width * self_kv.element_size()
+
+
+def _num_sentences(count: int) -> int:
+    """Return the least size that holds so many.
+
+    >>> [_num_sentences(n) for n in (5, 64, 65, 78, 100, 390, 512)]
+    [8, 64, 80, 80, 112, 448, 512]
+    """
+    power = _power_of_two(count)
+    step = 1 if power <= _MANY_SENTENCES else power // 8
+    return power if step == 1 else -(-count // step) * step
 
 
 def _power_of_two(count: int, least: int = 1) -> int:

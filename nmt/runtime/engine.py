@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import chosen
@@ -66,6 +66,17 @@ class Request:
     """Tokens of the longest source; 0 if that is not known."""
 
 
+class BatchRoom(NamedTuple):
+    """How much an engine searches at once, and how much a caller gathers for that."""
+
+    tokens: int = 2048
+    """Source tokens, padded, where ``decoding.batch_tokens`` is ``auto``."""
+    probabilities: int = 1 << 26
+    """Of next tokens, of all hypotheses together: 256 MiB."""
+    hypotheses: int = 1 << 20
+    """Of all sentences together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A batch to be searched."""
@@ -115,6 +126,11 @@ class Engine:
             ConfigError: This engine cannot search so.
         """
         raise NotImplementedError
+
+    @property
+    def room(self) -> BatchRoom:
+        """How much `search` can be given at once, by all workers together."""
+        return BatchRoom()
 
     @property
     def num_workers(self) -> int:
@@ -240,7 +256,7 @@ class EngineOptions:
     """``auto`` is CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
     device: DeviceName = "auto"
     dtype: Dtype | None = None
-    """None is float32, or what an exported model has."""
+    """None is float32 on a CPU, bfloat16 or float16 on a GPU; or what an exported model has."""
     checkpoint: str = "best"
     """Of a run folder: ``best``, ``last``, ``step-N`` or ``average``."""
     threads: int | None = None

@@ -11,13 +11,15 @@ from typing_extensions import override
 
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.decoding import DecodingConfig
-from nmt.engine.device import choose_device, prepare_process
+from nmt.config.model import ModelConfig
+from nmt.engine.device import choose_device, fastest_dtype, prepare_process
+from nmt.engine.memory import free_bytes
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 from nmt.runtime.cuda_graphs import GraphedDecodeToken
-from nmt.runtime.engine import Engine, EngineOptions, Ensemble, LoadedEngine, Task
+from nmt.runtime.engine import BatchRoom, Engine, EngineOptions, Ensemble, LoadedEngine, Task
 from nmt.runtime.shortlist import BatchVocabulary, Shortlist
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.runtime.stepper import Mixture, ModelStepper, source_of
@@ -27,6 +29,10 @@ from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import tokenizer_hash
 
 _MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
+_GPU_ROOM = BatchRoom(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
+_MOST_TOKENS = 1 << 16
+_SHARE = 0.25  # of a GPU's free memory, for batches
+_BYTES_OF_PROBABILITY = 24  # with what is computed of it
 
 
 class TorchEngine(Engine):
@@ -57,9 +63,23 @@ class TorchEngine(Engine):
                 model.eval()
         weight = models[0].output_weight
         self._device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
+        self._is_final, self._bytes_of_value = is_final, weight.element_size()
         use_graphs = is_final and self._device.type == "cuda"
         self._runs = [GraphedDecodeToken(model) for model in models] if use_graphs else None
         self.max_positions = self._stepper().max_positions
+
+    @cached_property
+    def room(self) -> BatchRoom:
+        """On a GPU, what the memory held that was free at first.
+
+        While the model trains it is fixed, so that a resumed run finds the same.
+        """
+        if self._device.type == "cpu":
+            return super().room
+        if not self._is_final:
+            return _GPU_ROOM
+        free = int(_SHARE * free_bytes(self._device))
+        return gpu_room(free, [model.config for model in self._models], self._bytes_of_value)
 
     @property
     @override
@@ -165,6 +185,23 @@ class TorchEngine(Engine):
         return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
 
 
+def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchRoom:
+    """Return how much a GPU searches at once: its hypotheses are no more than steps record.
+
+    Args:
+        free: Bytes to be used.
+        configs: Of the models.
+        bytes_of_value: In caches.
+
+    >>> gpu_room(2 << 30, [ModelConfig()], 2)
+    BatchRoom(tokens=15887, probabilities=89478485, hypotheses=4096)
+    """
+    # Of a source token, and of outputs as long as it is of five hypotheses.
+    widths = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
+    tokens = min(_MOST_TOKENS, free // (widths * bytes_of_value * (1 + 2 * 5)))
+    return _GPU_ROOM._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
+
+
 def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
     """Load one model, or several that share languages and vocabulary.
 
@@ -176,7 +213,7 @@ def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
         CheckpointError: A part is missing or damaged, or the models do not go together.
         ConfigError: The weights, the checkpoint or the dtype are none, or not for torch.
     """
-    dtype, ensemble = options.dtype or "float32", options.ensemble or Ensemble()
+    ensemble = options.ensemble or Ensemble()
     shares = ensemble.shares()
     prepare_process(options.threads)
     folders = (folder, *ensemble.others)
@@ -188,6 +225,7 @@ def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
     bundles = [load_model(each, options.checkpoint) for each in folders]
     _check_alike(folders, bundles)
     place = choose_device(options.device)
+    dtype = options.dtype or ("float32" if place.type == "cpu" else fastest_dtype(place))
     if dtype == "float16" and place.type == "cpu":
         raise ConfigError(
             "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bfloat16 on this CPU."

@@ -185,7 +185,9 @@ class Scorer:
         """Rows of like lengths, with source and target together within twice the budget."""
         lengths = [np.array([len(pair[side]) + 1 for pair in pairs], int) for side in (0, 1)]
         longest = int((lengths[0] + lengths[1]).max(initial=0))
-        budget = max(2 * self.options.batch_tokens, longest)
+        wanted = self.options.batch_tokens
+        tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
+        budget = max(2 * tokens, longest)
         for rows in plan_batches(*lengths, max_tokens=budget, noise=0, seed=0, epoch=0):
             yield rows.tolist()
 

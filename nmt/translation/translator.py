@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # its metrics take time to load
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _LINES_AT_ONCE = 2000
-_MOST_PROBABILITIES = 1 << 26  # held at once for the next tokens of all beams: 256 MiB
 
 
 def _check_unlimited(loaded: LoadedEngine, folder: Path | str) -> None:
@@ -135,8 +134,8 @@ class Translator:
             split: Cut lines of more subwords than training saw into segments. Otherwise they go
                 through whole, which only some positions allow, and are often translated worse.
             dtype: What the weights are kept and multiplied in: ``float32``, ``float16`` on GPUs,
-                ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto`` is float32. An exported
-                model has the one of its export.
+                ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto`` is float32 on a CPU
+                and a 16-bit one on a GPU. An exported model has the one of its export.
             prepare: Load the weights now, into the engine that the model's own decoding options
                 need; otherwise with the first request.
 
@@ -353,9 +352,13 @@ class Translator:
 
     def _batches(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
         """Segments of like length that the engine takes at once."""
-        row = self._search_options.num_hypotheses * self._tokenizers.target.vocab_size
-        max_rows = max(1, _MOST_PROBABILITIES // self._engine.num_workers // row)
-        return batch_by_length(segments, max_tokens=self.options.batch_tokens, max_rows=max_rows)
+        room, width = self._engine.room, self._search_options.num_hypotheses
+        row = width * self._tokenizers.target.vocab_size
+        most = room.probabilities // self._engine.num_workers // row
+        max_rows = max(1, min(most, room.hypotheses // width))
+        wanted = self.options.batch_tokens
+        max_tokens = room.tokens if wanted == "auto" else wanted
+        return batch_by_length(segments, max_tokens=max_tokens, max_rows=max_rows)
 
     def _result(
         self, source: str, segments: Sequence[Segment], wanted: frozenset[str]

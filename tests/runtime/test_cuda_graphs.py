@@ -148,6 +148,14 @@ def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeater.count == 4  # one beam, two beams, and both again
 
 
+def test_sizes_of_many_sentences_leave_little_room_to_spare() -> None:
+    model = small_model(encoder_layers=1, decoder_layers=1)
+    run, repeater = with_fixed_sizes(model)
+    assert_alike(model, run, ([3] * 140, 2, 3))  # half of them leave
+    assert {sizes.sentences for sizes in run._steps} == {160, 80}  # type: ignore[attr-defined]
+    assert repeater.count == 2
+
+
 def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
     model = small_model()
@@ -265,6 +273,21 @@ def test_a_failed_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.Monkey
         record(lambda: step(5))
     assert Stream.current is main
     assert len(set(seen)) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu_logits_of_16_bits_are_not_rounded(dtype: torch.dtype) -> None:
+    model = small_model(output_bias=True).to("cuda", dtype)
+    hidden = torch.randn(7, 2, 32, device="cuda").to(dtype)
+    with torch.inference_mode():
+        found = model.logits(hidden)
+        few = model.narrow_output(torch.tensor([4, 9], device="cuda"))(hidden)
+    exact = hidden.double() @ model.output_weight.detach().double().T
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(few, found[..., [4, 9]], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -12,11 +12,11 @@ import torch
 
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model.transformer import Transformer
+from nmt.runtime.engine import BatchRoom
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.training.signals import Interrupted
-from nmt.translation import translator as module
 from nmt.translation.segment import LONGEST_LINE, segment_lines
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
@@ -57,7 +57,7 @@ def test_batches_keep_to_both_of_their_limits(
     monkeypatch.setattr(TorchEngine, "num_workers", 1)  # each worker holds a batch
     segments = segment_lines(sentences(60), tokenizers.source, max_length=32)
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
-        monkeypatch.setattr(module, "_MOST_PROBABILITIES", 21 * size)
+        monkeypatch.setattr(TorchEngine, "room", BatchRoom(probabilities=21 * size))
         limited = translator.with_options(beam_size=beam_size, batch_tokens=100)
         batches = list(limited._batches(segments))
         lines = [own.line for batch in batches for own in batch]
