@@ -144,7 +144,8 @@ class TrainingConfig(Section):
     """Where to train; ``auto`` is the GPU if there is one."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does
-    so on a GPU, where fewer and larger kernels pay, if it works there; on a CPU they do not."""
+    so on a GPU, where fewer and larger kernels pay, if it works there and ``max_steps`` are enough
+    to make up for it; on a CPU they do not. Compiled code is kept in ``~/.cache/nmt``."""
     deterministic: bool = True
     """On a GPU, use kernels that add in a fixed order, so that resuming is bit-exact; some are
     slower. On a CPU they always do."""

@@ -20,7 +20,7 @@ from nmt.data.loader import Loader
 from nmt.data.prepared import KEPT, READ, PreparedData
 from nmt.data.resegment import Resegmenter
 from nmt.engine import own_cores
-from nmt.engine.compilation import Compilation, compile_layers
+from nmt.engine.compilation import Compilation, compile_layers, pays
 from nmt.engine.device import choose_device, choose_precision, seed_rank
 from nmt.engine.distributed import Processes
 from nmt.errors import ConfigError
@@ -91,11 +91,15 @@ class TrainingSetup:
             else None,
         )
         seed_rank(training.seed, processes.rank)
+        num_tokens = int(batch.max_tokens or 0) * batch.accumulate
         compilation = compile_layers(
             training.compile,
             device,
             switch=updater.model.compile_layers,
             warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
+            is_worth_it=pays(
+                training.max_steps, sum(p.numel() for p in updater.model.parameters()), num_tokens
+            ),
         )
         return cls(config, batch, data, updater, loader, compilation)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 
 from nmt.engine import compilation
-from nmt.engine.compilation import Compilation, compile_layers, compiled
+from nmt.engine.compilation import Compilation, compile_layers, compiled, keep_compiled_code
 from nmt.errors import DeviceError
 from tests.compiling import Backend, use_backend
 
@@ -51,6 +53,48 @@ def test_layers_are_compiled_before_anything_depends_on_it(
     assert found.is_on
     assert found.remark.startswith("layers compiled in ")
     assert layers.told == [compiled, "warm_up"]
+
+
+def test_auto_leaves_layers_as_they_are_where_training_is_short() -> None:
+    layers = Layers()
+    options: Any = {"switch": layers.told.append, "warm_up": layers.warm_up, "is_worth_it": False}
+    found = compile_layers("auto", GPU, **options)
+
+    assert not found.is_on
+    assert "too short" in found.remark
+    assert layers.told == []
+    assert compile_layers(True, GPU, **options).is_on
+
+
+@pytest.mark.parametrize("given", [None, "/of/the/system"])
+def test_compiled_code_is_kept_where_caches_are(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given or "")
+    if given is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_code()
+
+    expected = given or str(tmp_path / "nmt" / "compiled")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
+
+
+@pytest.mark.usefixtures("tidy")
+def test_one_graph_too_many_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compilation, "_MAX_GRAPHS", 2)
+    forward = compiled(lambda values: values * 2)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.float32):
+            values = torch.arange(3, dtype=dtype)
+            assert torch.equal(forward(values), values * 2)
+    finally:
+        torch.compiler.set_stance("default")
+
+    notes = [record.getMessage() for record in caplog.records if "more than 2" in record.message]
+    assert len(notes) == 1
 
 
 def test_auto_goes_on_without_where_it_does_not_work_and_says_why() -> None:
