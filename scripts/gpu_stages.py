@@ -513,6 +513,7 @@ def resume(report: Recorder) -> None:
     half = 4 if report.quick else 40
     sizes = {
         "training__schedule__shape": "constant",
+        "training__compile": report.is_gpu,  # `auto` finds so few updates too few
         "training__validate_every": 1000,
         "training__save_every": 1000,
         "training__validation__max_sentences": 4,
@@ -597,6 +598,7 @@ def shapes(report: Recorder) -> None:
         "demo-shapes",
         training__max_steps=count,
         training__schedule__shape="constant",
+        training__compile=report.is_gpu,
         training__validation__max_sentences=4,
         tokenizer__vocab_size=320 if report.quick else 1000,
     )
