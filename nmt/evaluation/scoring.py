@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any, TypeAlias
 
 from nmt.errors import ConfigError, DataError, GateError
@@ -73,6 +74,19 @@ class GateResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairComparison:
+    """Two systems under one metric."""
+
+    first: str
+    second: str
+    metric: str
+    delta: float
+    """Score of the second minus that of the first."""
+    p_value: float
+    """Of paired bootstrap resampling; not corrected for the number of pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The scores of some systems on one test set."""
 
@@ -86,6 +100,8 @@ class Evaluation:
     """What was scored."""
     baseline: System | None = None
     """What it was compared with."""
+    pairs: tuple[PairComparison, ...] = ()
+    """Every two of several systems; none with a baseline, or without resampling."""
     gates: tuple[GateResult, ...] = ()
     """Every system at every gate."""
     unsaved: DataError | None = None
@@ -99,6 +115,7 @@ class Evaluation:
             "num_sentences": self.num_sentences,
             "num_references": self.num_references,
             "baseline": self.baseline and self.baseline.as_dict(),
+            "pairs": list(map(asdict, self.pairs)),
             "gates": list(map(asdict, self.gates)),
         }
         return {name: value for name, value in found.items() if value}
@@ -120,9 +137,22 @@ class Evaluation:
         return "\n\n".join([
             f"{self.test}: {sentences}, {self.num_references} reference{plural}",
             _columns([["system", *(score.metric for score in scores)], *rows]),
+            *self._pairs(),
             *engines,
             _columns([[score.metric, score.signature] for score in scores]),
         ])  # fmt: skip
+
+    def _pairs(self) -> Iterator[str]:
+        """Yield a table of every two systems, if they are compared."""
+        if not self.pairs:
+            return
+        rows: dict[str, list[str]] = {}
+        for pair in self.pairs:
+            name = f"{pair.second} - {pair.first}"
+            cell = f"{pair.delta:+.2f} (p = {pair.p_value:.3f})"
+            rows.setdefault(name, [name]).append(cell)
+        metrics = dict.fromkeys(pair.metric for pair in self.pairs)
+        yield _columns([["difference", *metrics], *rows.values()])
 
 
 def _cell(score: Score) -> str:
@@ -149,19 +179,20 @@ def score_systems(
     *,
     baseline: System | None,
     resampling: Resampling,
-) -> tuple[tuple[System, ...], System | None]:
-    """Score systems, and compare each with the baseline.
+) -> tuple[tuple[System, ...], System | None, tuple[PairComparison, ...]]:
+    """Score systems, and compare each with the baseline, or else every two of several.
 
     Returns:
-        The systems and the baseline, with one score for each scorer, in their order.
+        The systems and the baseline, with one score for each scorer, in their order; and the pairs.
 
     Raises:
         DataError: A system has more or fewer lines than the references.
     """
     bases = [measure(scorer, baseline.lines, resampling) for scorer in scorers] if baseline else []
-    scored = []
+    scored, measured = [], []
     for system in systems:
         found = [measure(scorer, system.lines, resampling) for scorer in scorers]
+        measured.append(found)
         scores = [score for score, _ in found]
         if baseline:
             pairs = zip(found, bases, strict=True)
@@ -169,7 +200,26 @@ def score_systems(
         scored.append(replace(system, scores=tuple(scores)))
     if baseline:
         baseline = replace(baseline, scores=tuple(score for score, _ in bases))
-    return tuple(scored), baseline
+    names = [system.name for system in systems]
+    compared = () if baseline else tuple(_every_two(names, measured))
+    return tuple(scored), baseline, compared
+
+
+def _every_two(
+    names: Sequence[str], measured: Sequence[Sequence[_Measured]]
+) -> Iterator[PairComparison]:
+    """Yield the differences of every two systems under each metric."""
+    for first, second in combinations(range(len(names)), 2):
+        for (one, samples), (other, others) in zip(measured[first], measured[second], strict=True):
+            if samples is not None and others is not None:
+                delta = other.value - one.value
+                yield PairComparison(
+                    first=names[first],
+                    second=names[second],
+                    metric=one.metric,
+                    delta=delta,
+                    p_value=paired_p_value(others, samples, delta=delta),
+                )
 
 
 def _compared(found: _Measured, base: _Measured, name: str, resampling: Resampling) -> Score:

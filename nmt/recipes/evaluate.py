@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from nmt.files.lines import is_standard
 from nmt.files.progress import progress_bar
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
 from nmt.translation.mbr import Mbr
-from nmt.translation.result import count_alarms, guard_message
+from nmt.translation.result import GuardCounts
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,11 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
     if model and model.mbr and model.mbr.utility in metrics:
         text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
         logger.warning(text, *[METRICS[model.mbr.utility].label] * 2)
-    scored, base = score_systems(systems, scorers, baseline=baseline, resampling=options.resampling)
+    scored, base, pairs = score_systems(
+        systems, scorers, baseline=baseline, resampling=options.resampling
+    )
+    if len(systems) > 1 and not baseline:
+        logger.info("--baseline FILE compares every system with FILE instead of each other")
     if model and config and not model.loading.get("ensemble"):
         _record(model, config, chosen, scored[0])
     return Evaluation(
@@ -175,6 +180,7 @@ def run_evaluation(options: EvaluateOptions) -> Evaluation:
         num_references=len(chosen.references),
         systems=scored,
         baseline=base,
+        pairs=pairs,
         gates=tuple(
             gate for each in scored for gate in check_gates(each.name, each.scores, options.gates)
         ),
@@ -255,8 +261,11 @@ def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> Sys
     logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)
     translator = translator.with_options(**config.decoding.model_dump())
     with progress_bar("translating", unit="lines", total=len(chosen)) as bar:
+        begin = time.perf_counter()
         results = translator.with_progress(bar.update).translate(chosen.source)
-    if found := guard_message(len(results), *count_alarms(results)):
+    seconds, retries = time.perf_counter() - begin, translator.retry_seconds
+    counts = GuardCounts.of(results, retry_seconds=retries, seconds=seconds)
+    if found := counts.message(len(results)):
         logger.info("%s", found)
     engine = translator.engine
     return System(model.name, [result.text for result in results], engine.name, engine.dtype)

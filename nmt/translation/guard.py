@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import re
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -267,6 +268,8 @@ class Guard:
         retries: bool = True,
     ) -> None:
         self._retries = retries
+        self.seconds = 0.0
+        """Time that second searches took so far."""
         self.limits, self._tokenizers, self._shortlist = limits, tokenizers, shortlist
 
     @cached_property
@@ -295,14 +298,16 @@ class Guard:
             changes["no_repeat_ngram_size"] = min(options.no_repeat_ngram_size or size, size)
         if "short" in names:
             changes["min_length_factor"] = max(options.min_length_factor, limits.subwords_low)
-        if "long" in names:  # factor and offset of the longest output that is not
+        is_plain = not (options.sampling or options.return_alternatives)
+        if is_plain and options.diverse_beam_groups == 1:
+            changes["beam_size"] = max(options.beam_size, _RETRY_BEAM_SIZE)
+        changes = {name: x for name, x in changes.items() if x != getattr(options, name)}
+        if changes or "long" in names:
+            # Of the longest output without the alarm "long": so a retry's cost is bounded, too.
             factor = limits.subwords_high
             offset = max(1, math.floor((factor - 1) * _SMOOTH_SUBWORDS))
             changes["max_length_factor"] = min(options.max_length_factor, factor)
             changes["max_length_offset"] = min(options.max_length_offset, offset)
-        is_plain = not (options.sampling or options.return_alternatives)
-        if is_plain and options.diverse_beam_groups == 1:
-            changes["beam_size"] = max(options.beam_size, _RETRY_BEAM_SIZE)
         return {name: value for name, value in changes.items() if value != getattr(options, name)}
 
     def retry(
@@ -325,6 +330,7 @@ class Guard:
                 continue
             if changes := segment.alarms and self.fallback_search(segment.alarms, options):
                 groups[tuple(changes.items())].append(segment)
+        begin = time.perf_counter()
         for key, group in groups.items():
             with suppress(ConfigError):  # the engine cannot search so: the alarms stay
                 for segment, found in search_again(group, dict(key)):
@@ -333,3 +339,4 @@ class Guard:
                     if len(names) < len(first):
                         segment.hypotheses, segment.alarms = found, names
                         segment.retried = tuple(name for name in first if name not in names)
+        self.seconds += time.perf_counter() - begin if groups else 0.0

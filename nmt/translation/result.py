@@ -17,6 +17,12 @@ Alarm: TypeAlias = Literal[
 ]
 """A sign that a translation is wrong: see `nmt.translation.guard`. ``truncated``, which comes from
 the length of the line, means that its end is not translated."""
+_SIGNS: dict[str, str] = {
+    **dict.fromkeys(("loop", "repetition", "compression"), "loops"),
+    **dict.fromkeys(("short", "long", "truncated"), "length"),
+    "coverage": "coverage",
+}
+_USUAL_SHARE, _FEWEST_LINES = 0.1, 20  # of alarms, and to say that there are more than that
 Matrix = tuple[tuple[float, ...], ...]
 """A row for each target word, with a number for each source word."""
 Links = tuple[tuple[int, int], ...]
@@ -54,6 +60,12 @@ class Alternative:
     text: str
     score: float
     """Length-normalised natural-log probability; higher is better."""
+    log_prob: float
+    """Natural-log probability of all its tokens and its end."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON, with the names that the best translation has."""
+        return {"translation": self.text, "score": self.score, "log_prob": self.log_prob}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class TranslationResult:
     """Length-normalised natural-log probability; 0 for a blank line."""
     alternatives: tuple[Alternative, ...] = ()
     """The n best, best first, or samples or alternatives in their order; the first is the
-    translation itself. Empty unless asked for."""
+    translation itself. Empty for a blank line."""
     alarms: tuple[Alarm, ...] = ()
     """Signs that the translation is wrong, after a retry, too: see `nmt.translation.guard`. Without
     the guard only ``truncated``."""
@@ -80,6 +92,8 @@ class TranslationResult:
     attention: Matrix | None = None
     """Attention of each target word to each source word, from which the alignment is taken. None
     unless asked for."""
+    log_prob: float = 0.0
+    """Natural-log probability of all tokens and of the end of each segment; 0 for a blank line."""
     tokens: tuple[TokenScore, ...] | None = None
     """The tokens of the translation with their log probabilities, an EOS at the end of each
     segment; None unless asked for."""
@@ -90,7 +104,8 @@ class TranslationResult:
             "source": self.source,
             "translation": self.text,
             "score": self.score,
-            "alternatives": [asdict(alternative) for alternative in self.alternatives],
+            "log_prob": self.log_prob,
+            "alternatives": [alternative.as_dict() for alternative in self.alternatives],
             "alarms": list(self.alarms),
             "retried": list(self.retried),
         }
@@ -192,21 +207,66 @@ def subwords(tokenizer: Tokenizer) -> list[str]:
     return [piece for piece, _, _ in tokenizer.pieces()]
 
 
-def count_alarms(results: Iterable[TranslationResult]) -> tuple[int, int]:
-    """Return how many first translations had an alarm, and how many of the second have none."""
-    found = [(bool(result.alarms), bool(result.retried)) for result in results]
-    return sum(map(any, found)), found.count((False, True))
+@dataclass(frozen=True, slots=True)
+class GuardCounts:
+    """What the guard saw in some lines, and what it cost. Counts of several parts add up."""
 
+    num_alarmed: int = 0
+    """Lines whose first translation had an alarm."""
+    num_cleared: int = 0
+    """Of these, lines whose second translation has none."""
+    signs: frozenset[str] = frozenset()
+    """What the alarms were about: ``loops``, ``length``, ``coverage``."""
+    retry_seconds: float = 0.0
+    """Time of the second searches."""
+    seconds: float = 0.0
+    """Time of all searches, these included."""
 
-def guard_message(num_lines: int, num_alarmed: int, num_cleared: int) -> str | None:
-    """Return what the user should know of `count_alarms`; None without alarms.
+    @classmethod
+    def of(
+        cls,
+        results: Iterable[TranslationResult],
+        *,
+        retry_seconds: float = 0.0,
+        seconds: float = 0.0,
+    ) -> GuardCounts:
+        """Count what raised alarms in some results."""
+        lines = [(result.alarms, result.retried) for result in results]
+        names = {name for pair in lines for own in pair for name in own}
+        return cls(
+            sum(bool(now or before) for now, before in lines),
+            sum(bool(before and not now) for now, before in lines),
+            frozenset(_SIGNS[name] for name in names),
+            retry_seconds,
+            seconds,
+        )
 
-    >>> guard_message(1000, 3, 2)
-    'guard: 3 of 1,000 lines raised an alarm; a retry cleared 2 (--no-guard turns this off)'
-    """
-    if not num_alarmed:
-        return None
-    return (
-        f"guard: {num_alarmed:,} of {num_lines:,} lines raised an alarm; a retry cleared "
-        f"{num_cleared:,} (--no-guard turns this off)"
-    )
+    def __add__(self, other: GuardCounts) -> GuardCounts:
+        return GuardCounts(
+            self.num_alarmed + other.num_alarmed,
+            self.num_cleared + other.num_cleared,
+            self.signs | other.signs,
+            self.retry_seconds + other.retry_seconds,
+            self.seconds + other.seconds,
+        )
+
+    def message(self, num_lines: int) -> str | None:
+        """Return what the user should know of so many lines; None without alarms.
+
+        >>> GuardCounts(3, 2, frozenset({"loops", "length"})).message(1000)
+        'guard: 3 of 1,000 lines looked degenerate (length, loops); 1 still does'
+        """
+        if not self.num_alarmed:
+            return None
+        left = self.num_alarmed - self.num_cleared
+        signs = ", ".join(sorted(self.signs))
+        parts = [
+            f"guard: {self.num_alarmed:,} of {num_lines:,} lines looked degenerate ({signs})",
+            f"{left or 'none'} still {'do' if left > 1 else 'does'}",
+        ]
+        if self.num_alarmed > _USUAL_SHARE * num_lines and num_lines >= _FEWEST_LINES:
+            parts.append("input unlike the validation set?")
+        if self.retry_seconds:
+            cost = f"{self.retry_seconds:.1f} of {self.seconds:.1f} s"
+            parts.append(f"translating them again took {cost} (--no-guard turns it off)")
+        return "; ".join(parts)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
+from nmt.config.keys import nearest_word
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import open_output
 from nmt.files.json_file import parse_json
@@ -28,10 +31,9 @@ from nmt.files.lines import (
 )
 from nmt.translation.result import (
     RESULT_FIELDS,
+    GuardCounts,
     TranslationResult,
     as_pharaoh,
-    count_alarms,
-    guard_message,
 )
 from nmt.translation.translator import Translator
 
@@ -39,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 _ERROR = "error"
 _RESERVED = {"prefix", "required", "forbidden", _ERROR, *RESULT_FIELDS}
+_REQUESTS = {"source": "source", "prefix": "prefix", "required": "required"}
+_REQUESTS |= {"forbidden": "forbidden", "forced": "required", "constraints": "required"}
+_REQUESTS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
+"""What somebody means who writes such a field, or one spelt like it."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -58,20 +64,28 @@ class Request:
     """Fields that pass through to the output. None has the name of a field of results."""
 
 
+class RequestError(DataError):
+    """A line in JSON that asks for nothing that can be done."""
+
+    def __init__(self, problem: str, others: Mapping[str, Any]) -> None:
+        fix = 'Write one object a line, such as {"source": "Ein Hund.", "prefix": "A"}.'
+        super().__init__(problem, fix=fix)
+        self.others = others
+        """Its fields that pass through; of a line that is no object, its number."""
+
+
 def parse_request(line: str, number: int) -> Request:
     """Read a JSON object: ``{"source": ..., "prefix": ..., "required": [...], ...}``.
 
     A blank line is a blank text. Lone surrogates, which JSON may escape, become U+FFFD in text.
 
     Raises:
-        DataError: The line is something else; has its number.
+        RequestError: The line is something else; has its number.
     """
+    others: dict[str, Any] = {"line": number}
 
-    def refused(what: str) -> DataError:
-        return DataError(
-            f"Line {number:,} {what}.",
-            fix='Write one object a line, such as {"source": "Ein Hund.", "prefix": "A"}.',
-        )
+    def refused(what: str) -> RequestError:
+        return RequestError(f"Line {number:,} {what}.", others)
 
     if not line.strip():
         return Request("")
@@ -83,6 +97,7 @@ def parse_request(line: str, number: int) -> Request:
         raise refused(f"cannot be read as JSON ({error})") from error
     if not isinstance(values, dict):
         raise refused("holds no JSON object")
+    others = {name: value for name, value in values.items() if name not in _RESERVED}
     texts, phrases = {"source": None, "prefix": "", **values}, []
     for name in ("source", "prefix"):
         if not isinstance(texts[name], str):
@@ -95,7 +110,6 @@ def parse_request(line: str, number: int) -> Request:
         phrases.append(tuple(_SURROGATES.sub("\ufffd", each) for each in given))
     # A line break would make two lines of one; other separators of Unicode are text.
     source = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
-    others = {name: value for name, value in values.items() if name not in _RESERVED}
     return Request(source, texts["prefix"], phrases[0], phrases[1], others)
 
 
@@ -172,10 +186,8 @@ class TranslationRun:
     """Whole lines."""
     num_lines: int = 0
     """Lines in ``output``, be it with an error."""
-    num_alarmed: int = 0
-    """Lines whose first translation had an alarm."""
-    num_cleared: int = 0
-    """Of these, lines whose second translation has none."""
+    guard: GuardCounts = field(default_factory=GuardCounts)
+    """What the guard saw in them."""
     num_failures: int = 0
     """Lines written with an error."""
     num_damaged: int = 0
@@ -191,8 +203,7 @@ class TranslationRun:
         return TranslationRun(
             self.output + later.output,
             self.num_lines + later.num_lines,
-            self.num_alarmed + later.num_alarmed,
-            self.num_cleared + later.num_cleared,
+            self.guard + later.guard,
             self.num_failures + later.num_failures,
             self.num_damaged + later.num_damaged,
             self.first_failure or later.first_failure,
@@ -222,14 +233,23 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
     A line that has no translation gets ``{"error": ...}`` in JSON; text ends before it. Of many
     damaged lines the first few are logged.
     """
-    decoder = LineDecoder()
+    decoder, named = LineDecoder(), set[str]()
 
     def translate_lines(lines: Sequence[bytes], first_number: int) -> TranslationRun:
-        before = decoder.num_damaged
+        before, retried, begin = (
+            decoder.num_damaged,
+            translator.retry_seconds,
+            time.perf_counter(),
+        )
         texts = decoder.decode(lines, first_number)
         output, results, failures, end = bytearray(), [], [], None
         found = _translate_all(translator, texts, first_number, style)
         for number, (request, result) in enumerate(found, first_number - 1):
+            for name in request.others.keys() - named if len(named) < MAX_NOTES else ():
+                if meant := _meant(name):
+                    named.add(name)
+                    text = "line %s: field %r is passed through, not followed (did you mean %r?)"
+                    logger.warning(text, f"{number + 1:,}", name, meant)
             if not isinstance(result, DataError):
                 results.append(result)
                 written = list(style.write(number, request, result))
@@ -244,7 +264,11 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
         return TranslationRun(
             bytes(output),
             len(results) + len(failures),
-            *count_alarms(results),
+            GuardCounts.of(
+                results,
+                retry_seconds=translator.retry_seconds - retried,
+                seconds=time.perf_counter() - begin,
+            ),
             len(failures),
             decoder.num_damaged - before,
             next(iter(failures), None),
@@ -252,6 +276,13 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
         )
 
     return translate_lines
+
+
+@lru_cache(256)
+def _meant(name: str) -> str | None:
+    """Return the field of a request that a field looks like."""
+    near = nearest_word(name, list(_REQUESTS))
+    return near and _REQUESTS[near]
 
 
 def _translate_all(
@@ -271,8 +302,10 @@ def _translate_all(
         )
         yield from zip(requests, results, strict=True)
     except DataError as error:
-        if len(texts) == 1:  # of a line that cannot be read, nothing passes through
-            yield requests[0] if requests else Request(""), error.with_traceback(None)
+        if len(texts) == 1:
+            others = error.others if isinstance(error, RequestError) else {}
+            request = requests[0] if requests else Request("", others=others)
+            yield request, error.with_traceback(None)
             return
         middle = len(texts) // 2
         with errors_only() if requests else nullcontext():  # its warnings have been logged
@@ -314,9 +347,7 @@ def translate_stream(
             raise run.end
         total += replace(run, output=b"")
         progress(total.num_lines)
-    if message := guard_message(
-        total.num_lines - total.num_failures, total.num_alarmed, total.num_cleared
-    ):
+    if message := total.guard.message(total.num_lines - total.num_failures):
         logger.info(message)
     if total.num_damaged > MAX_NOTES:
         changed = f"{total.num_damaged:,}"

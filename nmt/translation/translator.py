@@ -346,6 +346,11 @@ class Translator:
                     segment.tokens = score_tokens(target, ids, own)
 
     @property
+    def retry_seconds(self) -> float:
+        """Time that second searches of the guard took so far."""
+        return self._guard.seconds if self._guard else 0.0
+
+    @property
     def _search_options(self) -> DecodingConfig:
         """What the engine is asked for: with MBR more than what comes out."""
         return self._mbr.search_options(self.options) if self._mbr else self.options
@@ -366,12 +371,15 @@ class Translator:
         """Join what was found for the independent segments of a line: the best of each."""
         links, attention = join_alignments([own.aligned for own in segments if own.aligned])
         if len(segments) == 1:
-            found = [Alternative(self._text(h.ids), h.score) for h in segments[0].hypotheses]
+            found = [
+                Alternative(self._text(h.ids), h.score, h.log_prob) for h in segments[0].hypotheses
+            ]
         else:
             best = [segment.hypotheses[0] for segment in segments]
             text = self._joiner.join(self._text(hypothesis.ids) for hypothesis in best)
             score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
-            found = [Alternative(text, score)]
+            log_prob = sum(hypothesis.log_prob for hypothesis in best)
+            found = [Alternative(text, score, log_prob)]
         is_truncated = bool(segments) and len(source) > LONGEST_LINE
         truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()
         tokens = tuple(chain(*(segment.tokens for segment in segments)))
@@ -379,12 +387,13 @@ class Translator:
             source,
             found[0].text,
             found[0].score,
-            tuple(found) if segments and self.options.n_best > 1 else (),
+            tuple(found) if segments else (),
             # Every alarm once, in the order of the first ones.
             alarms=(*truncated, *dict.fromkeys(chain(*(own.alarms for own in segments)))),
             retried=tuple(dict.fromkeys(chain(*(own.retried for own in segments)))),
             alignment=links if "alignments" in wanted else None,
             attention=attention if "attention" in wanted else None,
+            log_prob=found[0].log_prob,
             tokens=tokens if "token_scores" in wanted else None,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -203,12 +204,15 @@ def test_a_failure_leaves_the_output_as_it_was(run_dir: Path, tmp_path: Path) ->
 def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> None:
     found = translated(run_dir, "--format", "json", "--n-best", 2, text=f"{LINES[0]}\n\n")
     first, blank = (json.loads(line) for line in found)
-    assert set(first) == {"source", "translation", "score", "alternatives", "alarms", "retried"}
+    shared = ("translation", "score", "log_prob")
+    assert set(first) == {"source", *shared, "alternatives", "alarms", "retried"}
     assert first["source"] == LINES[0]
-    assert [set(alternative) for alternative in first["alternatives"]] == [{"text", "score"}] * 2
-    assert first["alternatives"][0] == {"text": first["translation"], "score": first["score"]}
+    assert [set(alternative) for alternative in first["alternatives"]] == [set(shared)] * 2
+    assert first["alternatives"][0] == {name: first[name] for name in shared}
     empty: dict[str, list[object]] = {"alternatives": [], "alarms": [], "retried": []}
-    assert blank == {"source": "", "translation": "", "score": 0.0, **empty}
+    assert blank == {"source": "", "translation": "", "score": 0.0, "log_prob": 0.0, **empty}
+    (single,) = translated(run_dir, "--format", "json", text=f"{LINES[0]}\n")
+    assert json.loads(single)["alternatives"] == first["alternatives"][:1]
 
 
 def test_json_has_tokens_and_attention_when_asked_for(run_dir: Path) -> None:
@@ -218,6 +222,7 @@ def test_json_has_tokens_and_attention_when_asked_for(run_dir: Path) -> None:
     assert (blank["tokens"], blank["attention"]) == ([], [])
     total = sum(token["log_prob"] for token in first["tokens"])
     assert total / len(first["tokens"]) == pytest.approx(first["score"], abs=1e-4)
+    assert total == pytest.approx(first["log_prob"], abs=1e-3)
     assert {len(row) for row in first["attention"]} == {len(LINES[0].split())}
     assert all(share == round(share, 4) for row in first["attention"] for share in row)
     assert "alignment" not in first
@@ -240,7 +245,8 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(own_run: Path) -> None:
     assert all("long" in result["alarms"] for result in flagged)
     assert [result["alarms"] + result["retried"] for result in plain] == [[], [], []]
     result = translate(own_run, text=f"{text}\n\n")
-    assert "nmt: guard: 3 of 4 lines raised an alarm; a retry cleared 0" in result.stderr
+    note = "nmt: guard: 3 of 4 lines looked degenerate (length, loops); 3 still do; "
+    assert re.search(re.escape(note) + r"translating them again took \d+\.\d of ", result.stderr)
     result = translate(own_run, "--no-guard", text=f"{text}\n\n")
     assert "guard" not in result.stderr
 
@@ -398,9 +404,10 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
 ) -> None:
     """Neither they nor the others are lost; the exit code tells."""
     source, output = tmp_path / "in.json", tmp_path / "out.json"
-    source.write_text("".join(json.dumps(request) + "\n" for request in REQUESTS), "utf-8")
+    lines = [*map(json.dumps, REQUESTS), "no JSON"]
+    source.write_text("".join(line + "\n" for line in lines), "utf-8")
     flags = ("--input-format", "json", "--format", "json", "-i", source, "-o", output)
-    refused(translate(run_dir, *flags), 3, "answered with an error: 3. The first: Line 2: a req")
+    refused(translate(run_dir, *flags), 3, "answered with an error: 4. The first: Line 2: a req")
 
     found = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     good = [json.dumps(REQUESTS[row]) for row in (0, 3)]
@@ -409,8 +416,25 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
         assert found[row]["translation"] == json.loads(line)["translation"]
     assert found[1]["error"].startswith("Line 2: a required phrase contains a forbidden one")
     assert found[1]["id"] == 7
-    assert found[2]["error"].startswith("Line 3 has no text in source")
+    assert found[2] == {"sourc": "x", "error": "Line 3 has no text in source."}
+    assert found[5] == {"line": 6, "error": "Line 6 is not JSON (Expecting value, at column 1)."}
     assert found[4]["error"].startswith("Line 5: its prefix and required phrases have ")
+
+
+def test_a_field_that_looks_like_one_of_a_request_is_named_once(run_dir: Path) -> None:
+    """It passes through, and whoever wrote it may have meant something."""
+    fields = [{"forced": "a", "id": "1"}, {"forced": "b", "prefx": "c"}, {"forced": "d"}]
+    text = "".join(json.dumps({"source": "Hund", **each}) + "\n" for each in fields)
+    result = translate(run_dir, "--input-format", "json", "--format", "json", text=text)
+    warnings = [line for line in result.stderr.splitlines() if "field" in line]
+
+    assert warnings == [
+        "nmt: warning: line 1: field 'forced' is passed through, not followed (did you mean "
+        "'required'?)",
+        "nmt: warning: line 2: field 'prefx' is passed through, not followed (did you mean "
+        "'prefix'?)",
+    ]
+    assert [json.loads(line)["forced"] for line in lines_of(result)] == ["a", "b", "d"]
 
 
 def test_lone_surrogates_are_replaced_as_bytes_that_are_not_utf_8_are(run_dir: Path) -> None:

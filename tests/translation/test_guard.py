@@ -41,7 +41,7 @@ from nmt.translation.guard import (
     read_thresholds,
     repeated_ngrams,
 )
-from nmt.translation.result import Alarm, count_alarms
+from nmt.translation.result import Alarm, GuardCounts
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, WORDS, sentences
 
@@ -339,7 +339,8 @@ def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
         else:
             assert after == before
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
-    assert count_alarms(found) == (len(stuttering), len(stuttering))
+    counts = GuardCounts.of(found)
+    assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
 
 
 @pytest.mark.parametrize("engine", [Parrot(is_curable=False), Parrot(can_be_strict=False)])
@@ -354,7 +355,8 @@ def test_what_a_retry_does_not_improve_stays_and_keeps_its_alarms(
     alarmed = [result for result in found if result.alarms]
     assert all("loop" in result.alarms for result in alarmed)
     assert json.loads(json.dumps(alarmed[0].as_dict()))["alarms"] == list(alarmed[0].alarms)
-    assert count_alarms(found) == (len(alarmed), 0)
+    counts = GuardCounts.of(found)
+    assert (counts.num_alarmed, counts.num_cleared) == (len(alarmed), 0)
     assert len(alarmed) > 5
 
 
@@ -368,6 +370,10 @@ def test_a_segment_of_a_long_line_is_retried_alone(tokenizers: Tokenizers) -> No
     assert (found.alarms, "loop" in found.retried) == ((), True)
 
 
+LIMITS = {"max_length_factor": 1.65, "max_length_offset": 3}
+"""A retry costs at most what the longest output costs that is not too long."""
+
+
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
@@ -375,10 +381,9 @@ def test_a_segment_of_a_long_line_is_retried_alone(tokenizers: Tokenizers) -> No
         (["repetition"], {"no_repeat_ngram_size": 3}),
         (["compression"], {"no_repeat_ngram_size": 3}),
         (["short"], {"min_length_factor": 0.55}),
-        (["long"], {"max_length_factor": 1.65, "max_length_offset": 3}),
+        (["long"], LIMITS),
         (["coverage"], {}),
-        (["long", "repetition", "loop"],
-         {"no_repeat_ngram_size": 2, "max_length_factor": 1.65, "max_length_offset": 3}),
+        (["long", "repetition", "loop"], {"no_repeat_ngram_size": 2}),
     ],
 )  # fmt: skip
 def test_alarms_have_a_fallback_search_of_their_own(
@@ -386,11 +391,11 @@ def test_alarms_have_a_fallback_search_of_their_own(
 ) -> None:
     guard, options = Guard(STRICT, tokenizers), DecodingConfig(beam_size=1)
 
-    assert guard.fallback_search(found, options) == expected | {"beam_size": 5}
+    assert guard.fallback_search(found, options) == expected | LIMITS | {"beam_size": 5}
     # Only what CTranslate2 defines as our own search does.
     assert not not_followed(options.model_copy(update=expected))
     sampled = DecodingConfig(beam_size=1, sampling=True)
-    assert guard.fallback_search(found, sampled) == expected
+    assert guard.fallback_search(found, sampled) == (expected and expected | LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -431,8 +436,8 @@ def test_guarded_text_does_not_depend_on_batches_or_order(
     expected = translator.translate(lines, beam_size=beam_size, batch_tokens=1)
     order = random.Random(1).sample(range(12), 12)
     found = translator.translate([lines[row] for row in order], beam_size=beam_size)
-    assert [replace(result, score=0.0) for result in found] == [
-        replace(expected[row], score=0.0) for row in order
+    assert [replace(result, score=0.0, log_prob=0.0, alternatives=()) for result in found] == [
+        replace(expected[row], score=0.0, log_prob=0.0, alternatives=()) for row in order
     ]
     assert any(result.alarms or result.retried for result in expected)
 

@@ -91,7 +91,7 @@ def test_the_translator_gives_the_candidate_that_the_definition_names(
         assert len(texts) == 12
         values = dict(zip(texts, expected_utilities(texts, pairwise_chrf), strict=True))
         assert values[result.text] == pytest.approx(max(values.values()))
-        assert result.alternatives == ()
+        assert [each.text for each in result.alternatives] == [result.text]
         assert result.score == max(x.score for x in found.alternatives if x.text == result.text)
 
 
