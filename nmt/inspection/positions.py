@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nmt.inspection.figure import Figure, Heatmap, Lines, Part, Text
+from nmt.inspection.figure import Figure, Heatmap, Lines, Part, Table, Text
 from nmt.inspection.subject import Subject
 from nmt.model.layers import EncoderLayer
 from nmt.model.positions import POSITIONS, sinusoids
@@ -85,20 +85,6 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     return lines if dim <= 2 * TOY_WIDTH else [*lines[:TOY_WIDTH], "...", *lines[-TOY_WIDTH:]]
 
 
-def shift_lines(layout: str, position: int, shift: int) -> list[str]:
-    """Return the product of a `shift_matrix` and a position's vector in numbers, of width 4."""
-    table = sinusoids(position + shift + 1, TOY_WIDTH, layout)
-    rows = shift_matrix(TOY_WIDTH, layout, shift).tolist()
-    columns = zip(rows, table[position].tolist(), table[position + shift].tolist(), strict=True)
-    return [
-        f"M x PE({position}) = PE({position + shift})",
-        *(
-            f"[ {' '.join(f'{x:9.6f}' for x in row)} ]  [ {before:9.6f} ]  [ {after:9.6f} ]"
-            for row, before, after in columns
-        ),
-    ]
-
-
 def encoding_heatmap(
     table: Tensor, title: str, *, first: int = 0, across: bool = False, note: str = ""
 ) -> Heatmap:
@@ -120,12 +106,16 @@ def sinusoid_figures(layout: str, dim: int) -> list[Figure]:
     error = (moved - table[_SHIFT:]).abs().max().item()
     title = f"Position {_POSITION} of width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     note = (
-        f"M is the same for every position: it turns each pair by a fixed angle. Of width {dim:,}, "
+        f"M turns each pair by an angle that is the same for every position p. Of width {dim:,}, "
         f"M PE(p) and PE(p + {_SHIFT}) differ by at most {error:.1e} for p below {len(moved)}."
     )
+    before, after = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)[[_POSITION, _POSITION + _SHIFT]]
+    rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
+    names = f"PE({_POSITION})", f"PE({_POSITION + _SHIFT}) = M PE({_POSITION})"
+    head = "M", *[""] * (TOY_WIDTH - 1), *names
     return [
         Text(title, written_out(dim, layout, _POSITION)),
-        Text(f"{_SHIFT} positions further", shift_lines(layout, _POSITION, _SHIFT), note),
+        Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note),
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from nmt.config.model import ModelConfig
-from nmt.inspection.figure import Figure, Part, Table, Text
+from nmt.inspection.figure import Figure, Part, Table
 from nmt.inspection.positions import LAYOUTS, NUM_POSITIONS, encoding_heatmap, sinusoid_figures
 from nmt.inspection.structure import parameter_table
 from nmt.model.attention import mean_weights
@@ -36,19 +36,18 @@ def worked_examples() -> Part:
     )
 
 
-def _scores() -> Text:
+def _scores() -> Table:
     """Two scores of a query of ones, scaled, and the weights that attention makes of them."""
     query, scores = torch.ones(1, 1, 1, _HEAD_DIM), torch.tensor([112.0, 96.0])
     keys = (scores / _HEAD_DIM).view(1, 2, 1, 1).expand(1, 2, 1, _HEAD_DIM)
     products = (query * keys).sum(-1).flatten()
     weights = mean_weights(query, keys, torch.ones(1, 2, dtype=torch.bool)).flatten()
-    rows = {
-        "q . k": products,
-        f"divided by sqrt({_HEAD_DIM}) = {_HEAD_DIM**0.5:.0f}": products * _HEAD_DIM**-0.5,
-        "softmax": weights,
-    }
-    lines = [f"{name:24}{a:>8.4g}{b:>8.4g}" for name, (a, b) in rows.items()]
-    return Text("Attention of one query to two keys", lines)
+    rows = [
+        ("q . k", *products.tolist()),
+        (f"divided by sqrt({_HEAD_DIM})", *(products * _HEAD_DIM**-0.5).tolist()),
+        ("softmax", *weights.tolist()),
+    ]
+    return Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
 
 
 def _variances() -> Table:

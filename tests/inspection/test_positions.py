@@ -11,16 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.inspection.figure import Figure, Heatmap, Lines, Text
+from nmt.inspection.figure import Figure, Heatmap, Lines, Table, Text
 from nmt.inspection.positions import (
     LAYOUTS,
     encoding_heatmap,
     pair_columns,
     positions,
     rates,
-    shift_lines,
     shift_matrix,
     similarity,
+    sinusoid_figures,
     written_out,
 )
 from nmt.inspection.subject import Subject
@@ -141,16 +141,17 @@ def test_position_one_of_width_four_is_the_one_that_lectures_print() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_map_in_numbers_multiplies_out(layout: str) -> None:
-    head, *lines = shift_lines(layout, 2, 3)
-    assert head == "M x PE(2) = PE(5)"
-    cells = [[float(x) for x in line.replace("[", "").replace("]", "").split()] for line in lines]
-    before = [row[4] for row in cells]
+    table = sinusoid_figures(layout, 6)[1]
+    assert isinstance(table, Table)
+    assert list(table.head)[-2:] == ["PE(2)", "PE(5) = M PE(2)"]
+    rows: Any = table.rows
+    before = [row[4] for row in rows]
     assert before == pytest.approx(formula(2, 4, layout), abs=1e-6)
-    for row, expected in zip(cells, formula(5, 4, layout), strict=True):
+    for row, expected in zip(rows, formula(5, 4, layout), strict=True):
         assert row[5] == pytest.approx(expected, abs=1e-6)
-        assert sum(a * b for a, b in zip(row[:4], before, strict=True)) == pytest.approx(
-            row[5], abs=1e-5
-        )
+        product = sum(a * b for a, b in zip(row[:4], before, strict=True))
+        assert product == pytest.approx(expected, abs=1e-6)
+    assert float(table.note.split("at most ")[1].split()[0]) < 1e-6
 
 
 def test_positions_stand_down_or_across() -> None:

@@ -199,12 +199,12 @@ def test_one_pair_alone_gets_a_shorter_one_beside_it(tmp_path: Path) -> None:
 def test_the_worked_examples_are_the_published_numbers() -> None:
     figures = {figure.title: figure for figure in worked_examples().figures}
     scores = figures["Attention of one query to two keys"]
-    assert isinstance(scores, Text)
-    numbers = [[float(x) for x in line.split()[-2:]] for line in scores.lines]
-    assert numbers[:2] == [[112, 96], [14, 12]]
+    assert isinstance(scores, Table)
+    numbers = [row[1:] for row in scores.rows]
+    assert numbers[:2] == [(112, 96), (14, 12)]
     # 1 / (1 + e^-2) = 0.8808
-    assert numbers[2] == pytest.approx([0.88, 0.12], abs=0.005)
-    assert numbers[2] == pytest.approx([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))], abs=5e-5)
+    assert numbers[2] == pytest.approx((0.88, 0.12), abs=0.005)
+    assert numbers[2] == pytest.approx((1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))), abs=1e-6)
     variances = figures["Variance of q . k, a sum of 64 products of variance 1"]
     assert isinstance(variances, Table)
     for (_, expected, measured), value in zip(variances.rows, (64, 1), strict=True):
