@@ -178,7 +178,7 @@ def _relative(subject: Subject) -> Iterator[Figure]:
         cos, sin = turned.chunk(2, dim=1)
         note = "Radians, below 2 pi: by this a pair of features of a query or key is turned."
         yield encoding_heatmap(torch.atan2(sin, cos) % math.tau, "Rotation angles", note=note)
-        yield _similarity_lines(turned, "one vector, rotated")
+        yield _similarity_lines(turned, "One vector, rotated")
     if (bias := scheme.bias(order, order)) is not None:
         names = [str(position) for position in order.tolist()]
         values = bias[0].tolist()
@@ -193,4 +193,4 @@ def _similarity_lines(table: Tensor, title: str) -> Lines:
     """Return the similarity of a table's rows as a curve."""
     note = "Cosine of the vectors of two positions, the mean over all pairs at this distance."
     curves = {title: similarity(table)}
-    return Lines(f"Similarity by distance: {title}", curves, "distance", "cosine", note)
+    return Lines(f"{title}: similarity by distance", curves, "distance", "cosine", note)

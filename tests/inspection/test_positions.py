@@ -175,9 +175,9 @@ def test_rotary_angles_are_position_times_rate(monkeypatch: pytest.MonkeyPatch) 
         for i, angle in enumerate(row):
             expected = position * 10000 ** (-2 * i / 8)
             assert math.remainder((angle or 0) - expected, math.tau) == pytest.approx(0, abs=1e-4)
-    curve = figure_of(subject, "Similarity by distance: one vector, rotated")
+    curve = figure_of(subject, "One vector, rotated: similarity by distance")
     assert isinstance(curve, Lines)
-    for k, value in curve.curves["one vector, rotated"]:
+    for k, value in curve.curves["One vector, rotated"]:
         mean = sum(math.cos(k * 10000 ** (-2 * i / 8)) for i in range(4)) / 4
         assert value == pytest.approx(mean, abs=1e-4)
 
