@@ -57,6 +57,8 @@ _MAX_NUMBERS = 80
 """Cells that have their number written in them."""
 _WIDE = 640
 """Width in which a heatmap of many columns should fit."""
+_BROAD = "\u2581\u2192"
+"""Word border and arrow: wider than letters, as capitals are."""
 _COLORS = 8
 _FAINT = 0.02
 """Weight below which a link is not drawn."""
@@ -113,7 +115,8 @@ def text_width(text: str) -> float:
     (14.0, 13.0)
     """
     wide = sum(east_asian_width(each) in "WF" for each in visible(text))
-    return (len(visible(text)) - wide) * 7.0 + wide * _EM
+    broad = sum(each.isupper() or each in _BROAD for each in text)
+    return (len(visible(text)) - wide) * 7.0 + wide * _EM + broad * 3
 
 
 @singledispatch
