@@ -7,9 +7,11 @@ The only module that knows torch.distributed. Processes are started by torchrun,
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,6 +29,8 @@ from nmt.errors import DeviceError, NmtError
 T = TypeVar("T")
 P = ParamSpec("P")
 
+logger = logging.getLogger(__name__)
+
 PEER_LOST = 75
 """Exit code of a process that ends because a peer has failed."""
 LAUNCHED = "NMT_LAUNCHED"
@@ -35,6 +39,9 @@ CAUSE = "peer-lost"
 """File in that folder: what a process saw of a peer that was lost."""
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.01
+_BEAT_SECONDS, _MAX_SILENT_SECONDS = 10.0, 90.0
+_HAS_LEFT = 1 << 40
+"""More signs of life than there will be."""
 _STORE_TIMEOUT = timedelta(seconds=10)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _PREPARATION_TIMEOUT = timedelta(days=7)
@@ -70,6 +77,19 @@ def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
     return guarded
 
 
+class PendingSum:
+    """A sum over all processes that is under way."""
+
+    def __init__(self, work: Any = None) -> None:
+        self._work = work
+
+    @_or_peer_lost
+    def wait(self) -> None:
+        """Have the tensor's device wait until it holds the sum; on a CPU, wait."""
+        if self._work is not None:
+            self._work.wait()
+
+
 class Processes:
     """All processes of one training, seen from one of them. Every one makes the same calls.
 
@@ -82,6 +102,7 @@ class Processes:
     rank, size = 0, 1
     """The number of this process, from 0, and how many there are."""
     _store: Any = None
+    _left: threading.Event | None = None
 
     def __init__(self, *, launched: bool = False) -> None:
         if not launched:
@@ -100,11 +121,16 @@ class Processes:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
 
-    @_or_peer_lost
     def sum(self, tensor: Tensor) -> None:
         """Replace ``tensor``, on any device, by its sum over all processes."""
-        if self._store is not None:
-            dist.all_reduce(tensor)
+        self.begin_sum(tensor).wait()
+
+    @_or_peer_lost
+    def begin_sum(self, tensor: Tensor) -> PendingSum:
+        """Begin to do that, and go on meanwhile; every process begins sums in the same order."""
+        if self._store is None:
+            return PendingSum()
+        return PendingSum(dist.all_reduce(tensor, async_op=True))
 
     @_or_peer_lost
     def gather(self, value: T) -> list[T]:
@@ -153,8 +179,40 @@ class Processes:
         except RuntimeError:
             return False
 
+    def watch(self) -> None:
+        """End this process when another one is gone, even while it waits for its device.
+
+        gloo notices at once when a peer has closed its connections, but a GPU that adds up with
+        others waits for ever, and its host with it. So each process tells the store every few
+        seconds that it is there; a thread looks whether all the others do.
+        """
+        if self._store is not None:
+            self._left = threading.Event()
+            threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
+
+    def _watch(self, left: threading.Event) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        beats, heard = dict.fromkeys(others, 0), dict.fromkeys(others, time.monotonic())
+        while not left.wait(_BEAT_SECONDS):
+            with suppress(RuntimeError):  # the store does not answer: then nobody is heard
+                self._store.add(f"beats/{self.rank}", 1)
+                for rank in others:
+                    if (count := self._store.add(f"beats/{rank}", 0)) != beats[rank]:
+                        beats[rank], heard[rank] = count, time.monotonic()
+            silent = time.monotonic() - _MAX_SILENT_SECONDS
+            lost = [rank for rank in others if heard[rank] < silent and beats[rank] < _HAS_LEFT]
+            if lost and not left.is_set():
+                error = PeerLostError(f"process {lost[0]}: no sign of life")
+                if not tell_launcher(error) and self.is_first_to_fail():
+                    logger.error("%s", error)
+                os._exit(PEER_LOST)
+
     def leave(self) -> None:
         """Leave the group: no call may follow."""
+        if self._left is not None:
+            self._left.set()
+            with suppress(RuntimeError):
+                self._store.add(f"beats/{self.rank}", _HAS_LEFT)
         if self._store is not None:
             dist.destroy_process_group()
 

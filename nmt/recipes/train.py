@@ -80,6 +80,7 @@ def train(
                         check_start(config)
                     _prepare(config, num_processes=processes.size)
                 processes.wait()
+                processes.watch()  # from now on nothing holds Python's lock for long
                 device = choose_device(config.training.device)
                 with (
                     StopSignal() as stop,

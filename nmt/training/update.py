@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import chain
 
@@ -24,6 +25,7 @@ from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.losses import CrossEntropy, LossSum, Objective, choose_form
 from nmt.training.optimizer import ModelOptimizer
+from nmt.training.reduction import GradientReduction
 
 _MOST_SPLITS = 3
 
@@ -124,6 +126,13 @@ class Updater:
         """How far the host may run ahead of the device."""
         self.loss_scale = LossScale(precision, weight.device)
         """Keeps fp16 gradients in range."""
+        self._reduction = GradientReduction(
+            model,
+            optimizer.parameters,
+            self.processes,
+            in_slices=self.processes.size > 1
+            and (precision.device_type, precision.weight_dtype) == ("cuda", torch.float32),
+        )
         form = choose_form(precision.dtype, weight.device, len(weight))
         self._cross_entropy = CrossEntropy(0.0, form)
 
@@ -169,8 +178,8 @@ class Updater:
         self.processes.sum(counts)
         *tokens, num_stopping = counts.tolist()
         factor, parameters = self.loss_scale.factor, self.optimizer.parameters
-        self._gradients(batches, factor / tokens[1])
-        self.processes.sum(parameters.shared)
+        self._gradients(batches, factor / tokens[1], reduction=self._reduction)
+        self._reduction.finish()
         norm = self.optimizer.gradient_norm() / factor
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         skipped = 1 - numbers.isfinite().all().float()
@@ -199,16 +208,23 @@ class Updater:
             self.optimizer.parameters.clear()
             restore_random_state(generators, self._device)
 
-    def _gradients(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
+    def _gradients(
+        self,
+        batches: Sequence[Batch],
+        scale: Tensor | float,
+        *,
+        reduction: GradientReduction | None = None,
+    ) -> None:
         """Sum loss and gradient; begin again with halved batches where memory is short.
 
-        Later updates draw the random numbers that they would draw without that.
+        Later updates draw the random numbers that they would draw without that. With a
+        ``reduction``, other processes get what is complete meanwhile.
         """
         splits, parts = 0, batches
         generators = random_state(self._device)
         while True:
             try:
-                self._sum(parts, scale)
+                self._sum(parts, scale, reduction)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -225,6 +241,8 @@ class Updater:
                         "lower filters.max_length, or set training.activation_checkpointing.",
                     ) from error
             # Outside the except clause, which holds the failed pass' tensors.
+            if reduction is not None:
+                reduction.keep()
             self.optimizer.parameters.clear()
             self.pace.release_memory()
             restore_random_state(generators, self._device)
@@ -234,11 +252,18 @@ class Updater:
             restore_random_state(generators, self._device)
             self._draw_as_unsplit(batches)
 
-    def _sum(self, batches: Sequence[Batch], scale: Tensor | float) -> None:
+    def _sum(
+        self,
+        batches: Sequence[Batch],
+        scale: Tensor | float,
+        reduction: GradientReduction | None = None,
+    ) -> None:
         parameters = self.optimizer.parameters
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             loss = self._training_loss(batch)
-            (loss * scale).backward()
+            is_last = number == len(batches)
+            with reduction.during_backward() if reduction and is_last else nullcontext():
+                (loss * scale).backward()
             parameters.accumulate()
             parameters.sums[0].add_(loss.detach())
 

@@ -129,9 +129,12 @@ class Server:
         request = {"arguments": ["train", *arguments], "agent": agent, "machines": machines}
         return self._ask(request | {"num": num}, harm=harm)
 
-    def script(self, source: str, num: int | None = 2, shot: Shot | None = None) -> list[Result]:
+    def script(
+        self, source: str, num: int | None = 2, shot: Shot | None = None, *, agent: bool = True
+    ) -> list[Result]:
         """Run Python code in ``num`` processes, or in one that could be a launcher."""
-        return self._ask({"script": source, "num": num, "shot": shot and asdict(shot)})
+        request = {"script": source, "num": num, "shot": shot and asdict(shot)}
+        return self._ask(request | {"agent": agent})
 
     def launch(self, *arguments: str, harm: Harm | None = None, shot: Shot | None = None) -> Result:
         """Run ``nmt train --devices 2``."""

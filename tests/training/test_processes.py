@@ -623,6 +623,38 @@ for attempt in ("0", "1"):
     assert (result.code, result.stdout) == (0, 2 * "None True\n"), result.stderr
 
 
+WATCHED = """
+import os, signal, time
+from nmt.engine import distributed
+distributed._BEAT_SECONDS, distributed._MAX_SILENT_SECONDS = 0.02, 0.5
+me = distributed.join()
+me.wait()
+me.watch()
+"""
+
+
+@pytest.mark.parametrize("agent", [True, False])
+def test_a_process_that_waits_for_its_device_ends_when_a_peer_is_gone(
+    server: Server, agent: bool
+) -> None:
+    """FAULT 29: nothing but a thread runs there meanwhile. The store may be gone with the peer."""
+    rank = int(agent)
+    ending = f"os.kill(os.getpid(), signal.SIGKILL) if me.rank == {rank} else time.sleep(50)"
+    results = server.script(WATCHED + ending, agent=agent)
+
+    assert results[rank].code == -signal.SIGKILL
+    assert results[1 - rank].code == PEER_LOST
+    assert all_stderr(results).count("does not answer (process") == int(agent)
+
+
+def test_a_slow_peer_is_not_lost_nor_one_that_has_left(server: Server) -> None:
+    ending = "time.sleep(1.2 * me.rank)\nme.leave()\ntime.sleep(1.2)\nprint('done')"
+    results = server.script(WATCHED + ending)
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    assert [result.stdout for result in results] == ["done\n"] * 2
+
+
 @pytest.mark.parametrize("call", ["sum(torch.ones(1))", "gather(1)", "share(1)", "wait()"])
 def test_every_call_notices_that_a_peer_has_gone(server: Server, call: str) -> None:
     """FAULT 29."""
