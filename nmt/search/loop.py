@@ -3,7 +3,7 @@
 Every step asks the stepper for log probabilities, applies the rules and has a selector choose what
 continues; finished sentences leave the batch. Only the stepper, the rules and the ranking of log
 probabilities work on the device; a selector decides on the CPU from the best few of every beam, so
-that a step waits for the device once.
+that a step waits for the device once. Plain greedy search on a GPU waits every few steps.
 
 Shapes: B sentences still active, S source positions, K beams of each sentence, V vocabulary.
 """
@@ -21,7 +21,8 @@ from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 from nmt.packed import Packed
 from nmt.search import beam, constrained, independent
-from nmt.search.hypothesis import NONE, Constraints, Hypothesis
+from nmt.search.ahead import greedy_ahead
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, SearchInputs
 
@@ -106,6 +107,8 @@ def search(
             fix="Search for them with beam search: leave the option out.",
         )
     rules = Rules(source.lengths, options, constraints or (), stepper.max_positions)
+    if name == "greedy" and source.ids.device.type != "cpu" and rules.only_limit_length:
+        return greedy_ahead(stepper, source, rules.longest, length_penalty(options))
     selector = make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)

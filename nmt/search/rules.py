@@ -60,6 +60,14 @@ class Rules:
         prefixes = [own.prefix for own in constraints]
         self._prefixes = Prefixes(prefixes) if any(prefixes) else None
 
+    @property
+    def only_limit_length(self) -> bool:
+        """Whether there is no rule but the longest output of each sentence."""
+        config = self._config
+        has_phrases = self._forbidden is not None or self._prefixes is not None
+        changes = config.no_repeat_ngram_size or config.repetition_penalty != 1
+        return not (has_phrases or changes) and self._free_lengths.start <= 1
+
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply all rules."""
         begun, beta = None, self._config.prefix_bias_beta
