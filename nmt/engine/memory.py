@@ -1,8 +1,10 @@
-"""How much memory is left for tensors, and how much a piece of work takes at its peak."""
+"""How much memory is left for tensors, how much work takes at its peak, and huge pages for it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import re
 import resource
 import sys
@@ -21,6 +23,8 @@ _MEMINFO = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _OWN_SIZES = Path("/proc/self/statm")
+_MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
+_BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # two are below the size at which glibc gives memory back
 T = TypeVar("T")
 
 
@@ -34,6 +38,28 @@ def free_bytes(device: torch.device) -> int:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + cached
     return max(0, min(_free_on_cpu()))
+
+
+def use_huge_pages() -> None:
+    """Have Linux back the next 2 GiB of glibc's heap with huge pages, where it does so on request.
+
+    The heap grows by that and stays empty: addresses are taken, no memory. Fewer page faults and
+    misses of the address cache save some percent of a training step. To be called after
+    `nmt.engine.device.prepare_process`, which has glibc keep freed memory. Does nothing where
+    addresses are limited, and on other systems.
+    """
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if is_limited or sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return
+    libc, pointer, size = ctypes.CDLL(None), ctypes.c_void_p, ctypes.c_size_t
+    libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
+    libc.madvise.argtypes, libc.free.argtypes = [pointer, size, ctypes.c_int], [pointer]
+    blocks = [libc.malloc(_BLOCK_OF_HEAP) for _ in range(2)]
+    for block in filter(None, blocks):
+        begin = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        libc.madvise(begin, _BLOCK_OF_HEAP - _HUGE_PAGE, _MADV_HUGEPAGE)
+    for block in blocks:
+        libc.free(block)
 
 
 def _free_on_cpu() -> Iterator[int]:

@@ -29,6 +29,7 @@ from nmt.diagnostics.dry_run import DryRunReport, measure_training
 from nmt.diagnostics.prove_resume import Proof, prove
 from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import Processes, join
+from nmt.engine.memory import use_huge_pages
 from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare
@@ -71,6 +72,7 @@ def train(
     if config.training.validation.metric != "loss":
         check_metric(config.training.validation.metric)
     prepare_process(config.training.threads)
+    use_huge_pages()
     processes = join()
     with report_one_failure(processes):
         try:

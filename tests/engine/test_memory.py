@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,24 @@ def test_compiled_code_is_followed_as_it_was_written() -> None:
 
     assert measure_peak(lambda: compiled(values), CPU) == measure_peak(lambda: work(values), CPU)
     assert measure_peak(lambda: compiled(values), CPU)[1] == 4_004
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="has no huge pages to give"
+)
+def test_huge_pages_take_addresses_and_no_memory() -> None:
+    """The flag ``hg`` of Linux marks mappings that it backs with huge pages."""
+    program = (
+        "from nmt.engine.device import prepare_process\n"
+        "from nmt.engine.memory import use_huge_pages\n"
+        "prepare_process(1); use_huge_pages(); print(open('/proc/self/smaps').read())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    mappings = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", found.stdout.decode())
+    marked = [each for each in mappings if re.search(r"VmFlags:.* hg\b", each)]
+    sizes, resident = (
+        sum(int(re.findall(rf"{name}: *(\d+) kB", each)[0]) for each in marked)
+        for name in ("Size", "Rss")
+    )
+    assert sizes * 1024 > 2**31 - 2**24
+    assert resident * 1024 < 2**25
