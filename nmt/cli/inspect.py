@@ -52,7 +52,7 @@ class ChoiceOptions:
     checkpoint: str | None = flag(
         metavar="A,B,...",
         help="Checkpoints of a run folder: best, last, step-N, average, or untrained. With "
-        "several, distributions shows each, and other WHATs the first one.",
+        "several, distributions shows each, and other WHATs the last one.",
         show_default="best",
     )
     unmasked: bool = flag(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -75,8 +74,6 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> list[Loss]:
 def distributions(subject: Subject) -> Part:
     """One position after the other, and the losses of every checkpoint."""
     names = subject.choice.checkpoints or _DEFAULT
-    # Without a target, that of the last one: what an untrained model says is of no use.
-    subject = Subject(subject.place, replace(subject.choice, checkpoints=names[-1:]))
     gold = [*subject.target_ids, EOS_ID]
     smoothing = subject.config.training.label_smoothing
     logits: dict[str, Tensor] = {}

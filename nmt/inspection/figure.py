@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Any, Literal, TypeAlias
 
 Cell: TypeAlias = str | int | float | None
@@ -55,6 +56,17 @@ class Heatmap:
     """What the columns are, such as ``token read``."""
     down: str = ""
     """What the rows are."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Values of the palest and of the strongest colour; around 0 if the first is negative."""
+        values = [x for row in self.values for x in row if x is not None and isfinite(x)] or [0.0]
+        low = min(values) if self.low is None else self.low
+        high = max(values) if self.high is None else self.high
+        if low < 0:
+            high = max(high, -low)
+            low = -high
+        return low, high if high > low else low + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Choice:
     """From 1. Empty: all."""
     checkpoints: Sequence[str] = ()
     """Names as of ``--checkpoint``: ``best``, ``last``, ``step-N``, ``average``, or ``untrained``.
-    The first one is the model of all parts that show one model. Empty: ``best``."""
+    The last one is the model of all parts that show one model. Empty: ``best``."""
     unmasked: bool = False
     """With ``trace``: recompute with the causal mask left out, beside the masked one."""
     test: str | None = None
@@ -153,8 +153,8 @@ class Subject:
 
     @cached_property
     def model(self) -> Transformer:
-        """The model of the first chosen checkpoint: CPU, float32, evaluation mode."""
-        return self.load(self.choice.checkpoints[0] if self.choice.checkpoints else "best")
+        """The model of the last chosen checkpoint: CPU, float32, evaluation mode."""
+        return self.load(self.choice.checkpoints[-1] if self.choice.checkpoints else "best")
 
     def load(self, checkpoint: str) -> Transformer:
         """Load a checkpoint by its name; ``untrained`` builds the model with the run's seed."""

@@ -168,19 +168,6 @@ def _every(count: int, size: float) -> range:
     return range(0, count, max(1, math.ceil(_EM / size)))
 
 
-def _bounds(figure: Heatmap) -> tuple[float, float]:
-    """Return the values of the palest and of the strongest colour."""
-    values = [x for row in figure.values for x in row if x is not None and math.isfinite(x)] or [
-        0.0
-    ]
-    low = min(values) if figure.low is None else figure.low
-    high = max(values) if figure.high is None else figure.high
-    if low < 0:
-        high = max(high, -low)
-        low = -high
-    return low, high if high > low else low + 1
-
-
 def _level(value: float | None, low: float, high: float) -> int | None:
     """Return the shade of a value: 0 for none, negative for the other hue."""
     if value is None or math.isnan(value):
@@ -212,7 +199,7 @@ def _cells(
     figure: Heatmap, place: tuple[float, float], size: tuple[float, float], *, written: bool
 ) -> Markup:
     """Return the coloured cells of a heatmap, its frame and its numbers."""
-    (left, top), (wide, high), (low, up) = place, size, _bounds(figure)
+    (left, top), (wide, high), (low, up) = place, size, figure.bounds
     rows, columns = len(figure.values), max(map(len, figure.values), default=0)
     move = f"translate({_short(left)} {_short(top)}) scale({wide:.5g} {high:.5g})"
     parts = [tag("g", _shades(figure.values, low, up), transform=move, class_="cells")]
@@ -236,7 +223,7 @@ def _cells(
 
 def _key(figure: Heatmap, x: float, y: float) -> Markup:
     """Return the scale of a heatmap's colours."""
-    low, high = _bounds(figure)
+    low, high = figure.bounds
     steps = 12
     ramp = [[low + (high - low) * (each + 0.5) / steps for each in range(steps)]]
     move = f"translate({_short(x + 38)} {_short(y)}) scale(7 10)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from itertools import zip_longest
+from math import ceil
 from textwrap import fill
 from unicodedata import east_asian_width
 
@@ -28,10 +29,9 @@ from nmt.report.page import short_number, thin, visible
 _SHADES = " .:-=+*#%@"
 _BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _WIDTH = 100
-"""Of paragraphs."""
+"""Of paragraphs, and of heatmaps without numbers."""
 _MAX_NUMBERED = 12
 """Columns of a heatmap that are written as numbers; more become shades."""
-_MAX_ROWS = 200
 _MOST_LINKED = 3
 """Links shown of a token."""
 
@@ -117,31 +117,36 @@ def _(figure: Table, colour: bool) -> Iterator[str]:  # noqa: ARG001
 
 @_lines.register
 def _(figure: Heatmap, colour: bool) -> Iterator[str]:
-    values = [x for row in figure.values for x in row if x is not None] or [0.0]
-    low = min(values) if figure.low is None else figure.low
-    high = max(values) if figure.high is None else figure.high
-    numbered = len(figure.columns) <= _MAX_NUMBERED
     space = max([0, *map(_width, map(visible, figure.rows))])
-    heads = [visible(each) for each in figure.columns]
-    widths = [max(_width(each), 5) for each in heads] if numbered else [1] * len(heads)
+    numbered = len(figure.columns) <= _MAX_NUMBERED
+    every = 1 if numbered else ceil(len(figure.columns) / _WIDTH)
+    heads = [visible(each) for each in figure.columns[::every]]
+    widths = [max(_width(each), 5) if numbered else 1 for each in heads]
+    gap, bounds = " " if numbered else "", figure.bounds
     if numbered:
-        yield (
-            _pad("", space)
-            + " "
-            + " ".join(_pad(h, w, right=True) for h, w in zip(heads, widths, strict=True))
-        )
-    for name, row in zip(figure.rows[:_MAX_ROWS], figure.values, strict=False):
+        cells = [_pad(head, width, right=True) for head, width in zip(heads, widths, strict=True)]
+        yield " ".join([" " * space, *cells])
+    for name, row in zip(figure.rows, figure.values, strict=True):
         cells = []
-        for value, width in zip(row, widths, strict=False):
-            share = 0.0 if value is None else (value - low) / ((high - low) or 1)
-            shade = max(0, min(1, share))
-            mark = _SHADES[round(shade * (len(_SHADES) - 1))]
-            shown = ("-" if value is None else f"{value:.2f}") if numbered else mark
-            text = _pad(shown, width, right=True)
-            cells.append(_shaded(text, shade) if colour and value is not None else text)
-        yield _pad(visible(name), space) + " " + (" " if numbered else "").join(cells)
+        for value, width in zip(row[::every], widths, strict=False):
+            number = "-" if value is None else f"{value:.2f}"
+            text = _pad(number, width, right=True) if numbered else _mark(value, bounds)
+            cells.append(_shaded(text, _shade(value, bounds)) if colour and value else text)
+        yield f"{_pad(visible(name), space)} {gap.join(cells)}".rstrip()
     if not numbered:
-        yield f"{_pad('', space)} {short_number(low)} '{_SHADES}' {short_number(high)}"
+        low, high = map(short_number, bounds)
+        thinned = f", one of {every} columns" if every > 1 else ""
+        yield f"{' ' * space} {low} '{_SHADES}' {high}{thinned}"
+
+
+def _shade(value: float | None, bounds: tuple[float, float]) -> float:
+    """Return where a value lies between the palest (0) and the strongest colour (1)."""
+    low, high = bounds
+    return 0.0 if value is None else max(0.0, min(1.0, (value - low) / (high - low)))
+
+
+def _mark(value: float | None, bounds: tuple[float, float]) -> str:
+    return _SHADES[round(_shade(value, bounds) * (len(_SHADES) - 1))]
 
 
 def _shaded(text: str, shade: float) -> str:
@@ -155,14 +160,8 @@ def _(figure: Grid, colour: bool) -> Iterator[str]:  # noqa: ARG001
         yield name
         blocks = []
         for head, each in zip(figure.columns, row, strict=False):
-            low, high = each.low or 0.0, 1.0 if each.high is None else each.high
-            bare = [
-                "".join(
-                    _SHADES[round(max(0, min(1, ((x or 0) - low) / (high - low))) * 9)]
-                    for x in values
-                )
-                for values in each.values
-            ]
+            bounds = each.bounds
+            bare = ["".join(_mark(value, bounds) for value in values) for values in each.values]
             width = max([_width(head), *map(len, bare)])
             blocks.append([_pad(line, width) for line in (head, *bare)])
         for line in zip_longest(*blocks, fillvalue=""):
@@ -237,7 +236,7 @@ def _(figure: Diagram, colour: bool) -> Iterator[str]:  # noqa: ARG001
 
 @_lines.register
 def _(figure: Steps, colour: bool) -> Iterator[str]:
-    for number, step in enumerate(figure.steps, 1):
-        yield _styled(f"{number}. {visible(step.title)}", _BOLD, colour)
+    for step in figure.steps:
+        yield _styled(visible(step.title), _BOLD, colour)
         for each in step.figures:
             yield from (f"  {line}" for line in _with_title(each, colour))

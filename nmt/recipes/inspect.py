@@ -6,8 +6,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,8 +87,6 @@ def inspect(
 
 
 def _is_shown(name: str, subject: Subject) -> bool:
-    if find_spec(f"nmt.inspection.{CATALOG[name].module}") is None:
-        return False
     what = CATALOG[name]
     several = name == "distributions" and len(subject.choice.checkpoints) > 1
     return (what.in_page or several) and subject.has(what.needs)
@@ -130,8 +126,9 @@ def _facts(subject: Subject) -> dict[str, str]:
 
 def worked_examples() -> Inspection:
     """Return the numbers that well-known explanations use, computed by our own functions."""
-    part = import_module("nmt.inspection.worked_examples").worked_examples()
-    return Inspection("Worked examples", {}, [part], {})
+    from nmt.inspection.worked_examples import worked_examples  # noqa: PLC0415
+
+    return Inspection("Worked examples", {}, [worked_examples()], {})
 
 
 def style_of(

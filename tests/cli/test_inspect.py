@@ -1,0 +1,98 @@
+"""``nmt inspect`` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nmt.cli.app import app
+from nmt.inspection.catalog import CATALOG
+from tests.cli.commands import refused
+
+HELLO = Path(__file__).parents[2] / "configs" / "hello.yaml"
+SENTENCE = "Ein Hund läuft."
+ATTACK = "<img src=x onerror=a()>"
+
+
+def inspect(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+
+
+def shown(*arguments: object) -> str:
+    """What a call that succeeds prints."""
+    result = inspect(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_a_page_has_every_part_of_one_sentence(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    printed = shown(runs["plain"], "--source", ATTACK, "-o", page)
+    text = page.read_text(encoding="utf-8")
+
+    assert printed == ""
+    for name, what in CATALOG.items():
+        assert (f'<section id="{name}">' in text) == what.in_page
+    assert f"nmt inspect {runs['plain']} heads" in text
+    assert "<img" not in text
+    assert "&lt;img src=x onerror=a()&gt;" in text
+
+
+def test_the_name_of_the_file_says_the_format(runs: dict[str, Path], tmp_path: Path) -> None:
+    for name, start in {"a.svg": "<svg ", "a.json": '{"title"', "a.htm": "<!DOCTYPE html>"}.items():
+        shown(runs["plain"], "flow", "--source", SENTENCE, "-o", tmp_path / name)
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+
+
+def test_json_holds_the_numbers(runs: dict[str, Path]) -> None:
+    arguments = ("alignment", "--source", SENTENCE, "--format", "json")
+    data = json.loads(shown(runs["plain"], *arguments))
+
+    assert data["parts"]["alignment"]["figures"]
+
+
+def test_a_pipe_gets_no_colour(runs: dict[str, Path]) -> None:
+    assert "\x1b" not in shown(runs["plain"], "attention", "--source", SENTENCE)
+
+
+def test_a_configuration_is_shown_at_any_width() -> None:
+    assert "width 6" in shown(HELLO, "positions", "--set", "model.model_dim=6")
+
+
+def test_worked_examples_need_no_model() -> None:
+    assert "1,050,624" in shown("--worked-examples")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (["attention"], 2, "--source"),
+        (["attention", "--source", " "], 2, "has no text"),
+        (["attention", "--source", SENTENCE, "--layer", "99"], 2, "1 to 1"),
+        (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
+        (["score", "--source", SENTENCE, "--head", "one"], 2, "--head 1,3"),
+        (["atention", "--source", SENTENCE], 2, "attention"),
+        (["trace", "--source", "Hund " * 200], 2, "at most 32"),
+        (["shapes", "--source", SENTENCE, "--target", ""], 2, "--target has no tokens"),
+        (["shapes", "--source", SENTENCE, "--set", "model.model_dim=8"], 2, "would change nothing"),
+        (["--source", SENTENCE, "--format", "svg"], 2, "one WHAT"),
+        (["parameters", "--open", "--format", "json"], 2, "--open"),
+        (["distributions", "--source", SENTENCE, "--checkpoint", "step-7"], 4, "has step-00000001"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    runs: dict[str, Path], arguments: list[str], exit_code: int, words: str
+) -> None:
+    refused(inspect(runs["plain"], *arguments), exit_code, words)
+
+
+def test_a_configuration_has_no_attention() -> None:
+    refused(inspect(HELLO, "attention", "--source", "merci"), 2, "needs a trained model")
+
+
+def test_there_must_be_something_to_inspect(tmp_path: Path) -> None:
+    refused(inspect(), 2, "MODEL is missing")
+    refused(inspect(tmp_path, "parameters"), 4, "config.yaml")
