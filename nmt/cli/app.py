@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli import config, evaluate, export, prepare, score, train, translate
+from nmt.cli import config, evaluate, export, prepare, score, start, train, translate
 from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
 from nmt.cli.spelling import Spelling
@@ -228,7 +228,6 @@ app = typer.Typer(
     help="Train, run and measure translators. One configuration file, one run folder.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -258,6 +257,7 @@ def root(
 
 
 for function, epilog in (
+    (start.init, start.INIT_EPILOG),
     (prepare.prepare, prepare.EPILOG),
     (train.train, train.EPILOG),
     (export.average, export.AVERAGE_EPILOG),
@@ -265,6 +265,7 @@ for function, epilog in (
     (translate.translate, translate.EPILOG),
     (score.score, score.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),
+    (start.doctor, start.DOCTOR_EPILOG),
     (inspect_model.inspect, inspect_model.EPILOG),
 ):
     _add_command(app, function, epilog)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
 
+from nmt.config.data import CorpusConfig
 from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
 from nmt.config.run import RunConfig
+from nmt.config.scaling import with_scale
 from nmt.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
@@ -89,6 +92,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(
             f"{path} holds no keys.", fix="Write `key: value` lines as in configs/demo.yaml."
         )
+    is_scaled = document.values.get("training") is None
     problems = []
     for text in overrides:
         try:
@@ -98,7 +102,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         except ValueError as error:
             problems.append(f"--set {text}: {error}")
     try:
-        config = RunConfig.model_validate(document.values)
+        values = _scaled(document.values) if is_scaled else document.values
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         found = [(document.place(key), text) for key, text in find_problems(error)]
         found.sort(key=lambda problem: problem[0][:2])  # the file's by line, then the flags'
@@ -110,6 +115,18 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
     fix = f"Correct {'it' if is_one else 'them'}; `nmt config keys` describes every key."
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
+
+
+def _scaled(values: dict[str, Any]) -> dict[str, Any]:
+    """Put values that go with the size of the corpora below those given; as they are if unclear."""
+    try:
+        corpora = [CorpusConfig.model_validate(corpus) for corpus in values["data"]["train"]]
+        languages = str(values["source_language"]), str(values["target_language"])
+    except (ValidationError, LookupError, TypeError):  # which is reported
+        return values
+    # By name, as a registry: of a higher room, and needed here only.
+    count_pairs = import_module("nmt.data.size").count_pairs
+    return with_scale(values, count_pairs(corpora, languages))
 
 
 def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:

@@ -28,9 +28,13 @@ class Scale:
     """Of training, on two CPU cores; on one GPU for the largest."""
     peak_lr: float
 
+    @property
+    def interval(self) -> int:
+        """Updates between two validations, and between two checkpoints."""
+        return 250 if self.minutes <= 30 else 1000
+
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values by section, as a configuration has them."""
-        every = 250 if self.minutes <= 30 else 1000
         return {
             "tokenizer": {"vocab_size": self.vocab_size},
             "batch": {"max_tokens": self.max_tokens},
@@ -38,8 +42,8 @@ class Scale:
             "training": {
                 "max_minutes": self.minutes,
                 "schedule": {"shape": "linear", "peak_lr": self.peak_lr, "warmup": 0.06},
-                "validate_every": every,
-                "save_every": every,
+                "validate_every": self.interval,
+                "save_every": self.interval,
             },
         }
 
@@ -59,10 +63,12 @@ def scale_of(num_pairs: int) -> Scale:
 
 
 def with_scale(values: Mapping[str, Any], num_pairs: int) -> dict[str, Any]:
-    """Put the values that go with ``num_pairs`` below those that are given."""
+    """Put the values that go with ``num_pairs`` below those of a configuration."""
     filled = dict(values)
     for name, scaled in scale_of(num_pairs).sections().items():
-        own = values.get(name, {})
+        own = {} if values.get(name) is None else values[name]
+        if name == "model" and values.get("preset") is not None:  # which has a dropout of its own
+            del scaled["dropout"]
         filled[name] = {**scaled, **own} if isinstance(own, Mapping) else own
     return filled
 

@@ -1,0 +1,40 @@
+"""How many pairs corpora hold, before they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nmt.config.data import CorpusConfig
+from nmt.data.corpus import ReadOptions, check_files, read_corpus
+from nmt.errors import ConfigError
+from nmt.files.lines import open_binary
+
+_BLOCK_BYTES = 1 << 20
+
+
+def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
+    """Return the pairs that an epoch of some corpora reads, before filters: their lines.
+
+    Raises:
+        ConfigError: A corpus is on a hub, so that nobody knows.
+        DataError: A file is missing or unreadable.
+    """
+    check_files({f"data.train.{number}": corpus for number, corpus in enumerate(corpora)})
+    return round(sum(corpus.weight * _count(corpus, languages) for corpus in corpora))
+
+
+def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> int:
+    if corpus.huggingface is not None or corpus.sacrebleu is not None:
+        name = corpus.huggingface or corpus.sacrebleu
+        raise ConfigError(
+            f"There is no training section, and nobody knows the size of {name} before it is read.",
+            fix="Add a training section, such as `training: {max_minutes: 60}`.",
+        )
+    path, count = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl, 0
+    if path is None:
+        count = sum(1 for _ in read_corpus(corpus, ReadOptions(*languages)))
+    else:
+        with open_binary(path) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                count += block.count(b"\n")
+    return min(count, corpus.max_pairs or count)

@@ -1,0 +1,182 @@
+"""Two aligned files -> training, validation and test sets, and a configuration for their size."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.config.data import CorpusConfig
+from nmt.config.loader import load_config
+from nmt.config.scaling import scale_of
+from nmt.data.corpus import BadPair, ReadOptions, read_corpus
+from nmt.errors import ConfigError, DataError
+from nmt.files.atomic import atomic_folder, write_errors
+
+Texts = tuple[str, str]
+_CONFIG_NAME = "config.yaml"
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
+_MOST_HELD_OUT = 1000
+_HELD_OUT_SHARE = 20
+"""Of so many pairs, at most one is for validation and one for testing."""
+_TEMPLATE = """\
+# Made by `nmt init` from {train:,} pairs for training. Every key: `nmt config keys`.
+name: {name}
+source_language: {source}
+target_language: {target}
+# {valid:,} and {test:,} pairs for validation and testing, drawn with seed {seed}; training has none
+# of their sentences.
+data:
+  train: [{{source: "@config/train.{source}", target: "@config/train.{target}"}}]
+  valid: {{source: "@config/valid.{source}", target: "@config/valid.{target}"}}
+  test:
+    test: {{source: "@config/test.{source}", target: "@config/test.{target}"}}
+# Entries of the vocabulary of both languages: more text bears more.
+tokenizer: {{vocab_size: {scale.vocab_size}}}
+# Source and target tokens that are read at once: fewer take less memory.
+batch: {{max_tokens: {scale.max_tokens}}}
+# A larger preset needs more text and time; more dropout helps where there is little text.
+model: {{preset: {scale.preset}, dropout: {scale.dropout}}}
+training:
+  # About so long; Ctrl-C ends it earlier, and the same command resumes.
+  max_minutes: {scale.minutes}
+  # The learning rate rises to its peak over a share of the run, then falls to zero at its end.
+  schedule: {{shape: linear, peak_lr: {scale.peak_lr}, warmup: 0.06}}
+  # Updates between two validations, and between two checkpoints.
+  validate_every: {scale.interval}
+  save_every: {scale.interval}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What `init` has written."""
+
+    config: Path
+    """The configuration file."""
+    counts: Mapping[str, int]
+    """Pairs of ``train``, ``valid`` and ``test``; ``left_out``, as they share a sentence with the
+    last two; ``unusable``: blank on a side, or not to be read."""
+    seed: int
+
+    def as_text(self) -> str:
+        """Return a report that ends with the next command."""
+        return (
+            "{train:,} pairs for training, {valid:,} for validation, {test:,} for testing "
+            "(drawn with seed {seed})\n{left_out:,} left out that share a sentence with the last "
+            "two, {unusable:,} blank or unreadable\nnext: nmt train {config}"
+        ).format(seed=self.seed, config=self.config, **self.counts)
+
+
+def init(
+    source: Path, target: Path, folder: Path | None, *, languages: str | None = None, seed: int = 1
+) -> Start:
+    """Split a corpus, and write a configuration beside the parts.
+
+    Args:
+        source: Source text, one sentence a line.
+        target: Its translations, line by line.
+        folder: Folder to make; named after the languages when None.
+        languages: Both codes, as in ``de-en``; the ends of the files' names when None.
+        seed: Decides which pairs are held out.
+
+    Raises:
+        ConfigError: The languages are not known, or the folder cannot be made.
+        DataError: A file is missing or damaged, they are not parallel, or hold too few pairs.
+    """
+    codes = _codes(source, target, languages)
+    folder = folder or Path("-".join(codes))
+    if folder.exists():
+        fix = "Name another folder with --output."
+        raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
+    corpus, options = CorpusConfig(source=source, target=target), ReadOptions(*codes, "skip")
+
+    def pairs() -> Iterator[Texts | None]:
+        """Yield the texts of both sides; None for what cannot be used."""
+        for pair in read_corpus(corpus, options):
+            texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
+            yield texts if all(texts) else None
+
+    held = _draw(pairs, seed)
+    counts = Counter(left_out=-len(held), unusable=0)
+    half = len(held) // 2
+    sentences = [{pair[side] for pair in held} for side in range(2)]
+
+    def rest() -> Iterator[Texts]:
+        for pair in pairs():
+            if pair is None:
+                counts["unusable"] += 1
+            elif pair[0] in sentences[0] or pair[1] in sentences[1]:
+                counts["left_out"] += 1
+            else:
+                yield pair
+
+    parts = {"train": rest(), "valid": held[:half], "test": held[half:]}
+    with write_errors(folder, ConfigError, fix="Name a folder with --output where you can write."):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(folder) as place:
+            for part, texts in parts.items():
+                counts[part] = _write([place / f"{part}.{code}" for code in codes], texts)
+            start = Start(config=folder / _CONFIG_NAME, counts=counts, seed=seed)
+            (place / _CONFIG_NAME).write_text(_config_text(start, codes), encoding="utf-8")
+            load_config(place / _CONFIG_NAME)  # the folder's name may be none for an experiment
+    return start
+
+
+def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]:
+    """Return the codes of both languages."""
+    if languages is not None:
+        codes = languages.split("-")
+        problem = f"--languages {languages} is no pair of language codes."
+    else:
+        plain = (x.with_suffix("") if x.suffix in _COMPRESSED else x for x in (source, target))
+        codes = [path.suffix.removeprefix(".") for path in plain]
+        problem = f"The names of {source} and {target} do not end in the codes of two languages."
+    if len(codes) == 2 and codes[0] != codes[1] and all(map(_CODE.fullmatch, codes)):
+        return codes[0], codes[1]
+    raise ConfigError(problem, fix="Name them, as in --languages de-en.")
+
+
+def _draw(pairs: Callable[[], Iterator[Texts | None]], seed: int) -> list[Texts]:
+    """Return pairs to hold out, no two of which share a sentence; an even number."""
+    usable = [number for number, pair in enumerate(pairs()) if pair]
+    size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
+    if not size:
+        raise DataError(
+            f"The files hold {len(usable)} pairs with text on both sides.",
+            fix=f"`nmt init` needs {_HELD_OUT_SHARE} at least, and a good model tens of thousands.",
+        )
+    drawn = random.Random(seed).sample(usable, min(4 * size, len(usable)))
+    wanted = set(drawn)
+    texts = {number: pair for number, pair in enumerate(pairs()) if number in wanted}
+    found, seen = list[Texts](), (set[str](), set[str]())
+    for number in drawn:
+        pair = texts[number]
+        if pair and pair[0] not in seen[0] and pair[1] not in seen[1]:
+            found.append(pair)
+            seen[0].add(pair[0])
+            seen[1].add(pair[1])
+    return found[: 2 * min(size, len(found) // 2)]
+
+
+def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
+    """Write both sides of pairs; return how many there were."""
+    count = 0
+    with paths[0].open("wb") as source, paths[1].open("wb") as target:
+        for pair in pairs:
+            source.write(f"{pair[0]}\n".encode())
+            target.write(f"{pair[1]}\n".encode())
+            count += 1
+    return count
+
+
+def _config_text(start: Start, codes: tuple[str, str]) -> str:
+    scale = scale_of(start.counts["train"])
+    name = start.config.absolute().parent.name
+    return _TEMPLATE.format(
+        name=name, source=codes[0], target=codes[1], scale=scale, seed=start.seed, **start.counts
+    )

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.recipes import doctor
+from nmt.recipes.doctor import Finding, examine
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    monkeypatch.setattr(doctor, "_self_test", lambda: Finding("self-test", "left out"))
+    return {finding.name: finding for finding in examine()}
+
+
+def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of whoever runs the tests
+    result = CliRunner().invoke(app, ["doctor"])
+
+    assert result.exit_code == 0, result.stdout
+    lines = result.stdout.splitlines()
+    names = [line.split()[1] for line in lines]
+    assert names == ["nmt", "Python", "torch", "device", "instructions", "threads", "ctranslate2",
+                     "tensorboard", "disk", "self-test"]  # fmt: skip
+    assert "trained and translated two sentences" in lines[-1]
+
+
+def test_what_is_wrong_has_the_line_that_mends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+    monkeypatch.setattr(doctor, "_GPU_DRIVERS", (driver,))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 999)
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 8, 1))
+    monkeypatch.setattr(doctor, "version", missing)
+    findings = found(monkeypatch)
+
+    assert "nvidia-smi" in findings["device"].fix
+    assert findings["threads"].fix == "unset OMP_NUM_THREADS"
+    assert findings["disk"].fix.startswith("Free some")
+    assert "pip install 'nmt[ctranslate2]'" in findings["ctranslate2"].found
+    assert str(findings["disk"]).splitlines()[1].startswith("    fix: Free some")
+
+
+def missing(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    raise PackageNotFoundError(name)
+
+
+def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("illegal instruction")
+
+    monkeypatch.setattr("nmt.recipes.train.train", fail)
+    result = CliRunner().invoke(app, ["doctor"])
+
+    assert result.exit_code == 1
+    assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout
+
+
+def test_completion_is_offered() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+
+    assert "--install-completion" in result.stdout
