@@ -60,6 +60,7 @@ STAGES = (
     Stage("kernels", 150, TRAINS),
     Stage("decoding", 200, ("search",)),
     Stage("variants", 300, TRAINS),
+    Stage("beside", 150, TRAINS),
     Stage("multi30k", 420, (*TRAINS, "resume")),
     Stage("proof", 300, ("resume",)),
     Stage("tatoeba", 400, (*TRAINS, "resume")),

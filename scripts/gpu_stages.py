@@ -36,7 +36,8 @@ from torch.profiler import ProfilerActivity, profile
 # The parts of the package that are not public; all that has to follow when one moves.
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.config.training import OptimizerConfig
+from nmt.config.run import RunConfig
+from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.loader import plan_batches
 from nmt.engine.compilation import compile_layers
@@ -51,8 +52,10 @@ from nmt.model.attention import FLASH
 from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
+from nmt.training.checkpoints import CheckpointWriter
 from nmt.training.losses import CrossEntropy, choose_form
 from nmt.training.optimizers import build_optimizer
+from nmt.training.progress import Progress
 from nmt.training.update import Updater, read_together
 
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
@@ -870,6 +873,47 @@ def variants(report: Recorder) -> None:
         report.emit(f"{variant.name}: time of an update", change, "%", predicted=variant.predicted)
 
 
+def beside(report: Recorder) -> None:
+    """What updates wait for: a checkpoint, and subwords that are drawn anew."""
+    vocab_size = 400 if report.quick else 37_000
+    config = SMALL if report.quick else SIZES["base"]
+    updater = make_updater(
+        config, vocab_size, report.device, choose_precision("auto", report.device)
+    )
+    make_updates(updater, wmt_like(vocab_size, 200 if report.quick else 4000, 1))
+    run = RunConfig.model_construct(
+        run_dir=Path(report.chosen.folder) / "runs" / "saved", training=TrainingConfig(max_steps=9)
+    )
+    waits, seconds = [], []
+    with CheckpointWriter(run, in_background=True) as writer:
+        for step in range(1, 3 if report.quick else 5):
+            report.wait()
+            begin = time.perf_counter()
+            optimizer = updater.optimizer
+            writer.save(
+                Progress(step=step),
+                model=optimizer.weights(),
+                optimizer=optimizer.state(),
+                state={},
+            )
+            waits.append(time.perf_counter() - begin)
+            saved = writer.finished(wait=True)
+            seconds.append(saved.seconds if saved else inf)
+    report.emit("base: updates wait for a checkpoint", 1e3 * statistics.median(waits), "ms")
+    report.emit("base: a checkpoint, written beside them", statistics.median(seconds), "s")
+    sizes = {"tokenizer__vocab_size": 320 if report.quick else 1000, "training__compile": False}
+    sizes["training__max_steps"] = 8 if report.quick else 300
+    sizes |= {"training__validation__max_sentences": 4, "training__report_every": 4}
+    for rate in (0.0, 0.1):
+        flags = settings(report, f"demo-{rate}", batch__bpe_dropout=rate, **sizes)
+        nmt("train", "configs/demo.yaml", *flags, "--quiet")
+        path = Path(report.chosen.folder) / "runs" / f"demo-{rate}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        each = [line["seconds"] / 4 for line in lines if line["kind"] == "update"]
+        text = f"demo, BPE-dropout {rate}: an update"
+        report.emit(text, 1e3 * statistics.median(each), "ms")
+
+
 # Whole commands
 
 
@@ -977,7 +1021,7 @@ def files(report: Recorder) -> None:
 def _stages() -> Iterator[tuple[str, Callable[[Recorder], None]]]:
     known = (
         machine, gradients, updates, compiled, resume, search, shapes, loss, training, kernels,
-        decoding, variants, multi30k, proof, tatoeba, files,
+        decoding, variants, beside, multi30k, proof, tatoeba, files,
     )  # fmt: skip
     return ((each.__name__, each) for each in known)
 

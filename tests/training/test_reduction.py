@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nmt.engine.compilation import compiled
+from nmt.engine.device import Precision, deterministic
 from nmt.engine.distributed import PendingSum, Processes
 from nmt.training.reduction import GradientReduction
 from nmt.training.update import Updater
@@ -155,3 +158,38 @@ nmt.train(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/sliced"])
     sliced: Any = Run(server, "sliced")
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert sliced.hashes()[name] == whole_of_two.hashes()[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_on_a_gpu_nccl_sends_slices_of_the_same_gradient(
+    monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    """One process alone, whose sum is its own: what counts is that nothing is sent too early."""
+    device = torch.device("cuda")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    processes = Processes(launched=True)
+    found = []
+    for in_slices in (False, True):
+        model = small_model(encoder_layers=2, decoder_layers=2).to(device)
+        optimizer = optimizer_of(model, kind="adamw", ema_decay=None, dtype=torch.float32)
+        updater = updater_of(model, optimizer, Precision("bfloat16", "cuda"))
+        updater.processes = processes
+        parameters = optimizer.parameters
+        updater._reduction = GradientReduction(
+            model, parameters, processes, in_slices=in_slices, size=SIZE
+        )
+        if is_compiled:
+            model.compile_layers(compiled)
+        with deterministic(device, wanted=True):
+            losses = [updater(BATCHES, 1e-3).loss_sum for _ in range(5)]
+        found.append((losses, parameters.weights.cpu()))
+    processes.leave()
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
