@@ -108,7 +108,7 @@ def search(
         )
     rules = Rules(source.lengths, options, constraints or (), stepper.max_positions)
     if name == "greedy" and source.ids.device.type != "cpu" and rules.only_limit_length:
-        return greedy_ahead(stepper, source, rules.longest, length_penalty(options))
+        return greedy_ahead(stepper, source, rules.limits, length_penalty(options))
     selector = make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)

@@ -61,12 +61,17 @@ class Rules:
         self._prefixes = Prefixes(prefixes) if any(prefixes) else None
 
     @property
+    def limits(self) -> Tensor:
+        """Shortest and longest output of each sentence with EOS. (2, B), int64, on the CPU."""
+        return torch.stack((self._shortest, self.longest))
+
+    @property
     def only_limit_length(self) -> bool:
-        """Whether there is no rule but the longest output of each sentence."""
+        """Whether there is no other rule than `limits`."""
         config = self._config
         has_phrases = self._forbidden is not None or self._prefixes is not None
         changes = config.no_repeat_ngram_size or config.repetition_penalty != 1
-        return not (has_phrases or changes) and self._free_lengths.start <= 1
+        return not (has_phrases or changes)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply all rules."""

@@ -18,7 +18,7 @@ from nmt.search import ahead
 from nmt.search.ahead import greedy_ahead
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty
 from nmt.search.loop import search
-from nmt.search.rules import Rules, length_limits
+from nmt.search.rules import Rules
 from nmt.text import EOS_ID
 from tests.search.toys import TableStepper, random_table
 
@@ -26,9 +26,9 @@ from tests.search.toys import TableStepper, random_table
 def run_ahead(
     stepper: TableStepper, source: Packed, options: DecodingConfig
 ) -> list[list[Hypothesis]]:
-    _, longest = length_limits(source.lengths, options, stepper.max_positions)
+    rules = Rules(source.lengths, options, (), stepper.max_positions)
     with torch.inference_mode():
-        return greedy_ahead(stepper, source, longest, length_penalty(options))
+        return greedy_ahead(stepper, source, rules.limits, length_penalty(options))
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,14 +39,25 @@ def run_ahead(
     steps=st.integers(1, 9),
     offset=st.integers(1, 9),
     penalty=st.sampled_from([0.0, 1.0]),
+    least=st.sampled_from([0.0, 1.0]),
 )
 def test_it_finds_what_greedy_search_finds(
-    seed: int, lengths: list[int], grain: float, steps: int, offset: int, penalty: float
+    seed: int,
+    lengths: list[int],
+    grain: float,
+    steps: int,
+    offset: int,
+    penalty: float,
+    least: float,
 ) -> None:
     table, options = (
         random_table(seed, 9, grain=grain),
         DecodingConfig(
-            beam_size=1, max_length_factor=1, max_length_offset=offset, length_penalty=penalty
+            beam_size=1,
+            max_length_factor=1,
+            max_length_offset=offset,
+            length_penalty=penalty,
+            min_length_factor=least,
         ),
     )
     source = Packed.from_rows([[*range(4, 3 + length), EOS_ID] for length in lengths])
@@ -78,7 +89,7 @@ def test_what_cannot_end_has_no_output() -> None:
     ("options", "constraints", "expected"),
     [
         ({}, [], True),
-        ({"min_length_factor": 1.0}, [], False),
+        ({"min_length_factor": 1.0}, [], True),
         ({"no_repeat_ngram_size": 2}, [], False),
         ({"repetition_penalty": 1.1}, [], False),
         ({}, [Constraints(prefix=(5,))], False),
