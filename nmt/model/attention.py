@@ -205,7 +205,7 @@ class _BmmAttention(torch.autograd.Function):
             weights = torch.baddbmm(added, query, key.mT, alpha=scale).softmax(-1)
         kept = None
         if dropout:
-            kept = keep_mask(weights.shape, dropout).to(weights.dtype)
+            kept = keep_mask(weights.shape, dropout, weights.dtype).to(weights.dtype)
             kept.mul_(1 / (1 - dropped_share(dropout)))
         mixed = torch.bmm(weights if kept is None else weights * kept, value)
         ctx.save_for_backward(query, key, value, weights, kept)

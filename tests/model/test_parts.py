@@ -152,19 +152,21 @@ def test_a_cached_step_equals_reading_all_keys(groups: int, length: int, beams: 
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_drops_the_share_it_says_and_keeps_the_sum() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_dropout_drops_the_share_it_says_and_keeps_the_sum(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
-    values = torch.ones(1000, 1001, requires_grad=True)
+    values = torch.ones(1000, 1001, requires_grad=True, dtype=dtype)
 
     dropped = dropout(values, 0.1, training=True)
     dropped.sum().backward()
 
     assert dropped_share(0.1) == 26 / 256
     # What is kept is scaled by the share that was applied: 256 / 230, not 1 / 0.9.
-    assert dropped.unique().tolist() == pytest.approx([0, 256 / 230], rel=1e-6)
+    scale = torch.tensor(256 / 230, dtype=dtype).item()
+    assert dropped.unique().tolist() == pytest.approx([0, scale], rel=1e-6)
     # 10^6 draws: the standard deviation of the share is 0.0003.
     assert (dropped == 0).float().mean().item() == pytest.approx(26 / 256, abs=0.0015)
-    assert dropped.mean().item() == pytest.approx(1, abs=0.002)
+    assert dropped.float().mean().item() == pytest.approx(scale * 230 / 256, abs=0.002)
     assert torch.equal(values.grad, dropped)  # type: ignore[arg-type]
     # Every one of the eight bytes of a random word drops alike.
     by_byte = (dropped.flatten()[: 1000 * 1000].view(-1, 8) == 0).float().mean(0)
