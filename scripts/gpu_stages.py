@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.loader import plan_batches
 from nmt.engine.compilation import compile_layers
+from nmt.engine.compilation import compiled as compile_function
 from nmt.engine.device import (
     Precision,
     choose_device,
@@ -651,9 +653,9 @@ def loss(report: Recorder) -> None:
     ]
     form = choose_form(dtype, report.device, entries)
 
-    def both_ways() -> None:
+    def both_ways(compiler: Callable[..., Any]) -> None:
         for hidden, weight, bias, gold in sets:
-            form(hidden, weight, bias, gold, SMOOTHING).backward()
+            form(hidden, weight, bias, gold, SMOOTHING, compiler).backward()
             hidden.grad = weight.grad = bias.grad = None
 
     def products() -> None:
@@ -663,15 +665,19 @@ def loss(report: Recorder) -> None:
             by_logits.T @ hidden.detach()
 
     alone = report.seconds(products) / len(sets)
-    if report.is_gpu:
-        torch.cuda.reset_peak_memory_stats(report.device)
-    whole = report.seconds(both_ways) / len(sets)
     text = f"loss of {rows} x {width} x {entries}"
     report.emit(f"{text}: its three products", 1e3 * alone, "ms")
-    report.emit(f"{text}: the rest", 1e3 * (whole - alone), "ms", target="<= 3")
+    ways: dict[str, Callable[..., Any]] = {"not compiled": lambda function: function}
     if report.is_gpu:
-        peak_bytes = torch.cuda.max_memory_allocated(report.device)
-        report.emit(f"{text}: peak memory", peak_bytes / 1e9, "GB")
+        ways["compiled"] = cache(compile_function)
+    for name, compiler in ways.items():
+        if report.is_gpu:
+            torch.cuda.reset_peak_memory_stats(report.device)
+        whole = report.seconds(partial(both_ways, compiler)) / len(sets)
+        report.emit(f"{text}: the rest, {name}", 1e3 * (whole - alone), "ms", target="<= 3")
+        if report.is_gpu:
+            peak_bytes = torch.cuda.max_memory_allocated(report.device)
+            report.emit(f"{text}: peak memory, {name}", peak_bytes / 1e9, "GB")
 
 
 def training(report: Recorder) -> None:
