@@ -46,7 +46,7 @@ def parameter_table(model: Transformer, title: str) -> Table:
         for part in parts
     ]  # fmt: skip
     head = ("part", "formula", "parameters", "copies", "share of all")
-    return Table(title, head, rows, f"{4 * total / 1e6:,.1f} MB in float32.", total=True)
+    return Table(title, head, rows, f"{4 * total:,} bytes in float32.", total=True)
 
 
 def diagram(subject: Subject) -> Part:

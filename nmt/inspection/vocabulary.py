@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.inspection.figure import Cell, Figure, Heatmap, Part, Table, Text
 from nmt.inspection.subject import Subject, labels
-from nmt.text import EOS_ID
+from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import Tokenizer
 
 _SMALL_VOCABULARY = 40
@@ -41,7 +41,9 @@ def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[Figur
     pieces, size = labels(tokenizer, ids), tokenizer.vocab_size
     columns: list[Sequence[Cell]] = [pieces, ids]
     if subject.prepared is not None:
-        columns.append(subject.prepared.train.token_counts(side, size)[ids].tolist())
+        counts = subject.prepared.train.token_counts(side, size)
+        counts[EOS_ID] = len(subject.prepared.train)  # not stored, but read after each sentence
+        columns.append(counts[ids].tolist())
     head = ("piece", "id", "times in training")[: len(columns)]
     yield Table(f"Pieces, {side}", head, list(zip(*columns, strict=True)))
     if size <= _SMALL_VOCABULARY:
@@ -74,7 +76,7 @@ def lookup_lines(table: Tensor, index: int, piece: str, scale: int | None) -> li
     size, dim = table.shape
     row = (one_hot([index], size) @ table)[0]
     lines = [
-        f"x = one-hot vector of {piece}: {size:,} numbers, 1 at place {index:,} from 0, else 0",
+        f"x = one-hot vector of {piece}: {size:,} numbers, 0 but for number {index:,}, which is 1",
         f"x W, with the table W ({size:,} x {dim:,}), is row {index:,} of W: {_start(row)}",
     ]
     return [*lines, f"times sqrt({scale:,}): {_start(row * scale**0.5)}"] if scale else lines
@@ -86,11 +88,14 @@ def _start(vector: Tensor) -> str:
 
 
 def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]:
-    """Return the ids whose rows of a table (V, D) have the largest cosine with one, and that."""
+    """Return the ids whose rows of a table (V, D) have the largest cosine with one, and that.
+
+    PAD, UNK and BOS are left out: most tables never learn their rows.
+    """
     cosines = F.cosine_similarity(table, table[index : index + 1])
-    cosines[index] = -torch.inf
-    values, ids = cosines.topk(min(count, len(table) - 1))
-    return list(zip(ids.tolist(), values.tolist(), strict=True))
+    cosines[[*range(NUM_NEVER_CHOSEN), index]] = -torch.inf
+    values, ids = cosines.topk(min(count, len(table)))
+    return [(i, x) for i, x in zip(ids.tolist(), values.tolist(), strict=True) if x >= -2]
 
 
 def _neighbour_table(table: Tensor, ids: Sequence[int], tokenizer: Tokenizer, side: str) -> Table:

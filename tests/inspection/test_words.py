@@ -59,9 +59,9 @@ def test_pieces_are_the_tokenizers_with_their_counts_in_training(hello: dict[str
     found = find(subject, "vocabulary", "Pieces, source")
     assert found.head == ("piece", "id", "times in training")
     ids = [*source.encode("je suis merci"), 3]
-    # "merci" and "je suis étudiant": each word once, and no end is stored.
+    # "merci" and "je suis étudiant": each word once, and two ends.
     assert found.rows == [(*each, n) for each, n in zip(
-        zip(["▁je", "▁suis", "▁merci", "EOS"], ids, strict=True), [1, 1, 1, 0], strict=True
+        zip(["▁je", "▁suis", "▁merci", "EOS"], ids, strict=True), [1, 1, 1, 2], strict=True
     )]  # fmt: skip
     found = find(subject, "vocabulary", "One-hot vectors, target")
     assert isinstance(found, Heatmap)
@@ -81,7 +81,7 @@ def test_a_one_hot_vector_times_the_table_is_what_the_model_reads(hello: dict[st
     shown = found.lines[-1].split("[")[1].rstrip("]").split()
     assert [float(x) for x in shown] == pytest.approx(read.tolist(), abs=5e-5)
     assert found.lines[0] == (
-        f"x = one-hot vector of ▁merci: 8 numbers, 1 at place {index} from 0, else 0"
+        f"x = one-hot vector of ▁merci: 8 numbers, 0 but for number {index}, which is 1"
     )
 
 
@@ -91,13 +91,13 @@ def test_one_hot_vectors_times_any_table_look_its_rows_up(ids: list[int]) -> Non
     assert torch.equal(one_hot(ids, 7) @ table, table[ids])
 
 
-def test_neighbours_have_the_largest_cosines() -> None:
-    # Angles from row 0: 90, 45, 180 and 0 degrees.
-    table = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [-1.0, 0.0], [5.0, 0.0]])
-    found = neighbours(table, 0, 3)
-    assert [index for index, _ in found] == [4, 2, 1]
+def test_neighbours_have_the_largest_cosines_and_are_no_special_tokens() -> None:
+    # Angles from row 3: 90, 45, 180 and 0 degrees; before it PAD, UNK and BOS with cosines of 1.
+    table = torch.tensor([[2.0, 0.0]] * 4 + [[0.0, 1.0], [3.0, 3.0], [-1.0, 0.0], [5.0, 0.0]])
+    found = neighbours(table, 3, 3)
+    assert [index for index, _ in found] == [7, 5, 4]
     assert [cosine for _, cosine in found] == pytest.approx([1, math.sqrt(0.5), 0], abs=1e-6)
-    assert len(neighbours(table, 0, 50)) == 4
+    assert [index for index, _ in neighbours(table, 3, 50)] == [7, 5, 4, 6]
 
 
 def test_a_configuration_without_weights_shows_pieces_alone(hello: dict[str, Path]) -> None:
@@ -221,3 +221,16 @@ def test_the_worked_examples_are_the_published_numbers() -> None:
     assert parameters.rows[-1][2] == 63_082_496
     assert "63,119,496" in parameters.note
     assert "1,048,576" in parameters.note
+
+
+def test_tensors_of_a_sentence_are_those_of_the_chosen_layer(hello: dict[str, Path]) -> None:
+    subject = Subject(hello["run"], Choice(source="je suis", target="i am", layer=2))
+    (table,) = make_part("shapes", subject).figures
+    assert isinstance(table, Table)
+    names = [row[0] for row in table.rows]
+    assert [name for name in names if "layer" in str(name) and "layer 2" not in str(name)] == []
+    # Two words and EOS are read, BOS and two words; width 4, 9 entries.
+    shapes = {row[0]: row[1] for row in table.rows}
+    assert shapes["source embedding"] == "(3, 4)"
+    assert shapes["decoder layer 2: cross attention, key value"] == "(3, 8)"
+    assert shapes["logits"] == "(3, 9)"
