@@ -1,6 +1,7 @@
 """Lexically constrained beam search: outputs that contain given phrases.
 
-Source: Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018).
+Source: Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). Beyond them, what
+goes on where the model would have ended pays for it, so that phrases stand inside the sentence.
 
 Shapes: B sentences still active, K beams, V vocabulary, t tokens so far.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.search.beam import BeamSelector, Candidates
-from nmt.search.hypothesis import Ids, contains
+from nmt.search.hypothesis import Ids, contains, length_penalty
 from nmt.search.selector import BeamState, SearchInputs, register_selector
 from nmt.text import EOS_ID, PAD_ID
 
@@ -112,14 +113,20 @@ def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
     return sizes
 
 
+_PAST_END = 10.0
+"""Cost, in nats, of going on for a phrase where the model finds nothing likelier than the end."""
+
+
 class _Candidate(NamedTuple):
     """One continuation."""
 
     cost: float
-    """Negative log probability. The order of fields is the order of candidates."""
+    """Negative log probability, and ``past_end``. The order of fields is that of candidates."""
     beam: int
     token: int
     progress: Progress
+    past_end: float
+    """`_PAST_END` or 0."""
 
 
 @register_selector("constrained")
@@ -127,8 +134,9 @@ class ConstrainedSelector(BeamSelector):
     """Shares the beam among hypotheses with different numbers of met tokens.
 
     Candidates are the continuations of plain beam search, and for each beam its best one and all
-    that bring a required phrase further. Only what contains all phrases may end. A sentence without
-    required phrases is searched as by `BeamSelector`.
+    that bring a required phrase further. Only what contains all phrases may end; what goes on for
+    a phrase past the model's own end ranks, and scores, as if it were less likely by `_PAST_END`
+    nats. A sentence without required phrases is searched as by `BeamSelector`.
     """
 
     meets_required_phrases = True
@@ -137,6 +145,9 @@ class ConstrainedSelector(BeamSelector):
         super().__init__(inputs)
         self._phrases = [RequiredPhrases(own.required) for own in inputs.constraints]
         self._progress = [[own.start] for own in self._phrases]  # of each sentence, of each beam
+        self._past_end = [[0.0] for _ in self._phrases]
+        self._paid: dict[int, list[float]] = {}  # what the beams of this step had paid before
+        self._penalty = length_penalty(inputs.options)
 
     @override
     def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
@@ -156,29 +167,58 @@ class ConstrainedSelector(BeamSelector):
             totals = beams.totals[row, parents] + log_probs[row, parents, tokens].cpu()
             more = Candidates(parents, tokens, totals)
             pairs = zip(found, more, strict=True)
-            kept = self._divide(sentence, *(torch.cat((x[row], y)).tolist() for x, y in pairs))
+            has_ended = [token == EOS_ID for token in best[row]]
+            lists = [torch.cat((x[row], y)).tolist() for x, y in pairs]
+            kept = self._divide(sentence, has_ended, *lists)
             for values, chosen in zip(found, zip(*kept, strict=True), strict=True):
                 values[row] = torch.tensor(chosen)
         return found
 
     def _divide(
-        self, sentence: int, parents: list[int], tokens: list[int], scores: list[float]
+        self,
+        sentence: int,
+        has_ended: list[bool],
+        parents: list[int],
+        tokens: list[int],
+        scores: list[float],
     ) -> list[tuple[int, int, float]]:
         """Choose what ends and, behind it, what continues; note the progress of the latter."""
         own, before = self._phrases[sentence], self._progress[sentence]
+        paid = self._paid[sentence] = self._past_end[sentence]
+
+        def candidate(beam: int, token: int, score: float) -> _Candidate:
+            goes_on = has_ended[beam] and own.num_met(before[beam]) < own.num_tokens
+            past_end = _PAST_END if goes_on else paid[beam]
+            progress = own.advance(before[beam], token)
+            return _Candidate(past_end - score, beam, token, progress, past_end)
+
         candidates = sorted(
-            _Candidate(-score, beam, token, own.advance(before[beam], token))
+            candidate(beam, token, score)
             for beam, token, score in set(zip(parents, tokens, scores, strict=True))
             if math.isfinite(score)
             and (token != EOS_ID or own.num_met(before[beam]) == own.num_tokens)
         )
         ended = [c for c in self._within_banks(own, candidates) if c.token == EOS_ID]
         live = self._within_banks(own, [c for c in candidates if c.token != EOS_ID])
-        nothing = _Candidate(math.inf, 0, PAD_ID, own.start)
+        nothing = _Candidate(math.inf, 0, PAD_ID, own.start, 0.0)
         live += [nothing] * (self._beam_size - len(live))
         self._progress[sentence] = [candidate.progress for candidate in live]
+        self._past_end[sentence] = [candidate.past_end for candidate in live]
         kept = ended + live + [nothing] * (self._beam_size - len(ended))
-        return [(candidate.beam, candidate.token, -candidate.cost) for candidate in kept]
+        return [(each.beam, each.token, each.past_end - each.cost) for each in kept]
+
+    @override
+    def _finish(
+        self, found: Candidates, pools: Tensor, history: Tensor, coverage: Tensor | None
+    ) -> None:
+        costs = torch.zeros(history.shape[:2])
+        for row, sentence in enumerate(pools.tolist()):
+            if paid := self._paid.get(sentence):
+                costs[row] = torch.tensor(paid)
+        if self._paid:
+            lost = -costs / self._penalty(history.shape[2] + 1)
+            coverage = lost if coverage is None else coverage + lost
+        super()._finish(found, pools, history, coverage)
 
     def _within_banks(
         self, own: RequiredPhrases, candidates: Sequence[_Candidate]

@@ -27,8 +27,8 @@ class Hypothesis:
     log_prob: float
     """Natural-log probability of the ids and of EOS."""
     score: float
-    """``log_prob`` after length normalisation, and after the coverage penalty if there is one;
-    higher is better."""
+    """``log_prob`` after length normalisation, and after the coverage penalty if there is one and
+    the cost of required phrases past the end; higher is better."""
 
 
 @dataclass(frozen=True, slots=True)

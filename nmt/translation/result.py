@@ -13,14 +13,16 @@ from nmt.text.tokenizer import Tokenizer
 _SPACE, _SPACE_BYTES = "\u2581", ("<0xE2>", "<0x96>", "<0x81>")
 
 Alarm: TypeAlias = Literal[
-    "loop", "repetition", "short", "long", "compression", "coverage", "truncated"
+    "loop", "repetition", "short", "long", "compression", "coverage", "truncated", "constraint"
 ]
 """A sign that a translation is wrong: see `nmt.translation.guard`. ``truncated``, which comes from
-the length of the line, means that its end is not translated."""
+the length of the line, means that its end is not translated; ``constraint``, that a required phrase
+stands behind the end of the sentence instead of in it."""
 _SIGNS: dict[str, str] = {
     **dict.fromkeys(("loop", "repetition", "compression"), "loops"),
     **dict.fromkeys(("short", "long", "truncated"), "length"),
     "coverage": "coverage",
+    "constraint": "required phrases",
 }
 _USUAL_SHARE, _FEWEST_LINES = 0.1, 20  # of alarms, and to say that there are more than that
 Matrix = tuple[tuple[float, ...], ...]
@@ -83,7 +85,7 @@ class TranslationResult:
     translation itself. Empty for a blank line."""
     alarms: tuple[Alarm, ...] = ()
     """Signs that the translation is wrong, after a retry, too: see `nmt.translation.guard`. Without
-    the guard only ``truncated``."""
+    the guard only ``truncated`` and ``constraint``."""
     retried: tuple[Alarm, ...] = ()
     """Alarms of the first translation that this one, of a stricter search, does not raise."""
     alignment: Links | None = None

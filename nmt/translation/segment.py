@@ -283,6 +283,25 @@ def constrain(
             other.constraints = Constraints(forbidden=own.forbidden)
 
 
+def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
+    """Whether a translation has one sentence more than its source, of required phrases alone.
+
+    >>> stands_past_end("A man walks his dog.", "Un homme marche. chat.", ["chat"])
+    True
+    >>> stands_past_end("A man walks. Cat!", "Un homme marche. chat.", ["chat"])
+    False
+    """
+    count, found = (
+        [part for part in _BORDERS[0].split(side) if part.strip()] for side in (source, text)
+    )
+    if len(found) <= max(1, len(count)):
+        return False
+    rest = found[-1]
+    for phrase in phrases:
+        rest = rest.replace(phrase, "")
+    return rest != found[-1] and not any(map(str.isalnum, rest))
+
+
 def check_outputs(segments: Iterable[Segment], first_line: int = 1) -> None:
     """Check that the search found an output for every segment.
 

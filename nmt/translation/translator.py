@@ -50,6 +50,7 @@ from nmt.translation.segment import (
     joiner_for,
     make_task,
     segment_lines,
+    stands_past_end,
 )
 
 if TYPE_CHECKING:  # its metrics take time to load
@@ -299,12 +300,23 @@ class Translator:
                 self.options,
                 lambda some, changes: self.with_options(**changes)._search(some),
             )
+        for segment in segments:
+            if self._is_misplaced(segment):
+                segment.alarms = (*segment.alarms, "constraint")
         if wanted:
             self._add_details(segments, wanted)
         lines: list[list[Segment]] = [[] for _ in texts]
         for segment in segments:
             lines[segment.line].append(segment)
         return [self._result(*line, wanted) for line in zip(texts, lines, strict=True)]
+
+    def _is_misplaced(self, segment: Segment) -> bool:
+        """Whether a required phrase stands behind the sentence."""
+        if not (required := segment.constraints.required):
+            return False
+        source = self._tokenizers.source.decode(segment.ids)
+        text = self._text(segment.hypotheses[0].ids)
+        return stands_past_end(source, text, map(self._text, required))
 
     def _search(
         self,

@@ -105,8 +105,9 @@ class Naive:
         return sum(self.next_log_probs(step[:-1])[step[-1]] for step in steps)
 
     def score(self, ids: Ids, log_prob: float) -> float:
-        """After both penalties."""
-        normalized = log_prob / length_penalty(self.config)(len(ids) + 1)
+        """After all penalties."""
+        cost = 10.0 * self.goes_on_past_end(ids)
+        normalized = (log_prob - cost) / length_penalty(self.config)(len(ids) + 1)
         if not self.config.coverage_penalty:
             return normalized
         looks = [
@@ -116,6 +117,14 @@ class Naive:
         words = list(zip(*looks, strict=True))[:-1]
         lost = sum(math.log(min(sum(shares), 1.0)) for shares in words)
         return normalized + self.config.coverage_penalty * lost
+
+    def goes_on_past_end(self, ids: Ids) -> bool:
+        """Whether something follows where the end was likeliest and a phrase was missing."""
+        return any(
+            self.next_log_probs(ids[:i]).index(max(self.next_log_probs(ids[:i]))) == EOS_ID
+            for i in range(len(ids))
+            if not all(contains(ids[:i], phrase) for phrase in self.constraints.required)
+        )
 
     def greedy(self, ids: Ids = ()) -> Ids | None:
         """Go on from ``ids`` with the most probable token again and again."""

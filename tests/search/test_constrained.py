@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from nmt.search.constrained import RequiredPhrases, bank_sizes
 from nmt.search.hypothesis import Constraints, Ids, contains
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from tests.search.toys import TableStepper, options_of, random_table, sources
+from tests.search.toys import Table, TableStepper, options_of, random_table, sources
 
 phrases = st.lists(st.integers(4, 6), min_size=1, max_size=5).map(tuple)
 
@@ -112,3 +116,40 @@ def test_every_output_contains_the_phrases_however_narrow_the_beam(
         assert hypothesis.ids[0] == 5
         assert all(contains(hypothesis.ids, phrase) for phrase in own)
         assert not any(contains(hypothesis.ids, phrase) for phrase in forbidden)
+
+
+DOT, WORD = 6, 7
+
+
+def sentence_table(inside: float) -> Table:
+    """Of "4 5 ." with a likely end, after which a fifth of what is left is another word.
+
+    In the sentence, after 5, that word has the probability ``inside``.
+    """
+
+    def log_probs(key: tuple[int, ...]) -> Tensor:
+        prefix = key[key.index(BOS_ID) + 1 :]
+        likely = {(): 4, (4,): 5}.get(prefix, EOS_ID if DOT in prefix else DOT)
+        probs = torch.full((8,), 1e-9)
+        probs[WORD] = 0.02 if DOT in prefix else inside if prefix == (4, 5) else 1e-9
+        probs[likely] = 0.9
+        return probs.log()
+
+    return log_probs
+
+
+@pytest.mark.parametrize(("inside", "ids"), [(1e-3, (4, 5, WORD, DOT)), (1e-8, (4, 5, DOT, WORD))])
+@pytest.mark.parametrize("beam_size", [2, 5])
+def test_a_required_phrase_stands_in_the_sentence_unless_that_is_far_less_likely(
+    inside: float, ids: tuple[int, ...], beam_size: int
+) -> None:
+    """By hand: 0.9^4 x inside in it, 0.9^4 x 0.02 behind it, less by exp(-10) = 4.5e-5."""
+    config = options_of(beam_size=beam_size, n_best=1, length_penalty=1.0)
+    constraints = Constraints(required=((WORD,),))
+    ((best,),) = search(TableStepper(sentence_table(inside)), sources([9]), config, [constraints])
+
+    is_late = ids[-1] == WORD
+    log_prob = 4 * math.log(0.9) + math.log(0.02 if is_late else inside)
+    assert best.ids == ids
+    assert best.log_prob == pytest.approx(log_prob, rel=1e-5)
+    assert best.score == pytest.approx((log_prob - 10 * is_late) / 5, rel=1e-5)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from nmt.errors import ConfigError, DataError
 from nmt.model.transformer import Transformer
+from nmt.runtime.engine import Engine
 from nmt.runtime.torch_engine import TorchEngine
-from nmt.search.hypothesis import NONE, Constraints, contains
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.segment import Segment, constrain, encode_constraints, make_task
 from nmt.translation.translator import Translator
@@ -106,3 +109,34 @@ def test_a_forbidden_phrase_in_a_forced_prefix_refuses_the_line(translator: Tran
         LINES[:1], prefixes=["der Hund"], forbidden=[["Hund"]], prefix_bias_beta=0.5
     )
     assert "Hund" not in result.text.split()
+
+
+class Says(Engine):
+    """Always the same."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = tuple(ids)
+
+    @override
+    def search(
+        self, sources: Sequence[Sequence[int]], *_: object, **__: object
+    ) -> list[list[Hypothesis]]:
+        return [[Hypothesis(self._ids, -1.0, -1.0)] for _ in sources]
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "alarms"),
+    [
+        ("der Hund.", "die Katze. Haus.", ("constraint",)),
+        ("der Hund.", "die Katze Haus.", ()),
+        ("der Hund. das", "die Katze. Haus", ()),  # two sentences, as there
+        ("der Hund.", "die Katze. das Haus", ()),  # a sentence of its own
+    ],
+)
+def test_a_phrase_behind_the_sentence_raises_an_alarm(
+    tokenizers: Tokenizers, source: str, text: str, alarms: tuple[str, ...]
+) -> None:
+    translator = Translator(Says(tokenizers.target.encode(text)), tokenizers, OPTIONS)
+    (found,) = translator.translate([source], required=[["Haus"]])
+    assert (found.text, found.alarms) == (text, alarms)
+    assert translator.translate([source])[0].alarms == ()
