@@ -110,9 +110,8 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
 
 def decoder_mask(target: Packed) -> Tensor:
     """Return which inputs each decoder position attends to: real, not later. (B, T, T), bool."""
-    real = target.mask()
     causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
-    return causal & real.unsqueeze(1) & real.unsqueeze(2)
+    return causal & target.mask().unsqueeze(2)  # what stands before a real token is real
 
 
 def _padded(ids: Sequence[int], length: int) -> list[int]:
