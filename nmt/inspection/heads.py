@@ -25,7 +25,6 @@ from nmt.text import BOS_ID, EOS_ID
 
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Source and target ids, without special ones."""
-_MAX_PAIRS = 100
 _NEAR = 1.0
 _MOSTLY = 0.5
 _NAMES = ("previous token", "itself", "end", "diagonal")
@@ -51,7 +50,7 @@ def heads(subject: Subject) -> Part:
                 used = list(shares) if kind != "cross" else [None, None, *shares[2:]]
                 rows.append([f"{layer}, {head}", *used, _role(used), loss])
         table_head = ["head", *_NAMES, "mostly", "loss without it"]
-        note = f"Nats per target token; {len(pairs):,} pairs of {name}."
+        note = f"Nats per target token; pairs of {name}: {len(pairs):,}."
         figures += [
             Table(title, table_head, rows, note),
             Heatmap(f"{title}: loss without a head", losses[kind], layers, columns, note),
@@ -158,8 +157,10 @@ def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
     options = ReadOptions(config.source_language, config.target_language, on_bad_utf8="skip")
     texts = (each for each in read_corpus(corpus, options) if isinstance(each, SentencePair))
     sides = subject.tokenizers
+    most = min(MAX_TOKENS, config.filters.max_length)
     ids = ((sides.source.encode(x.source), sides.target.encode(x.target)) for x in texts)
-    found = list(islice((p for p in ids if p[0] and max(map(len, p)) <= MAX_TOKENS), _MAX_PAIRS))
+    short = (pair for pair in ids if pair[0] and max(map(len, pair)) <= most)
+    found = list(islice(short, subject.choice.limit))
     if not found:
-        raise DataError(f"{name} has no pair of at most {MAX_TOKENS} tokens.", fix="Use another.")
+        raise DataError(f"{name} has no pair of at most {most} tokens.", fix="Use another.")
     return name or "the validation set", found

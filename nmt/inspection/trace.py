@@ -16,7 +16,7 @@ from nmt.inspection.observer import (
 )
 from nmt.inspection.recording import without_causal_mask
 from nmt.inspection.subject import Subject, labels
-from nmt.search.hypothesis import Hypothesis, Ids, length_penalty
+from nmt.search.hypothesis import Hypothesis, length_penalty
 
 _NUM_LIKELY = 5
 _MAX_BEAMS = 20
@@ -59,7 +59,7 @@ def trace(subject: Subject) -> Part:
 def _search(subject: Subject, found: SearchTrace, options: DecodingConfig) -> list[Figure]:
     """The steps of one search, its tree, and what came of it."""
     steps = [
-        Step(f"step {number}", [_beams(subject, number, step)])
+        Step(f"step {number}", [_beams(subject, step)])
         for number, step in enumerate(found.steps, 1)
     ]
     cache = Text(
@@ -95,15 +95,11 @@ def checked_options(options: DecodingConfig) -> DecodingConfig:
     return options
 
 
-def _text(subject: Subject, ids: Ids) -> str:
-    return subject.tokenizers.target.decode(ids)
-
-
 def _piece(subject: Subject, token: int) -> str:
     return labels(subject.tokenizers.target, [token])[0]
 
 
-def _beams(subject: Subject, number: int, step: SearchStep) -> Table:
+def _beams(subject: Subject, step: SearchStep) -> Table:
     """What one step continued and found."""
     rows: list[list[Cell]] = [
         [
@@ -116,9 +112,12 @@ def _beams(subject: Subject, number: int, step: SearchStep) -> Table:
     ]
     head = ["hypothesis", "log probability"]
     head += [f"next {rank}" for rank in range(1, len(rows[0]) - 1)]
-    ended = [f"{_text(subject, h.ids)!r} with score {h.score:.4f}" for _, h, _ in step.finished]
+    ended = [
+        f"{subject.tokenizers.target.decode(h.ids)!r} with score {h.score:.4f}"
+        for _, h, _ in step.finished
+    ]
     note = f"Finished here: {', '.join(ended)}." if ended else ""
-    return Table(f"Step {number}", head, rows, note)
+    return Table("Hypotheses", head, rows, note)
 
 
 def _results(subject: Subject, found: SearchTrace, options: DecodingConfig) -> Table:
@@ -130,7 +129,7 @@ def _results(subject: Subject, found: SearchTrace, options: DecodingConfig) -> T
     for _, hypothesis, coverage in ended:
         length = len(hypothesis.ids) + 1
         values = length, hypothesis.log_prob, penalty(length), coverage, hypothesis.score
-        rows.append([_text(subject, hypothesis.ids), *values])
+        rows.append([subject.tokenizers.target.decode(hypothesis.ids), *values])
     head = ["hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"]
     note = "The first one is the translation. Of equal scores the one found first goes before."
     return Table("Finished hypotheses", head, rows, note)
@@ -140,7 +139,7 @@ def _nodes(subject: Subject, found: SearchTrace) -> list[Node]:
     """Return the beams of all steps, and the ends, as a tree below BOS."""
     nodes = [Node("BOS", "", None, "best")]
     places: list[dict[int, int]] = [{0: 0}]  # of each step: beam -> node
-    best = found.results[0].ids if found.results else None
+    best = found.results[0].ids
     alive = {each.hypothesis.ids[:n] for step in found.steps for each in step.finished
              for n in range(len(each.hypothesis.ids) + 1)}  # fmt: skip
     for number, step in enumerate(found.steps):
@@ -149,7 +148,7 @@ def _nodes(subject: Subject, found: SearchTrace) -> list[Node]:
             for place, beam in enumerate(step.beams):
                 if beam.log_prob == -float("inf") or beam.parent is None:
                     continue
-                is_best = best is not None and best[: len(beam.ids)] == beam.ids
+                is_best = best[: len(beam.ids)] == beam.ids
                 kind: NodeKind = "best" if is_best else "kept" if beam.ids in alive else "dropped"
                 places[-1][place] = len(nodes)
                 parent, label = places[-2][beam.parent], _piece(subject, beam.ids[-1])
@@ -172,7 +171,7 @@ def _unmasked(subject: Subject, num_steps: int) -> Steps:
         rows = [[kind, *_changes(subject, steps_of, number)] for kind, steps_of in kinds.items()]
         head = ["causal mask", *(f"word {place}" for place in range(1, number + 2))]
         padded = [[*row, *[None] * (len(head) - len(row))] for row in rows]
-        steps.append(Step(f"step {number + 1}", [Table(f"Step {number + 1}", head, padded)]))
+        steps.append(Step(f"step {number + 1}", [Table("Words", head, padded)]))
     return Steps("Recomputed without the causal mask", steps, _UNMASKED)
 
 

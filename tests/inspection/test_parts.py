@@ -297,3 +297,20 @@ def test_a_layer_that_only_the_decoder_has_is_drawn_of_the_decoder(
     grids = figures_of(part_of(folders["post"], "attention", target=TARGET, layer=3), Grid)
     assert [grid.rows for grid in grids] == [["layer 3 (top)"]] * 2
     assert part_of(folders["post"], "score", target=TARGET, layer=3).figures
+
+
+def test_heads_reads_the_first_short_pairs_of_a_test_set(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of four pairs the second is too long and the third blank; --limit 1 takes the first."""
+    for side in "de", "en":
+        lines = ["Hund läuft", "Hund " * 40, "", "Katze schläft"]
+        (tmp_path / f"a.{side}").write_text("\n".join(lines) + "\n")
+    for limit, count in ((200, ": 2."), (1, ": 1.")):
+        part = make_part("heads", Subject(folders["post"], Choice(limit=limit)))
+        tables = figures_of(part, Table)
+        assert [len(table.rows) for table in tables] == [8, 12, 12]
+        assert tables[0].note.endswith(count)
+        assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
+    with pytest.raises(ConfigError, match="test set"):
+        make_part("heads", Subject(folders["post"], Choice(test="other")))
