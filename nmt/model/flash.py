@@ -2,7 +2,8 @@
 
 Source: Dao (2023), "FlashAttention-2". For GPUs from compute capability 8.0 on and 16-bit types;
 `nmt.model.attention` has other backends for what it lacks. Its public function changed after torch
-2.10, which says ``is_causal`` where later ones say ``window_size``, and has no shared keys.
+2.10, which says ``is_causal`` where later ones say ``window_size``, and has no shared keys; both
+signatures are tested, with another kernel. Tests marked ``gpu`` run the kernel itself.
 """
 
 from __future__ import annotations
