@@ -181,23 +181,15 @@ def _named_by_position(
         ConfigError: What the files are is not clear; names the flags that say it.
     """
     if model is None or model.is_dir() or not (files or model.is_file()):
-        if files:
-            flags = " ".join(f"--reference {file}" for file in files[-1:])
-            flags = " ".join([*(f"--source {file}" for file in files[:-1]), flags])
-            raise ConfigError(
-                f"{model} is a model: say what {', '.join(map(str, files))} {_are(files)}.",
-                fix=f"Type: nmt evaluate {model} {flags}",
-            )
-        return model, scoring
-    if len(files) == 1 and not (scoring.hypothesis or scoring.reference):
+        if not files:
+            return model, scoring
+        *sources, reference = files
+        flags = [*(f"--source {file}" for file in sources), f"--reference {reference}"]
+        problem, command = f"{model} is a model: say what the files are.", [str(model), *flags]
+    elif len(files) == 1 and not (scoring.hypothesis or scoring.reference):
         return None, replace(scoring, hypothesis=[model], reference=list(files))
-    *hypotheses, reference = (model, *files) if files else (model, Path("REFERENCE"))
-    flags = " ".join(f"--hypothesis {file}" for file in (*hypotheses, *scoring.hypothesis))
-    raise ConfigError(
-        f"{model} is a file, not a model.",
-        fix=f"Type: nmt evaluate {flags} --reference {reference}",
-    )
-
-
-def _are(files: Sequence[Path]) -> str:
-    return "is" if len(files) == 1 else "are"
+    else:
+        *systems, reference = (model, *files) if files else (model, Path("REFERENCE"))
+        flags = [f"--hypothesis {file}" for file in (*systems, *scoring.hypothesis)]
+        problem, command = f"{model} is no model.", [*flags, f"--reference {reference}"]
+    raise ConfigError(problem, fix=f"Type: nmt evaluate {' '.join(command)}")

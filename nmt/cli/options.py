@@ -87,7 +87,7 @@ def _device(text: str) -> str:
     """Read the name of a device; ``cuda:0`` is ``cuda``.
 
     Raises:
-        ConfigError: There is none of this name, or it is another GPU.
+        ConfigError: There is none of this name.
     """
     from nmt.runtime.engine import parse_device
 
@@ -165,7 +165,10 @@ class ModelOptions:
 
     checkpoint: str = CHECKPOINT
     device: str = flag(
-        default="auto", metavar="[auto|cpu|cuda]", parser=_device, help="Device to compute on."
+        default="auto",
+        metavar="[auto|cpu|cuda]",
+        parser=_device,
+        help="Device to compute on; of several GPUs the first one of CUDA_VISIBLE_DEVICES.",
     )
     threads: int | None = flag(min=1, metavar="N", help="CPU threads.", show_default="all cores")
     with_: list[Path] = flag(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -27,22 +26,12 @@ def full_dtype_name(name: object) -> object:
 
 
 def plain_device_name(name: object) -> object:
-    """Return the name of a device without its number, which is 0.
-
-    Raises:
-        ValueError: It is another GPU than the first.
+    """Return the name of a device that may have a number: ``cuda:0`` is the first GPU.
 
     >>> plain_device_name("cuda:0")
     'cuda'
     """
-    if isinstance(name, str) and (gpu := re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?", name)):
-        if int(gpu[1] or 0):
-            raise ValueError(
-                f"{name} is not the first GPU: use cuda, with CUDA_VISIBLE_DEVICES={gpu[1]} in the "
-                "environment"
-            )
-        return "cuda"
-    return name
+    return "cuda" if name in ("cuda:0", "gpu") else name
 
 
 class ScheduleConfig(Section):

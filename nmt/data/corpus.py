@@ -13,7 +13,9 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice, zip_longest
@@ -354,15 +356,19 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
 
 def _reaches_hub() -> bool:
     """Whether there is a way to the hub; its library tries for half a minute."""
-    place = urlsplit(os.environ.get("HF_ENDPOINT", _HUB))
-    if getproxies():
-        return True
-    try:
-        port = place.port or (443 if place.scheme == "https" else 80)
-        socket.create_connection((str(place.hostname), port), timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    place, reached = urlsplit(os.environ.get("HF_ENDPOINT", _HUB)), []
+    port = place.port or (443 if place.scheme == "https" else 80)
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((str(place.hostname), port), _CONNECT_SECONDS).close()
+            reached.append(True)
+
+    # Looking up names, and each of several addresses, may take as long again.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECT_SECONDS)
+    return bool(reached) or bool(getproxies())
 
 
 def _published_pairs(

@@ -147,7 +147,7 @@ def _draw(pairs: Callable[[], Iterator[Texts | None]], seed: int) -> list[Texts]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:
         raise DataError(
-            f"The files hold {len(usable)} pairs with text on both sides.",
+            f"Too few pairs with text on both sides: {len(usable)}.",
             fix=f"`nmt init` needs {_HELD_OUT_SHARE} at least, and a good model tens of thousands.",
         )
     drawn = random.Random(seed).sample(usable, min(4 * size, len(usable)))

@@ -42,14 +42,10 @@ def parse_device(text: str) -> DeviceName:
     """Return the device of this name.
 
     Raises:
-        ConfigError: There is none, or it is another GPU than the first.
+        ConfigError: There is none.
     """
     names: dict[str, DeviceName] = {device: device for device in get_args(DeviceName)}
-    try:
-        return chosen(names, str(plain_device_name(text)), "device")
-    except ValueError as error:
-        problem, _, fix = str(error).partition(": u")
-        raise ConfigError(f"device {problem}.", fix=f"U{fix}.") from error
+    return chosen(names, str(plain_device_name(text)), "device")
 
 
 @dataclass(frozen=True, slots=True)
