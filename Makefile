@@ -37,7 +37,11 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 	  printf "%s %s\n", NR % 3 == 1 ? "\nsource     " : NR % 3 == 2 ? "translation" : "reference  ", $$0 }'
 	@printf '\n== evaluate: the held-out test set\n'
 	$(BIN)/nmt evaluate $(DEMO) -t test
+	@printf '\n== inspect: the inside of the model, as one page\n'
+	$(BIN)/nmt inspect $(DEMO) --source "$$(head -n 1 $(DEMO_SAMPLE).en)" -o $(DEMO)/inspect.html
 	@printf '\n== next\n'
+	@printf '  its inside:           open $(DEMO)/inspect.html in a browser; a sentence of yours:\n'
+	@printf '    $(BIN)/nmt inspect $(DEMO) --source "Yesterday Anna sold an old red lamp." -o page.html --open\n'
 	@printf '  a sentence of yours:  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
 	@printf '  data of yours:        README.md, "Your own two files"\n'
 
