@@ -1,44 +1,60 @@
-"""Training throughput beside a plain torch.nn.Transformer loop, interleaved in one process.
+"""Updates of `nmt train`: their rate beside a plain torch loop, their memory, and where time goes.
 
-    python scripts/bench_training.py --threads 2 --rounds 5
+    python scripts/bench_training.py configs/multi30k.yaml --rounds 5 --set training.threads=2
 
-Both models have the same size, vocabulary and batches (length-bucketed, 4096 source and target
-tokens without padding). Ours runs as `nmt train` does; the other is what a careful reader of
-torch's documentation writes: padded batches, boolean padding masks, label-smoothed cross-entropy
-that ignores padding, torch's default Adam. A throughput is real target tokens per second of whole
-updates (forward, backward, clipping, optimizer); a ratio is of medians over the rounds.
+Every update reads a fresh batch of the configuration's prepared data (`nmt prepare`), and is made
+by the code of `nmt train`: dropout, clipping and optimizer included. The plain loop is what a
+careful reader of torch's documentation writes: padded batches of the same pairs, boolean padding
+masks, label-smoothed cross-entropy that ignores padding, torch's default Adam. Loops take turns.
+Rates are of target tokens without padding or filler.
+
+The table of kinds is torch's profiler over some updates more. Under it stands the time that the
+matrix products alone take, repeated with the same sizes on memory in use: the distance to what the
+machine can do. Sizes are those of products of the layers and of the loss, not of attention.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
+from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
-from nmt.config.training import OptimizerConfig
-from nmt.data.batch import Batch, collate
-from nmt.data.loader import padding_waste, plan_batches
+from nmt.config.run import RunConfig
+from nmt.data.batch import Batch
+from nmt.data.loader import Position
 from nmt.data.prepared import PreparedData
-from nmt.engine.device import choose_device, choose_precision, has_fast_bf16, prepare_process
+from nmt.engine.device import has_fast_bf16, prepare_process
+from nmt.engine.memory import use_huge_pages
 from nmt.model.positions import sinusoids
-from nmt.model.transformer import build_model
-from nmt.training.losses import CrossEntropy, choose_form
-from nmt.training.optimizers import build_optimizer
-from nmt.training.update import Updater
+from nmt.training.setup import TrainingSetup
 
-SIZES = {
-    "tiny": ModelConfig(preset="tiny", norm_position="post"),
-    "base": ModelConfig(),
+KINDS = {
+    "products of layers and loss": ("mm", "addmm", "addmm_"),
+    "attention": ("bmm", "baddbmm", "_softmax", "addcmul_"),
+    "copies and conversions": ("copy_", "cat", "fill_", "zero_"),
+    "selections of rows": ("index_select", "embedding_dense_backward", "index_fill_"),
+    "dropout": ("random_", "ge"),
+    "norms": ("native_layer_norm", "native_layer_norm_backward"),
+    "optimizer": ("_fused_adamw_", "linalg_vector_norm"),
+    "softmax of the loss": ("exp_", "div_", "sub_", "amax", "gather", "scatter_add_"),
+    "other element-wise work": ("mul", "mul_", "add", "add_", "relu_", "threshold_backward", "sum"),
 }
+"""Kind of work -> torch's operators. What is in none of them is the rest: Python, above all."""
+_PROFILED = 8
+Step = Callable[[], int]
+"""Makes an update of the next batch; returns its target tokens."""
 
 
 class PlainTransformer(nn.Module):
@@ -81,12 +97,13 @@ class PlainTransformer(nn.Module):
         return F.linear(hidden, self.embedding.weight)
 
 
-def plain_step(config: ModelConfig, vocab_size: int) -> Callable[[Batch], None]:
+def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -> Step:
     """Return one update of the plain loop."""
     model = PlainTransformer(config, vocab_size).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
-    def step(batch: Batch) -> None:
+    def step() -> int:
+        batch = next(batches)
         source, target = (side.pad(side.ids) for side in (batch.source, batch.target))
         logits = model(source, target)
         loss = F.cross_entropy(
@@ -99,108 +116,138 @@ def plain_step(config: ModelConfig, vocab_size: int) -> Callable[[Batch], None]:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        return batch.num_target_tokens
 
     return step
 
 
-def our_step(config: ModelConfig, vocab_size: int, precision_name: str) -> Callable[[Batch], None]:
+def our_step(setup: TrainingSetup) -> Step:
     """Return one update as `nmt train` makes it."""
-    device = choose_device("cpu")
-    precision = choose_precision(precision_name, device)  # type: ignore[arg-type]
-    model = build_model(config, vocab_size, vocab_size)
-    optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
-    loss = CrossEntropy(0.1, choose_form(precision.dtype, device, vocab_size))
-    updater = Updater(model, optimizer, precision, loss, clip_norm=1.0)
-
-    def step(batch: Batch) -> None:
-        updater([batch], 1e-4)
-
-    return step
+    updates = setup.loader.updates(Position())
+    return lambda: setup.updater(next(updates)[0], 1e-4).target_tokens
 
 
-class _RandomStore:
-    """Sentences of Multi30k-like lengths, where no prepared data is at hand."""
-
-    def __init__(self, vocab_size: int) -> None:
-        random = np.random.default_rng(1)
-        self.source_lengths = np.clip(random.normal(14, 5, 20_000), 3, 45).astype(np.int32)
-        jitter = random.normal(0, 2, 20_000)
-        self.target_lengths = np.clip(self.source_lengths + jitter, 3, 45).astype(np.int32)
-        self._random, self._vocab_size = random, vocab_size
-
-    def _ids(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids = self._random.integers(4, self._vocab_size, int(lengths.sum()))
-        return ids, np.concatenate(([0], np.cumsum(lengths)))
-
-    def source_ids(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `ParallelStore.source_ids`."""
-        return self._ids(self.source_lengths[rows])
-
-    def target_ids(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `ParallelStore.target_ids`."""
-        return self._ids(self.target_lengths[rows])
+def rate(step: Step, count: int) -> float:
+    """Return target tokens per second over ``count`` updates."""
+    begin = time.perf_counter()
+    tokens = sum(step() for _ in range(count))
+    return tokens / (time.perf_counter() - begin)
 
 
-def load_batches(folder: Path, vocab_size: int, count: int, max_tokens: int) -> list[Batch]:
-    """Return ``count`` batches of the prepared data, or of random sentences without it."""
-    if (folder / "manifest.json").exists():
-        store = PreparedData.open(folder).train
-        print(f"data: {folder}")
-    else:
-        store = _RandomStore(vocab_size)  # type: ignore[assignment]
-        print(f"data: random sentences ({folder} is not prepared)")
-    lengths = (store.source_lengths + 1, store.target_lengths + 1)
-    plan = plan_batches(*lengths, max_tokens=max_tokens, noise=0.1, seed=1, epoch=0)
-    print(f"padding waste: {padding_waste(plan, *lengths):.1%} of {len(plan)} batches")
-    return [collate(store, rows) for rows in plan[:count]]
+def resident_mib() -> int:
+    """Return the memory of this process now; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize() >> 20
 
 
-def throughput(step: Callable[[Batch], None], batches: Sequence[Batch]) -> float:
-    """Return real target tokens per second over ``batches``."""
-    start = time.perf_counter()
-    for batch in batches:
-        step(batch)
-    seconds = time.perf_counter() - start
-    return sum(batch.num_target_tokens for batch in batches) / seconds
+def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
+    """Return how many numbers of tokens, and rectangles, a side has in the first batches."""
+    tokens, rectangles = set(), set()
+    updates = setup.loader.updates(Position())
+    for _ in range(count):
+        for batch in next(updates)[0]:
+            for side in (batch.source, batch.target):
+                tokens.add(side.num_tokens)
+                rectangles.add((len(side), side.max_length))
+    return len(tokens), len(rectangles)
+
+
+def bare_seconds(products: Mapping[tuple[tuple[int, ...], ...], int], dtype: torch.dtype) -> float:
+    """Return the time of products of matrices (m, k) and (k, n), each so many times."""
+    seconds = 0.0
+    for (left, right), count in products.items():
+        a, b = torch.randn(left).to(dtype), torch.randn(right[::-1]).to(dtype).T
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            torch.mm(a, b)
+            times.append(time.perf_counter() - begin)
+        seconds += count * min(times)
+    return seconds
+
+
+def print_kinds(setup: TrainingSetup, step: Step) -> None:
+    """Print where the time of an update goes, and what its products take alone."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        begin = time.perf_counter()
+        for _ in range(_PROFILED):
+            step()
+        whole = (time.perf_counter() - begin) / _PROFILED
+    own: Counter[str] = Counter()
+    products: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    for event in found.key_averages(group_by_input_shape=True):
+        name = event.key.removeprefix("aten::")
+        own[name] += event.self_cpu_time_total / 1e6 / _PROFILED
+        if name in KINDS["products of layers and loss"]:
+            first = int(name != "mm")  # what is added
+            sizes = event.input_shapes[first : first + 2]
+            products[tuple(map(tuple, sizes))] += event.count
+    print("| kind | ms an update | share |\n| --- | --- | --- |")
+    rest = whole
+    for kind, names in KINDS.items():
+        seconds = sum(own[name] for name in names)
+        rest -= seconds
+        print(f"| {kind} | {seconds * 1e3:.1f} | {seconds / whole:.1%} |")
+    print(f"| rest | {rest * 1e3:.1f} | {rest / whole:.1%} |")
+    bare = bare_seconds(products, setup.updater.precision.dtype) / _PROFILED
+    print(f"| an update | {whole * 1e3:.1f} | 100% |\n")
+    print(f"its products alone: {bare * 1e3:.1f} ms, {bare / whole:.1%} of the update\n")
+
+
+def build(config: RunConfig, precision: str) -> TrainingSetup:
+    """Return what trains ``config`` in ``precision`` on this CPU."""
+    training = config.training.model_copy(update={"precision": precision, "device": "cpu"})
+    config = config.model_copy(update={"training": training})
+    return TrainingSetup.build(config, config.batch, PreparedData.open(config.prepared_dir))
 
 
 def main() -> None:
-    """Run the rounds and print the table."""
+    """Run the rounds and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--prepared", type=Path, default=Path("prepared/multi30k-de-en"))
-    parser.add_argument("--vocab-size", type=int, default=8000)
-    parser.add_argument("--max-tokens", type=int, default=4096)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("config", nargs="?", default="configs/multi30k.yaml")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=4, help="updates in a round")
+    parser.add_argument("--updates", type=int, default=10, help="in a round")
     parser.add_argument("--precision", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--without-plain", action="store_true", help="leave the plain loop out")
     options = parser.parse_args()
-    prepare_process(options.threads)
-    config = SIZES[options.size]
-    batches = load_batches(
-        options.prepared, options.vocab_size, options.batches, options.max_tokens
-    )
-    steps = {"torch.nn.Transformer float32": plain_step(config, options.vocab_size)}
-    for name in options.precision:
-        steps[f"nmt {name}"] = our_step(config, options.vocab_size, name)
+    config = load_config(options.config, options.overrides)
+    prepare_process(config.training.threads)
+    use_huge_pages()
+    setups = {name: build(config, name) for name in options.precision}
+    steps = {f"nmt {name}": our_step(setup) for name, setup in setups.items()}
+    if not options.without_plain:
+        setup = build(config, "float32")
+        batches = (batch for batches, _ in setup.loader.updates(Position()) for batch in batches)
+        vocab_size = len(setup.updater.model.output_weight)
+        plain = plain_step(config.model, vocab_size, batches)
+        steps = {"torch.nn.Transformer float32": plain, **steps}
     measured: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(options.rounds + 1):
         for name, step in steps.items():
-            few = batches[:1] if number == 0 else batches
-            rate = throughput(step, few)
+            found = rate(step, options.updates)
             if number > 0:
-                measured[name].append(rate)
+                measured[name].append(found)
     baseline = statistics.median(next(iter(measured.values())))
     print(
-        f"{options.size}, {options.max_tokens} tokens a batch, {options.threads} threads, "
-        f"torch {torch.__version__}, Python {platform.python_version()}, bf16 instructions: "
-        f"{'yes' if has_fast_bf16(torch.device('cpu')) else 'no (bf16 is emulated)'}"
+        f"{options.config}, {config.batch.max_tokens} tokens a batch, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, bf16 instructions: "
+        f"{'yes' if has_fast_bf16(torch.device('cpu')) else 'no (bf16 is emulated)'}; "
+        f"memory {resident_mib()} MiB, at its peak "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB, of all loops together\n"
     )
     print("| loop | target tokens/s, median (best) | ratio |\n| --- | --- | --- |")
     for name, rates in measured.items():
         median = statistics.median(rates)
         print(f"| {name} | {median:.0f} ({max(rates):.0f}) | {median / baseline:.2f} |")
+    for name, setup in setups.items():
+        tokens, rectangles = distinct_sizes(setup, options.rounds * options.updates)
+        print(f"\nnmt {name}: {tokens} numbers of tokens, {rectangles} rectangles\n")
+        print_kinds(setup, steps[f"nmt {name}"])
 
 
 if __name__ == "__main__":
