@@ -81,10 +81,7 @@ def distributions(subject: Subject) -> Part:
         model = subject.load(name)
         logits[name] = model.logits(model(subject.source, subject.target))
     steps = [
-        Step(
-            f"position {place + 1}: {label}",
-            [_bars(subject, place, gold[place], logits, smoothing)],
-        )
+        Step(label, [_bars(subject, place, gold[place], logits, smoothing)])
         for place, label in enumerate(subject.target_labels)
     ]
     figures: list[Figure] = [Steps("Target and model, word by word", steps)]

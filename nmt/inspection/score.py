@@ -41,14 +41,11 @@ def score(subject: Subject) -> Part:
     figures: list[Figure] = []
     for head in chosen:
         steps = [
-            Step(f"query {place + 1}: {label}", _query(labels, place, heads, head - 1))
+            Step(f"query of {label}", _query(labels, place, heads, head - 1))
             for place, label in enumerate(labels)
         ]
         figures.append(Steps(f"Encoder {name}, head {head}: one query at a time", steps))
-    steps = [
-        Step(f"token {place + 1}: {label}", [_sublayer(sublayer, heads, place)])
-        for place, label in enumerate(labels)
-    ]
+    steps = [Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)]
     figures.append(Steps(f"Encoder {name}: all heads, W^O, add and norm", steps))
     figures.append(_matrices(sublayer, heads))
     return Part("score", "The arithmetic of attention", _EXPLANATION, figures)
