@@ -18,9 +18,11 @@ from nmt.engine.memory import measure_peak
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
-from nmt.training.measure import measure_update_seconds, updates_in
+from nmt.training.measure import TimePlan, time_plan
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
+from nmt.training.signals import SharedStop, StopSignal
+from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -126,11 +128,14 @@ class DryRunReport:
             earlier = "training.patience may end it earlier" if budget["has_patience"] else ""
             yield "updates", f"{budget['updates']:,}", budget["limit"], earlier
             yield "epochs", f"{budget['epochs']:,.2f}"
-        yield "time, without validation and saving"
+        yield "time"
         probe = f"measured: median of a probe of {seconds['probe_updates']} updates"
         yield "update", _duration(seconds["update"]), probe
         yield "epoch", _duration(seconds["epoch"])
-        yield "whole training", _duration(seconds["training"])
+        yield "all updates", _duration(seconds["training"])
+        beside, updates = seconds["validation_and_saving"], seconds["training"]
+        share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
+        yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
         yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"
         speed = _decimal(self.flops["per_second"])
         yield "FLOPs per second", speed, "of the model, without padding"
@@ -151,10 +156,13 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
         "Measuring memory on the largest batches, and time in a probe of %d updates.", num_updates
     )
     memory = _memory(setup, plan)
-    seconds = measure_update_seconds(setup.updater, setup.loader, num_updates=num_updates)
+    validator = Validator(setup, SharedStop(StopSignal(), setup.updater.processes))
+    plan_of_time = time_plan(setup, validator, num_updates=num_updates)
+    seconds = plan_of_time.update
     epoch, sums = _epoch(setup, plan)
     in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)
-    budget = _budget(setup, in_epoch, seconds)
+    budget = _budget(setup, in_epoch, plan_of_time)
+    training = setup.config.training
     updates, vocab_size = budget["updates"], setup.data.manifest.target_vocab_size
     passes = 2 if objective_name(setup.config.training) == "r_drop" else 1
     flops = count_flops(setup.config.model, vocab_size, sums, passes=passes)
@@ -179,7 +187,7 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
             "epoch": in_epoch * seconds,
             "training": updates and updates * seconds,
             "target_tokens_per_second": sums.target_tokens / in_epoch / seconds,
-            "excluded": ["validation", "saving"],
+            "validation_and_saving": updates and plan_of_time.beside(updates, training),
         },
         remark=setup.compilation.remark,
     )
@@ -265,7 +273,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], 
     }, sums
 
 
-def _budget(setup: TrainingSetup, in_epoch: int, seconds: float) -> dict[str, Any]:
+def _budget(setup: TrainingSetup, in_epoch: int, seconds: TimePlan) -> dict[str, Any]:
     """Find the limit that ends training first, as `nmt train` does at its start."""
     training, limits = setup.config.training, {}
     if training.max_steps is not None:
@@ -275,7 +283,7 @@ def _budget(setup: TrainingSetup, in_epoch: int, seconds: float) -> dict[str, An
         updates = in_epoch + sum(setup.loader.updates_per_epoch(number) for number in later)
         limits["training.max_epochs"] = updates
     if training.max_minutes is not None:
-        limits["training.max_minutes"] = updates_in(training.max_minutes, seconds)
+        limits["training.max_minutes"] = seconds.updates_in(training.max_minutes, training)
     limit = min(limits, key=lambda key: limits[key], default=None)
     return {
         "updates": limit and limits[limit],

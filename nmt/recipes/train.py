@@ -184,7 +184,9 @@ def _run(
     progress = Progress()
     if checkpoint is not None:
         progress = Progress.resumed(checkpoint.state, setup.batch.accumulate)
-    plan_budget(setup, progress, measured_once, SharedStop(stop, processes))
+    shared_stop = SharedStop(stop, processes)
+    validator = Validator(setup, shared_stop)
+    plan_budget(setup, progress, measured_once, shared_stop, validator)
     reporter = ReporterList()
     if is_first:
         in_epoch = 0 if checkpoint else setup.loader.updates_per_epoch(0)
@@ -195,7 +197,6 @@ def _run(
             notes += [f"setting changed since the last start: {line}"] if checkpoint else []
         reporter = make_reporters(config, log, progress)
     try:
-        validator = Validator(setup, SharedStop(stop, processes))
         trainer = Trainer(
             setup, progress, validator=validator, record=record, reporter=reporter, stop=stop
         )

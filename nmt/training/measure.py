@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.run import read_measured, write_measured
 from nmt.config.data import BatchConfig
+from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.engine import local_size
 from nmt.engine.device import random_state, restore_random_state
@@ -27,10 +28,15 @@ from nmt.training.progress import Progress
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
+from nmt.training.validation import Validator
 
 _SHARE = 0.75
 """Share of the free memory to use: other programs and the allocator need some, too."""
 _FIRST_PROBE = 2048
+_SAVED_BYTES_PER_SECOND = 250e6
+"""Written, hashed and synced."""
+_PAIR_SECONDS = 60e-6
+"""Time for short lists and the guard by training pair; measured on one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +81,64 @@ def count_updates(loader: Loader, epochs: int, stop: SharedStop, processes: Proc
     return stop.gather(count)[0]
 
 
-def updates_in(minutes: float, update_seconds: float) -> int:
-    """Return how many updates a budget of time holds, one at least."""
-    return max(1, math.floor(minutes * 60 / update_seconds))
+@dataclass(frozen=True, slots=True)
+class TimePlan:
+    """About how long the parts of a training take, in seconds."""
+
+    update: float
+    """The median update."""
+    validation: float
+    """A validation, with the save after it."""
+    saving: float
+    """A save between two validations."""
+    end: float
+    """What follows the last update: validation, short lists, guard, and validating the average."""
+
+    def updates_in(self, minutes: float, training: TrainingConfig) -> int:
+        """Return how many updates a budget of time holds, with all that belongs to them.
+
+        >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, TrainingConfig(validate_every=100))
+        466
+        """
+        between = self.validation / training.validate_every + self.saving / training.save_every
+        return max(1, math.floor((minutes * 60 - self.end) / (self.update + between)))
+
+    def beside(self, updates: int, training: TrainingConfig) -> float:
+        """Return the seconds of a training of so many updates that are not theirs."""
+        between = self.validation / training.validate_every + self.saving / training.save_every
+        return updates * between + self.end
+
+
+def time_plan(
+    setup: TrainingSetup,
+    validator: Validator,
+    *,
+    check: Callable[[], object] = lambda: None,
+    num_updates: int = 16,
+) -> TimePlan:
+    """Measure updates and parts of a validation, and leave no trace; compute the rest from sizes.
+
+    Raises:
+        Interrupted: ``check`` or the validator says so.
+    """
+    updater, training = setup.updater, setup.config.training
+    update = measure_update_seconds(updater, setup.loader, check=check, num_updates=num_updates)
+    validation = updater.processes.share(validator.estimate_seconds())
+    tensors = [*updater.optimizer.weights().values(), *updater.optimizer.state().values()]
+    saving = sum(tensor.nbytes for tensor in tensors) / _SAVED_BYTES_PER_SECOND
+    if updater.pace.uses_threads:
+        saving = 0.0  # goes on beside updates
+    validations = 1 + (training.average_last is not None)
+    end = validations * validation + saving + _PAIR_SECONDS * len(setup.data.train)
+    return TimePlan(update, validation + saving, saving, end)
 
 
 def plan_budget(
-    setup: TrainingSetup, progress: Progress, measured_once: MeasuredOnce, stop: SharedStop
+    setup: TrainingSetup,
+    progress: Progress,
+    measured_once: MeasuredOnce,
+    stop: SharedStop,
+    validator: Validator,
 ) -> Progress:
     """Set the budgets of ``progress``, and the updates in all: the least of all limits.
 
@@ -94,14 +151,14 @@ def plan_budget(
     training, loader, processes = setup.config.training, setup.loader, setup.updater.processes
     minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
 
-    def update_seconds() -> float:
-        return measure_update_seconds(setup.updater, loader, check=lambda: stop.gather(stop.check))
+    def seconds() -> dict[str, float]:
+        return asdict(time_plan(setup, validator, check=lambda: stop.gather(stop.check)))
 
     if minutes is None:
         progress.timed = None
     elif progress.timed is None:
-        seconds = measured_once("update_seconds", update_seconds)
-        progress.timed = minutes, updates_in(minutes, seconds)
+        plan = TimePlan(**measured_once("seconds", seconds))
+        progress.timed = minutes, plan.updates_in(minutes, training)
     else:
         recorded_minutes, steps = progress.timed
         progress.timed = minutes, max(1, round(steps * minutes / recorded_minutes))

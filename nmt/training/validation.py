@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from nmt.config.decoding import DecodingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, plan_batches
 from nmt.engine.distributed import Processes, interleave
@@ -27,6 +30,11 @@ from nmt.translation.translator import Translator
 
 REPORTED_METRICS = ("bleu", "chrf")
 """What is computed of decoded text, beside the metric that names the best checkpoint."""
+_LONGEST = 2.0, 5
+"""Factor and offset of outputs: a model that has not learned to end must not be waited for."""
+_USUAL = 1.0, 3
+_PARTS = 6
+"""Batches that an estimate looks at; and about the square of it lines."""
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
 
@@ -114,7 +122,7 @@ class Validator:
             self._translator = Translator(
                 TorchEngine(setup.updater.model),
                 tokenizers,
-                config.decoding.plain(validation.beam_size),
+                bounded(config.decoding.plain(validation.beam_size), *_LONGEST),
                 max_length=config.filters.max_length,
                 check=stop.check,
                 guard=Guard(GuardThresholds(), tokenizers, retries=False),
@@ -140,6 +148,31 @@ class Validator:
             model.train(was_training)
         count = max(tokens, 1)
         return Scores(loss_sum / count, objective=objective / count, **text)
+
+    def estimate_seconds(self) -> float:
+        """Return about how long a validation of a trained model takes, from parts of one.
+
+        Outputs end near the length of their sources, as this model's own may know no end.
+
+        Raises:
+            Interrupted: It was given up, in all processes.
+        """
+        part, own = copy(self), self._source[self._processes.rank :: self._processes.size]
+        part._source, part._batches = [], self._batches[:: -(-len(self._batches) // _PARTS) or 1]
+        begin = time.perf_counter()
+        part()
+        seconds = (time.perf_counter() - begin) * len(self._batches) / max(len(part._batches), 1)
+        few = own[:: -(-len(own) // (_PARTS * _PARTS)) or 1]
+        if self._source:
+            options = bounded(self._translator.options, *_USUAL)
+            translator = self._translator.with_options(**options.model_dump())
+            model = self._updater.model
+            was_training, begin = model.training, time.perf_counter()
+            with torch.inference_mode():
+                self._stop.gather(lambda: bool(translator.translate(few)))
+            model.train(was_training)
+            seconds += (time.perf_counter() - begin) * len(own) / max(len(few), 1)
+        return seconds
 
     def _text_scores(self) -> Mapping[str, Any]:
         """Translate the set and score that; return fields of `Scores`."""
@@ -178,6 +211,15 @@ class Validator:
             tokens += loss.num_tokens
         loss_sum, objective_sum = totals.tolist()
         return loss_sum, objective_sum, tokens
+
+
+def bounded(options: DecodingConfig, factor: float, offset: int) -> DecodingConfig:
+    """Return options whose outputs are no longer than factor x source + offset."""
+    factor, offset = (
+        min(factor, options.max_length_factor),
+        min(offset, options.max_length_offset),
+    )
+    return options.model_copy(update={"max_length_factor": factor, "max_length_offset": offset})
 
 
 def choose_samples(scores: Sequence[float]) -> list[int]:

@@ -219,6 +219,7 @@ def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_e
     assert "2 passes (training.r_drop)" in twice.as_text()
     assert twice.budget["updates"] is twice.budget["epochs"] is None
     assert twice.seconds["training"] is twice.flops["training"] is None
+    assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
     assert "only training.patience ends training" in twice.as_text()
 
@@ -303,7 +304,7 @@ def base_on_two_pairs() -> DryRunReport:
         },
         seconds={
             "probe_updates": 12, "update": 0.25, "epoch": 0.25, "training": 25_000.0,
-            "target_tokens_per_second": 240.0,
+            "target_tokens_per_second": 240.0, "validation_and_saving": 5000.0,
         },
         remark="layers compiled in 40 s",
     )  # fmt: skip
@@ -319,7 +320,9 @@ def test_the_table() -> None:
     assert rows["by each source token"][0] == "132 M"  # 6 x 22,020,096
     assert rows["by each target token"][0] == "246 M"  # 6 x 40,964,096
     assert rows["all, per target token"] == ["359 M"]  # 21,526,364,160 / 60
-    assert rows["whole training"] == ["6.9 h"]  # 25,000 s
+    assert rows["all updates"] == ["6.9 h"]  # 25,000 s
+    share = "17% of the time; estimated from parts"  # 5,000 of 30,000 s
+    assert rows["validation, saving, end"] == ["83.3 min", share]
     assert rows["updates"] == [
         "100,000",
         "training.max_steps; training.patience may end it earlier",

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_checkpoint
 from nmt.config.data import BatchConfig
+from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import Processes
@@ -22,11 +25,13 @@ from nmt.engine.memory import measure_peak
 from nmt.errors import ConfigError, DeviceError
 from nmt.recipes.prepare import prepare
 from nmt.recipes.train import _fitted, train
+from nmt.runtime.torch_engine import TorchEngine
 from nmt.training import measure
-from nmt.training.measure import count_updates, tokens_that_fit
+from nmt.training.measure import TimePlan, count_updates, time_plan, tokens_that_fit
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
 from nmt.training.trainer import Trainer
+from nmt.training.validation import Validator
 from tests.training.toy import CONFIG, make_config, setup_of, write_corpus
 
 AIM = 3000
@@ -41,6 +46,52 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     values["batch"] = {"max_tokens": "auto", "tokens_per_update": AIM}
     values["training"]["max_steps"] = 3
     return RunConfig.model_validate(values)
+
+
+@given(
+    minutes=st.floats(0.01, 1000),
+    parts=st.tuples(st.floats(0.001, 2), st.floats(0, 60), st.floats(0, 20), st.floats(0, 120)),
+    every=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
+)
+def test_a_budget_of_time_has_room_for_all_that_belongs_to_its_updates(
+    minutes: float, parts: tuple[float, ...], every: tuple[int, int]
+) -> None:
+    plan = TimePlan(*parts)
+    training = TrainingConfig(max_minutes=minutes, validate_every=every[0], save_every=every[1])
+    updates = plan.updates_in(minutes, training)
+
+    def total(count: int) -> float:
+        return count * plan.update + plan.beside(count, training)
+
+    assert updates == 1 or total(updates) <= 60 * minutes * (1 + 1e-9)
+    assert total(updates + 1) > 60 * minutes * (1 - 1e-9)
+
+
+def test_estimating_the_time_leaves_no_trace_and_ends_no_output_late(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config.model_copy(update={"batch": BatchConfig(max_tokens=120)})
+    prepare(config)
+    setup = setup_of(config)
+    model, factors = setup.updater.model, []
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state, search = torch.get_rng_state(), TorchEngine.search_all
+
+    def spied(engine: TorchEngine, tasks: Any, options: DecodingConfig) -> Any:
+        factors.append((options.max_length_factor, options.max_length_offset))
+        return search(engine, tasks, options)
+
+    monkeypatch.setattr(TorchEngine, "search_all", spied)
+    validator = Validator(setup, SharedStop(StopSignal(), Processes()))
+    plan = time_plan(setup, validator, num_updates=4)
+    validator()
+
+    assert min(plan.update, plan.validation, plan.saving, plan.end) > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+    # Near the length of a trained model's output; in a validation at most twice the source.
+    assert factors == [(1.0, 3), (2.0, 5)]
 
 
 def fit(config: RunConfig) -> BatchConfig:
