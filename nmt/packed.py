@@ -188,6 +188,6 @@ def rounded(size: int, step: int) -> int:
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device`` without waiting for it."""
-    if device.type == "cpu":
+    if device.type in ("cpu", "mps"):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -75,11 +75,13 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return what arithmetic to the last bit depends on besides the configuration."""
     import torch  # noqa: PLC0415 - finding a model needs none
 
-    is_cpu = device.type == "cpu"
+    is_cpu, name = device.type == "cpu", device.type
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "device": "cpu" if is_cpu else torch.cuda.get_device_name(device),
+        "device": name,
         "deterministic": is_cpu or torch.are_deterministic_algorithms_enabled(),
         "architecture": platform.machine(),
     }

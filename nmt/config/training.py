@@ -129,8 +129,11 @@ class TrainingConfig(Section):
     """An experiment: with bfloat16 on a GPU, keep the weights and what flows between the layers in
     it, too, beside a float32 copy of the weights. Fewer and smaller kernels; quality is not
     measured yet. On a CPU it is always so."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(plain_device_name)] = "auto"
-    """Where to train; ``auto`` is the GPU if there is one."""
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(plain_device_name)] = (
+        "auto"
+    )
+    """Where to train; ``auto`` is the CUDA GPU if there is one. ``mps`` is the GPU of an Apple
+    processor, in float32: its choice is tested, its arithmetic is not."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does
     so on a GPU, where fewer and larger kernels pay, if it works there and ``max_steps`` are enough

@@ -34,12 +34,20 @@ _FAST_FLOAT16_CAPABILITY = 7
 T = TypeVar("T")
 
 
-def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
+def choose_device(wanted: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:
     """Return the device to compute on; ``auto`` is a GPU of its own for each process, if any.
 
     Raises:
-        DeviceError: CUDA is wanted but torch sees none, or there are fewer GPUs than processes.
+        DeviceError: CUDA or Apple's GPU is wanted but torch sees none, or there are fewer GPUs than
+            processes.
     """
+    if wanted == "mps":
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        raise DeviceError(
+            "No mps device: torch sees no GPU of an Apple processor.",
+            fix="Use device auto or cpu, or torch on macOS 14 or later with an Apple processor.",
+        )
     has_cuda = torch.cuda.is_available()
     if wanted == "cuda" and not has_cuda:
         raise DeviceError(
@@ -127,6 +135,8 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
     state = {"random/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["random/cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["random/mps"] = torch.mps.get_rng_state()
     gathered = (processes or Processes()).gather(state)
     return {_name(name, rank): t for rank, own in enumerate(gathered) for name, t in own.items()}
 
@@ -141,6 +151,8 @@ def restore_random_state(
     torch.set_rng_state(state[name].cpu())
     if device.type == "cuda" and (name := _name("random/cuda", rank)) in state:
         torch.cuda.set_rng_state(state[name].cpu(), device)
+    if device.type == "mps" and (name := _name("random/mps", rank)) in state:
+        torch.mps.set_rng_state(state[name].cpu())
 
 
 def seed_rank(seed: int, rank: int) -> None:
@@ -172,6 +184,8 @@ class DeviceQueue:
         """Wait until the device has done all that it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
     def release_memory(self) -> None:
         """Give freed memory back to the device, against fragmentation."""
@@ -181,7 +195,7 @@ class DeviceQueue:
 
 def choose_device_queue(device: torch.device) -> DeviceQueue:
     """Return the queue for ``device``: a CPU does its work at once, so nothing can run ahead."""
-    if device.type == "cpu":
+    if device.type in ("cpu", "mps"):
         return DeviceQueue(device, max_inflight_updates=1, uses_threads=False)
     return DeviceQueue(device, max_inflight_updates=_MAX_INFLIGHT_UPDATES, uses_threads=True)
 
@@ -254,6 +268,8 @@ def has_fast_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16 matrices itself instead of emulating it."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
+    if device.type != "cpu":
+        return False
     # A release of torch without this call says nothing of the CPU: then it computes in float32.
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16", False))
@@ -268,7 +284,15 @@ def choose_precision(
     """Return the policy; ``auto`` is the fastest that the hardware has.
 
     bfloat16 where it multiplies that itself; float16 on GPUs that have only that; else float32.
+
+    Raises:
+        DeviceError: It is a 16-bit type on Apple's GPU.
     """
+    if device.type == "mps" and wanted in ("bfloat16", "float16"):
+        raise DeviceError(
+            f"Training on mps is in float32, not in {wanted}.",
+            fix="Set training.precision to auto or float32.",
+        )
     if wanted == "auto":
         wanted = fastest_dtype(device)
     return Precision(wanted, device.type, bf16_weights)

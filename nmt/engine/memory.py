@@ -37,6 +37,8 @@ def free_bytes(device: torch.device) -> int:
         free, _total = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + cached
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return max(0, min(_free_on_cpu()))
 
 

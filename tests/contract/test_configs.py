@@ -45,6 +45,17 @@ def test_base_is_the_published_recipe() -> None:
     assert config.tokenizer.vocab_size == 37_000
 
 
+def test_big_en_fr_is_the_published_recipe() -> None:
+    """Vaswani et al. (2017), sections 5.1, 5.4 and 6.1: what differs from English to German."""
+    of_german, config = (load_config(ROOT / "configs" / f"{x}.yaml") for x in ("big", "big-en-fr"))
+
+    assert config.model == of_german.model.model_copy(update={"dropout": 0.1})
+    assert (of_german.model.dropout, config.tokenizer.vocab_size) == (0.3, 32_000)
+    assert config.training == of_german.training
+    assert config.decoding == of_german.decoding
+    assert (config.source_language, config.target_language) == ("en", "fr")
+
+
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_hello_learns_its_two_sentences_with_any_seed(seed: int, tmp_path: Path) -> None:
     paths = [f"{key}={tmp_path / key}" for key in ("run_dir", "prepared_dir")]

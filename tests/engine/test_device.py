@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.checkpoint.run import machine
 from nmt.engine import device as device_module
 from nmt.engine.device import (
     LossScale,
@@ -255,3 +256,24 @@ def test_counters_of_another_precision_say_nothing() -> None:
     fixed.load_counters(adaptive.counters())
 
     assert (fixed.factor, adaptive.factor) == (1.0, 2.0**15)
+
+
+def test_apples_gpu_is_chosen_by_name_and_trains_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its selection alone: no test here can run on one."""
+    mps = torch.device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="No mps device"):
+        choose_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert choose_device("mps") == mps
+    assert choose_device("auto") == CPU
+    precision, pace = choose_precision("auto", mps), choose_device_queue(mps)
+    assert (precision.dtype, precision.weight_dtype) == (torch.float32, torch.float32)
+    assert (pace.max_inflight_updates, pace.uses_threads) == (1, False)
+    with pytest.raises(DeviceError, match="float32, not in bfloat16"):
+        choose_precision("bfloat16", mps)
+    assert machine(mps)["device"] == "mps"
