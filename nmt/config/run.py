@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from nmt.config import FilePath, Section
 from nmt.config.data import BatchConfig, DataConfig, FilterConfig, TokenizerConfig
@@ -39,6 +39,11 @@ RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
 
 class RunConfig(Section):
     """One experiment, from text to a scored translator."""
+
+    # A file may leave it out; whoever reads files fills it in.
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: schema["required"].remove("training")
+    )
 
     preset: Literal["low-resource"] | None = None
     """Values to start from, in several sections; keys that are given override them.

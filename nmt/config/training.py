@@ -108,7 +108,11 @@ class ValidationConfig(Section):
 
 
 class TrainingConfig(Section):
-    """The training loop. Counts are optimizer updates unless they say otherwise."""
+    """The training loop. Counts are optimizer updates unless they say otherwise.
+
+    Where this section is left out, it gets values that go with the number of training pairs, as do
+    the model's preset and dropout, the vocabulary and the batches where they have none.
+    """
 
     max_steps: int | None = Field(default=None, ge=1)
     """Stop after this many updates."""

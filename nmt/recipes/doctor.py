@@ -49,6 +49,7 @@ model:
 training:
   max_steps: 60
   threads: 1
+  compile: false
   label_smoothing: 0
   schedule: {shape: linear, peak_lr: 1.0e-2, warmup: 0.2}
   validation: {metric: loss}
@@ -123,6 +124,8 @@ def _self_test() -> Finding:
             translator = Translator.load(Path(folder) / "run")
             found = [each.text for each in translator.translate([pair[0] for pair in _PAIRS])]
     except Exception as error:  # whatever is wrong is the finding
+        _NMT.setLevel(level)
+        _NMT.debug("the self-test failed", exc_info=True)
         return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
     finally:
         _NMT.setLevel(level)

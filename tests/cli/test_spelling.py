@@ -133,6 +133,7 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
         ("translate M -s in.de --beam 3 --gpu 0",
          "translate M --input in.de --beam-size 3 --device cuda"),
         ("translate --model M -q --fp16 --src=-", "translate M -q --dtype float16 --input -"),
+        ("translate M -src in.de -gpu 0 -qv", "translate M --input in.de --device cuda -qv"),
         ("translate M -o 'a b' --greedy", "translate M -o 'a b' --beam-size 1"),
         ("train -v --lr 0.1 --config c.yaml",
          "train c.yaml -v --set training.schedule.peak_lr=0.1"),

@@ -64,9 +64,10 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("illegal instruction")
 
     monkeypatch.setattr("nmt.recipes.train.train", fail)
-    result = CliRunner().invoke(app, ["doctor"])
+    result = CliRunner().invoke(app, ["doctor", "-v"])
 
     assert result.exit_code == 1
+    assert "Traceback" in result.stderr
     assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.config.loader import load_config
+from nmt.config.run import RunConfig
 from nmt.config.scaling import SCALES, scale_of
 from nmt.errors import ConfigError, DataError
 from nmt.recipes.init import init
@@ -83,6 +84,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     (start.config.parent / "bare.yaml").write_text(bare + "\n", "utf-8")
 
     assert load_config(start.config.parent / "bare.yaml") == written
+    assert "training" not in RunConfig.model_json_schema()["required"]
     assert written.training.max_minutes == SCALES[0].minutes
     assert written.training.schedule.warmup == 0.06
 
