@@ -59,7 +59,10 @@ def trace(subject: Subject) -> Part:
 
 def _search(subject: Subject, found: SearchTrace, options: DecodingConfig) -> list[Figure]:
     """The steps of one search, its tree, and what came of it."""
-    steps = [Step(_read(subject, step), [_beams(subject, step)]) for step in found.steps]
+    steps = [
+        Step(f"step {number}: read {_read(subject, step)}", [_beams(subject, step)])
+        for number, step in enumerate(found.steps, 1)
+    ]
     cache = Text(
         "Cached step against full prefix",
         [f"largest difference of a log probability: {found.cache_difference:.1e}"],
@@ -100,7 +103,7 @@ def _piece(subject: Subject, token: int) -> str:
 def _read(subject: Subject, step: SearchStep) -> str:
     """Name the tokens that a step reads."""
     tokens = dict.fromkeys(beam.ids[-1] if beam.ids else BOS_ID for beam in step.beams)
-    return f"read {', '.join(labels(subject.tokenizers.target, list(tokens)))}"
+    return ", ".join(labels(subject.tokenizers.target, list(tokens)))
 
 
 def _beams(subject: Subject, step: SearchStep) -> Table:
@@ -175,7 +178,7 @@ def _unmasked(subject: Subject, num_steps: int) -> Steps:
         rows = [[kind, *_changes(subject, steps_of, number)] for kind, steps_of in kinds.items()]
         head = ["causal mask", *(f"word {place}" for place in range(1, number + 2))]
         padded = [[*row, *[None] * (len(head) - len(row))] for row in rows]
-        steps.append(Step("words so far", [Table("Words", head, padded)]))
+        steps.append(Step(f"step {number + 1}", [Table("Words", head, padded)]))
     return Steps("Recomputed without the causal mask", steps, _UNMASKED)
 
 
