@@ -173,7 +173,8 @@ def trace_search(
 
 def _finished(moment: _Moment, totals: Tensor, options: DecodingConfig) -> list[Finished]:
     """Return what ends in EOS among the best K continuations, as greedy and beam search have it."""
-    size, penalty = options.beam_size, length_penalty(options)
+    size = 1 if options.search == "greedy" else options.beam_size
+    penalty = length_penalty(options)
     found = expand(totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
     ended = []
     for beam, token, total in zip(*(x[0, :size].tolist() for x in found), strict=True):

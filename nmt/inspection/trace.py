@@ -21,6 +21,7 @@ from nmt.text import BOS_ID
 
 _NUM_LIKELY = 5
 _MAX_BEAMS = 20
+_SEARCHES = ("auto", "greedy", "beam")
 _MORE_WORDS = 5
 _EXPLANATION = """\
 The decoder reads what it has said so far and gives a probability to every next token. Greedy \
@@ -82,10 +83,11 @@ def checked_options(options: DecodingConfig) -> DecodingConfig:
     Raises:
         ConfigError: They ask for another search than greedy or beam search, or for a wide beam.
     """
-    if options.sampling or options.return_alternatives or options.diverse_beam_groups > 1:
+    is_single = options.sampling or options.return_alternatives
+    if is_single or options.diverse_beam_groups > 1 or options.search not in _SEARCHES:
         raise ConfigError(
-            "trace follows greedy and beam search, and decoding.search asks for another.",
-            fix="Change section decoding of its config.yaml.",
+            "trace follows greedy and beam search, and section decoding asks for another.",
+            fix="Change it with --set, as in --set decoding.sampling=false.",
         )
     if options.beam_size > _MAX_BEAMS:
         raise ConfigError(

@@ -23,6 +23,8 @@ LINES = packed([1, 2, 3, 5, 6, 8]).rows()
 OPTIONS: list[dict[str, Any]] = [
     {"beam_size": 1},
     {"beam_size": 1, "coverage_penalty": 0.3},
+    {"beam_size": 4, "search": "greedy"},
+    {"beam_size": 1, "search": "beam"},
     {"beam_size": 4},
     {"beam_size": 4, "n_best": 4, "length_penalty": 0.3},
     {"beam_size": 3, "n_best": 2, "coverage_penalty": 0.5, "min_length_factor": 0.5},
@@ -110,7 +112,13 @@ def test_without_the_mask_earlier_words_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"sampling": True}, {"beam_size": 4, "diverse_beam_groups": 2}, {"beam_size": 40}]
+    "changes",
+    [
+        {"sampling": True},
+        {"search": "constrained"},
+        {"beam_size": 4, "diverse_beam_groups": 2},
+        {"beam_size": 40},
+    ],
 )
 def test_what_a_trace_cannot_follow_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="trace"):
