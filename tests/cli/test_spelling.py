@@ -68,7 +68,7 @@ MISTAKES = {
     "translate M --engine onnx": "Invalid value for '--engine': 'onnx' is not one of 'auto', "
     "'torch', 'ctranslate2'.",
     "train c.yaml --set training.device=cuda:1": "--set training.device=cuda:1: training.device is "
-    "'cuda:1'; it must be auto, cpu, cuda (did you mean cuda?)",
+    "'cuda:1'; it must be auto, cpu, cuda, mps (did you mean cuda?)",
     # Files and folders.
     "translate M/best in.de": "M/best is a checkpoint of the model M.",
     "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",
