@@ -24,6 +24,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
 from nmt.exchange.targets import CARD, EXPORT_TARGETS, model_card
 from nmt.files.manifest import Manifest
+from nmt.files.progress import progress_bar
 from nmt.runtime.shortlist_file import ShortlistFile
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ def export(
         card = model_card(bundle, source, form=f"{target}, {dtype}", size_bytes=size)
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
-    write_model_folder(output, source, bundle.step, write)
+    with progress_bar("exporting", unit="models", total=1) as bar:
+        write_model_folder(output, source, bundle.step, write)
+        bar.update()
     _log_lost(target, files.config, config)
     size = (output / writer.weights_name).stat().st_size
     return ExportSummary(

@@ -97,11 +97,16 @@ class TimePlan:
     def updates_in(self, minutes: float, training: TrainingConfig) -> int:
         """Return how many updates a budget of time holds, with all that belongs to them.
 
-        >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, TrainingConfig(validate_every=100))
+        Estimates may be wrong: half of the time is for updates in any case.
+
+        >>> training = TrainingConfig(max_minutes=10, validate_every=100)
+        >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, training)
         466
         """
         between = self.validation / training.validate_every + self.saving / training.save_every
-        return max(1, math.floor((minutes * 60 - self.end) / (self.update + between)))
+        seconds = minutes * 60
+        inside = math.floor((seconds - self.end) / (self.update + between))
+        return max(1, inside, math.floor(seconds / 2 / self.update))
 
     def beside(self, updates: int, training: TrainingConfig) -> float:
         """Return the seconds of a training of so many updates that are not theirs."""

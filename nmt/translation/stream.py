@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from nmt.config.keys import nearest_word
+from nmt.engine import local_rank
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import open_output
 from nmt.files.json_file import parse_json
@@ -72,6 +73,9 @@ class RequestError(DataError):
         super().__init__(problem, fix=fix)
         self.others = others
         """Its fields that pass through; of a line that is no object, its number."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # processes of a translation exchange it
+        return type(self), (self.problem, self.others)
 
 
 def parse_request(line: str, number: int) -> Request:
@@ -234,6 +238,7 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
     damaged lines the first few are logged.
     """
     decoder, named = LineDecoder(), set[str]()
+    most_named = 0 if local_rank() else MAX_NOTES  # of several processes one names them
 
     def translate_lines(lines: Sequence[bytes], first_number: int) -> TranslationRun:
         before, retried, begin = (
@@ -245,7 +250,7 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
         output, results, failures, end = bytearray(), [], [], None
         found = _translate_all(translator, texts, first_number, style)
         for number, (request, result) in enumerate(found, first_number - 1):
-            for name in request.others.keys() - named if len(named) < MAX_NOTES else ():
+            for name in request.others.keys() - named if len(named) < most_named else ():
                 if meant := _meant(name):
                     named.add(name)
                     text = "line %s: field %r is passed through, not followed (did you mean %r?)"

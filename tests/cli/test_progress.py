@@ -11,6 +11,7 @@ from nmt.diagnostics.selfcheck import NUM_LINES
 from nmt.evaluation.scoring import Resampling
 from nmt.evaluation.test_set import SetChoice
 from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
+from nmt.recipes.export import export
 from nmt.recipes.score import score
 from nmt.recipes.translate import selfcheck, translate
 from tests.terminal import Frames, terminal
@@ -102,3 +103,11 @@ def test_no_command_writes_frames_where_nobody_watches(
 ) -> None:
     translate(runs["plain"], source, source.with_name("out"), loading=LOADING)
     assert "/9" not in capfd.readouterr().err
+
+
+def test_an_export_shows_that_it_works(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch) as frames:
+        export(runs["plain"], tmp_path / "exported", "safetensors")
+    assert frames.counts("exporting") == ["0/1", "1/1"]

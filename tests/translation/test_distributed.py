@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def together(
 
 def messages(stderr: str) -> list[str]:
     """What the command itself has said, in an order of its own: processes speak when they can."""
-    return sorted(x for x in stderr.splitlines() if x.startswith(("nmt:", "error:", "  fix:")))
+    timeless = re.sub(r"took [\d.]+ of [\d.]+ s", "took some time", stderr)
+    return sorted(x for x in timeless.splitlines() if x.startswith(("nmt:", "error:", "  fix:")))
 
 
 def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     assert messages(found.stderr.decode()) == messages(expected.stderr)
     assert "nmt: warning: damaged checkpoint passed over" in expected.stderr
     assert "nmt: warning: line 16, byte 16: 0xff" in expected.stderr
-    assert "nmt: guard: 22 of 25 lines raised an alarm" in expected.stderr
+    assert "nmt: guard: 22 of 25 lines looked degenerate" in expected.stderr
     assert "answered with an error: 2. The first: Line 12 has" in expected.stderr
 
 
