@@ -360,7 +360,7 @@ def test_a_run_that_has_not_saved_yet_says_so(run_dir: Path) -> None:
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no config\.yaml"):
         load_model(tmp_path)

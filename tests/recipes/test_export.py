@@ -263,7 +263,7 @@ def test_mistakes_are_explained(run_dir: Path, tmp_path: Path) -> None:
     refused(2, "writes no int8", run_dir, *ours, "--quantization", "int8")
     refused(2, "checkpoint is 'newest'", run_dir, *ours, "--checkpoint", "newest")
     refused(4, "no checkpoint step-00000007", run_dir, *ours, "--checkpoint", "step-7")
-    refused(4, "is not a folder", tmp_path / "nowhere", *ours)
+    refused(4, "does not exist", tmp_path / "nowhere", *ours)
     refused(2, f"{run_dir} is there already", run_dir, "--to", "safetensors", "-o", run_dir)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
