@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
+from nmt.exchange.ctranslate2 import MODEL
 from nmt.inspection.catalog import CATALOG
 from tests.cli.commands import refused
 
@@ -91,6 +93,15 @@ def test_what_is_not_there_is_named(
 
 def test_a_configuration_has_no_attention() -> None:
     refused(inspect(HELLO, "attention", "--source", "merci"), 2, "needs a trained model")
+
+
+def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_path: Path) -> None:
+    export = tmp_path / "export"
+    copytree(runs["plain"], export)
+    (export / MODEL).touch()
+
+    refused(inspect(export, "attention", "--source", SENTENCE), 4, "exported for CTranslate2")
+    assert "parameters" in shown(export, "parameters")
 
 
 def test_there_must_be_something_to_inspect(tmp_path: Path) -> None:
