@@ -855,6 +855,8 @@ def variants(report: Recorder) -> None:
     )
 
     def measure(variant: Variant) -> float:
+        torch.compiler.reset()  # all compile the same functions, and each has few graphs
+        torch.compiler.set_stance("default")
         own = replace(precision, bf16_weights=variant.bf16_weights)
         updater = make_updater(config, vocab_size, report.device, own)
         drawn = batches if variant.is_rounded else plain

@@ -215,7 +215,7 @@ def test_on_a_gpu_chunks_give_loss_and_gradients_of_float64(
         ]
     ).sum()
     limit = 1e-4 if dtype == torch.float32 else 1e-2
-    assert float(loss) == pytest.approx(float(expected), rel=limit)
+    assert loss.item() == pytest.approx(expected.item(), rel=limit)
     ours, theirs = torch.autograd.grad(loss, values), torch.autograd.grad(expected, exact)
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine.double() - other).norm() < limit * other.norm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nmt.engine.compilation import compiled
+from nmt.engine.compilation import compile_layers
 from nmt.engine.device import Precision, deterministic
 from nmt.engine.distributed import PendingSum, Processes
 from nmt.training.reduction import GradientReduction
@@ -185,8 +186,8 @@ def test_on_a_gpu_nccl_sends_slices_of_the_same_gradient(
         updater._reduction = GradientReduction(
             model, parameters, processes, in_slices=in_slices, size=SIZE
         )
-        if is_compiled:
-            model.compile_layers(compiled)
+        warm_up = partial(updater.warm_up, BATCHES[0])
+        compile_layers(is_compiled, device, switch=model.compile_layers, warm_up=warm_up)
         with deterministic(device, wanted=True):
             losses = [updater(BATCHES, 1e-3).loss_sum for _ in range(5)]
         found.append((losses, parameters.weights.cpu()))
