@@ -50,7 +50,9 @@ _LOGITS_PER_CHUNK = 1 << 27
 _CHUNKS_PER_SUM = 4
 """Chunks summed in 16 bits before the sum moves to float32: more would lose small addends."""
 _ROWS_PER_BLOCK = 2048
-_ROWS_PER_16_BIT_CHUNK, _ROW_STEP = 128, 32
+_LEAST_16_BIT_CHUNK, _ROW_STEP = 128, 32
+_LOGITS_PER_16_BIT_CHUNK = 1 << 22
+"""On a CPU: fewer rows pack the weights more often, more rows leave the cache."""
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,6 +251,8 @@ def _sum_16_bits(
     """
     of_hidden, of_weight, of_bias = gradients
     total = torch.zeros((), dtype=torch.float32)
+    size = _LOGITS_PER_16_BIT_CHUNK // len(weight) // _LEAST_16_BIT_CHUNK * _LEAST_16_BIT_CHUNK
+    size = max(size, _LEAST_16_BIT_CHUNK)
     blocks = (tensor.split(_ROWS_PER_BLOCK) for tensor in (hidden, of_hidden, gold))
     for states, of_states, wanted in zip(*blocks, strict=True):
         missing = rounded(len(states), _ROW_STEP) - len(states)
@@ -256,7 +260,7 @@ def _sum_16_bits(
         by_logits = rows.new_empty(*rows.shape[:2], len(weight))
         by_logits[len(states) :] = 0
         for part, of_part, own in zip(
-            *(tensor.split(_ROWS_PER_16_BIT_CHUNK) for tensor in (rows, by_logits, wanted)),
+            *(tensor.split(size) for tensor in (rows, by_logits, wanted)),
             strict=True,
         ):
             logits = F.linear(part, weight, bias)[: len(own)].float()
