@@ -181,13 +181,8 @@ class DrawnPairs:
         return self._ids(self.target_lengths[rows])
 
 
-def wmt_like(
-    vocab_size: int, max_tokens: int, count: int, seed: int = 1, *, is_rounded: bool = True
-) -> list[Batch]:
-    """Draw ``count`` batches of ``max_tokens`` source and target tokens together.
-
-    Their sizes are rounded up as those of training.
-    """
+def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
+    """Draw ``count`` batches of ``max_tokens`` source and target tokens together."""
     random, num_pairs = np.random.default_rng(seed), max(2000, count * max_tokens // 20)
     longest = min(150, max_tokens // 4)
     source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
@@ -195,8 +190,7 @@ def wmt_like(
     store: Any = DrawnPairs(vocab_size, (source, target), seed)
     plan = plan_batches(source + 1, target + 1, max_tokens=max_tokens, noise=0.1, seed=1, epoch=0)
     whole = [rows for rows in plan if (source[rows] + target[rows] + 2).sum() > max_tokens * 0.7]
-    most = longest + 1 if is_rounded else None
-    return [collate(store, rows, longest=most) for rows in (whole or plan)[:count]]
+    return [collate(store, rows) for rows in (whole or plan)[:count]]
 
 
 def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
@@ -828,13 +822,11 @@ class Variant:
     is_deterministic: bool = True
     num_slices: int = 1
     """Micro-batches that the tokens of an update are cut into."""
-    is_rounded: bool = True
     bf16_weights: bool = False
     has_flash: bool = True
 
 
 VARIANTS = (
-    Variant("sizes of batches not rounded up", "+20 to +40%", is_rounded=False),
     Variant("bf16 weights", "-10 to -25%", bf16_weights=True),
     Variant("padded attention", "+10 to +20%", has_flash=False),
     Variant("layers not compiled", "+30 to +60%", is_compiled=False),
@@ -849,18 +841,14 @@ def variants(report: Recorder) -> None:
     vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
     config = SMALL if report.quick else SIZES["base"]
     precision = choose_precision("auto", report.device)
-    batches, plain = (
-        wmt_like(vocab_size, max_tokens, 2 if report.quick else 8, is_rounded=is_rounded)
-        for is_rounded in (True, False)
-    )
+    batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
 
     def measure(variant: Variant) -> float:
         torch.compiler.reset()  # all compile the same functions, and each has few graphs
         torch.compiler.set_stance("default")
         own = replace(precision, bf16_weights=variant.bf16_weights)
         updater = make_updater(config, vocab_size, report.device, own)
-        drawn = batches if variant.is_rounded else plain
-        slices = [list(batch.halves()) if variant.num_slices == 2 else [batch] for batch in drawn]
+        slices = [list(batch.halves()) if variant.num_slices == 2 else [batch] for batch in batches]
         if not variant.has_flash:
             FLASH[report.device.type] = None
         in_order = variant.is_deterministic

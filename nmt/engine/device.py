@@ -249,14 +249,6 @@ class Precision:
         """Whether batches should be of few sizes: 16-bit kernels of a CPU are made for each."""
         return self.device_type == "cpu" and self.name != "float32"
 
-    @property
-    def rounds_sizes(self) -> bool:
-        """Whether sizes of training batches are rounded up.
-
-        A GPU's libraries choose a kernel for each, which takes the host longer than to start it.
-        """
-        return self.repeats_sizes or self.device_type != "cpu"
-
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for forward passes."""
         if self.dtype == self.weight_dtype:

@@ -87,7 +87,7 @@ class TrainingSetup:
             source_bos=config.model.source_bos,
             num_workers=_num_workers() if updater.pace.uses_threads else 0,
             longest=max_length + 1 + config.model.source_bos
-            if updater.precision.rounds_sizes
+            if updater.precision.repeats_sizes
             else None,
         )
         seed_rank(training.seed, processes.rank)
