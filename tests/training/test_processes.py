@@ -240,12 +240,12 @@ import os, signal
 import nmt
 from nmt.training.update import Updater
 gradients, calls = Updater._gradients, 0
-def interrupted(*arguments):
+def interrupted(*arguments, **options):
     global calls
     calls += 1
     if calls == 7 and os.environ["RANK"] == "1":
         signal.raise_signal(signal.SIGTERM)
-    return gradients(*arguments)
+    return gradients(*arguments, **options)
 Updater._gradients = interrupted
 nmt.train(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"]))
 """
