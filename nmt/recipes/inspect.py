@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -81,9 +82,24 @@ def inspect(
     subject = Subject(Path(model), Choice(**choice), overrides)
     subject.check()
     names = [what] if what else [name for name in CATALOG if _is_shown(name, subject)]
-    parts = [make_part(name, subject) for name in names]
+    with _one_thread():
+        parts = [make_part(name, subject) for name in names]
+        facts = _facts(subject)
     offers = {} if what else _offers(subject, names)
-    return Inspection(f"Inside {subject.config.name}", _facts(subject), parts, offers)
+    return Inspection(f"Inside {subject.config.name}", facts, parts, offers)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: for one sentence, several cost more to wake than they save."""
+    import torch  # noqa: PLC0415
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _is_shown(name: str, subject: Subject) -> bool:
