@@ -121,8 +121,8 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
         batch = _fitted(config, data, Processes())
         setup = TrainingSetup.build(config, batch, data)
         report = measure_training(setup, name=config.name, num_updates=num_updates)
-        found = _advice(config, report.budget["updates"], report.epoch["updates"])
-        return replace(report, warnings=found)
+        known = replace(Plan.estimate(config), total_steps=report.budget["updates"])
+        return replace(report, warnings=tuple(advise(config, known)))
 
 
 def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: Any) -> Proof:
@@ -189,8 +189,8 @@ def _run(
     plan_budget(setup, progress, measured_once, shared_stop, validator)
     reporter = ReporterList()
     if is_first:
-        in_epoch = 0 if checkpoint else setup.loader.updates_per_epoch(0)
-        for text in _advice(config, progress.total_steps, in_epoch) if in_epoch else ():
+        known = replace(Plan.estimate(config), total_steps=progress.total_steps)
+        for text in () if checkpoint else advise(config, known):
             logger.warning(text)
         tidy_run_folder(run_dir, checkpoint)
         for line in write_run_files(run_dir, config, data.tokenizer_dir):
@@ -214,12 +214,6 @@ def _run(
         return average_at_end(setup, trained, validator, reporter)
     finally:
         reporter.close()
-
-
-def _advice(config: RunConfig, total_steps: int | None, in_epoch: int) -> tuple[str, ...]:
-    """Return what looks wrong about the training of prepared data."""
-    known = replace(Plan.estimate(config), total_steps=total_steps, updates_per_epoch=in_epoch)
-    return tuple(advise(config, known))
 
 
 def _build(

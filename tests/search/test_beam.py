@@ -196,15 +196,14 @@ def test_the_coverage_penalty_by_hand() -> None:
 def test_every_score_has_the_coverage_penalty_by_its_definition(
     seed: int, weight: float, kind: dict[str, Any], phrase: bool
 ) -> None:
-    own = None
-    if phrase and "diverse_beam_groups" not in kind:
-        own = [Constraints(required=((5,),))] * 2
+    has_phrase = phrase and "diverse_beam_groups" not in kind
+    own = Constraints(required=((5,),) if has_phrase else ())
     config = options_of(coverage_penalty=weight, **kind)
     source = sources([3, 5], seed)
     table = random_table(seed, 7, sharpness=3.0)
-    results = search(TableStepper(table), source, config, own)
+    results = search(TableStepper(table), source, config, [own] * 2)
     for found, ids in zip(results, source.rows(), strict=True):
-        naive = Naive(table, tuple(ids), 7, config)
+        naive = Naive(table, tuple(ids), 7, config, own)
         scores = [hypothesis.score for hypothesis in found]
         assert scores == sorted(scores, reverse=True)
         assert scores == pytest.approx([naive.score(h.ids, h.log_prob) for h in found])
