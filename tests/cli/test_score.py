@@ -115,7 +115,7 @@ def test_what_translate_wrote_has_the_score_it_wrote(models: tuple[Path, Path]) 
     result = CliRunner().invoke(app, ["translate", "--no-guard", *flags], input=text)
     assert result.exit_code == 0, result.stderr
     pairs = [
-        (line["source"], item["text"], item["score"])
+        (line["source"], item["translation"], item["score"])
         for line in map(json.loads, result.stdout.splitlines())
         for item in line["alternatives"]
     ]
