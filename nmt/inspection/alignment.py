@@ -13,10 +13,9 @@ from nmt.text.tokenizer import Tokenizer
 from nmt.translation.result import AlignedSegment, align_words, as_pharaoh, words_of
 
 _EXPLANATION = """\
-Each target token is linked to the source token that the decoder reads most just before it \
-predicts it: the mean over the heads of the upper half of the layers. Links of tokens become \
-links of words, the pairs that `nmt translate --alignments` prints. Attention was not trained to \
-align, so a link may point beside the word that is translated."""
+Each target token is linked to the source token that the decoder reads most when it predicts it: \
+mean over the heads of the upper half of the layers; words as `nmt translate --alignments` prints \
+them. Attention was not trained to align, so a link may point beside the word translated."""
 
 
 @torch.inference_mode()
@@ -58,7 +57,7 @@ def words_in(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def _linked(aligned: AlignedSegment, num_targets: int) -> list[list[float]]:
     """Return 1 where a target word is linked to a source word, else 0: (T, S)."""
-    matrix = [[0.0] * aligned.source_words for _ in range(num_targets)]
-    for source, target in aligned.links:
-        matrix[target][source] = 1.0
-    return matrix
+    links, places = {*aligned.links}, range(aligned.source_words)
+    return [
+        [float((source, target) in links) for source in places] for target in range(num_targets)
+    ]

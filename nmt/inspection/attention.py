@@ -21,11 +21,10 @@ _DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
 _MAX_WEIGHTS = 100_000
 """That one kind of attention draws: a page is to stay below a few megabytes."""
 _EXPLANATION = """\
-Each row is a softmax: how much of every token in the columns one token reads. A layer has \
-several heads, each with its own weights. The decoder's rows name two tokens: the one that is its \
-input, and the one that it is about to predict from it; in its self-attention the cells to the \
-right of the diagonal are masked. The mean over the heads of the upper half of the decoder's \
-layers is what `nmt translate --attention` sums to words."""
+Each row is a softmax: how much of every token in the columns one token reads. The decoder's rows \
+name its input and the token that it is about to predict from it; what stands right of the \
+diagonal of its self-attention is masked. The mean over the heads of the upper half of the \
+decoder's layers is what `nmt translate --attention` sums to words."""
 
 
 @torch.inference_mode()
@@ -38,12 +37,8 @@ def attention(subject: Subject) -> Part:
         figures += _figures(subject, kind, title, weights)
     mean = recording.mean_attention().tolist()
     note = "Mean over the heads of the upper half of the decoder's layers."
-    return Part(
-        "attention",
-        "Attention",
-        _EXPLANATION,
-        [*figures, _heatmap(subject, "cross", f"{KINDS['cross']}, mean", mean, note)],
-    )
+    figures.append(_heatmap(subject, "cross", f"{KINDS['cross']}, mean", mean, note))
+    return Part("attention", "Attention", _EXPLANATION, figures)
 
 
 def _figures(subject: Subject, kind: Kind, title: str, weights: Sequence[Tensor]) -> list[Figure]:
@@ -118,3 +113,13 @@ def layer_name(layer: int, num_layers: int) -> str:
     ('layer 1', 'layer 2', 'layer 3 (top)')
     """
     return f"layer {layer}{' (top)' if layer == num_layers > 1 else ''}"
+
+
+def off_diagonal(rows: int, columns: int) -> Tensor:
+    """Return how far each column is from where a row stands: (T, S), in columns.
+
+    Between sentences of other lengths a token stands where it would if both were as long: the
+    first at the first and the last at the last.
+    """
+    places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
+    return (torch.arange(columns) - places.unsqueeze(1)).abs()

@@ -19,12 +19,10 @@ _SMALL_VOCABULARY = 24
 """Up to here all tokens are drawn."""
 _DEFAULT = ("untrained", "best")
 _EXPLANATION = """\
-At every position the decoder has read the target up to there and gives a probability to every \
-token. The target's own distribution has 1 for the right one; label smoothing takes a little from \
-it and spreads it over the vocabulary. Training lowers the cross-entropy between both: the \
-entropy of the target's distribution, which nothing can lower, and the Kullback-Leibler \
-divergence, which is 0 where both are the same. The log probabilities are those of `nmt score`, \
-where PAD, UNK and BOS are never chosen; the loss is that of training, over the whole vocabulary."""
+The target's own distribution has 1 for the right token, and label smoothing spreads a little of \
+that over the vocabulary. Training lowers the cross-entropy of it and the model's: the entropy of \
+the target's, which nothing can lower, and the Kullback-Leibler divergence. The log probabilities \
+are those of `nmt score`, where PAD, UNK and BOS are never chosen; the loss is that of training."""
 
 
 class Loss(NamedTuple):
@@ -76,10 +74,8 @@ def distributions(subject: Subject) -> Part:
     names = subject.choice.checkpoints or _DEFAULT
     gold = [*subject.target_ids, EOS_ID]
     smoothing = subject.config.training.label_smoothing
-    logits: dict[str, Tensor] = {}
-    for name in names:
-        model = subject.load(name)
-        logits[name] = model.logits(model(subject.source, subject.target))
+    models = {name: subject.load(name) for name in names}
+    logits = {k: model.logits(model(subject.source, subject.target)) for k, model in models.items()}
     steps = [
         Step(label, [_bars(subject, place, gold[place], logits, smoothing)])
         for place, label in enumerate(subject.target_labels)
@@ -126,12 +122,9 @@ def _smoothing(vocab_size: int, smoothing: float) -> Text:
     """Label smoothing worked out."""
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
-    return Text(
-        "Label smoothing",
-        [
-            f"right token: 1 - {smoothing:g} + {share} = {right:.6f}",
-            f"each other token: {share} = {other:.3g}",
-            f"entropy of this distribution: {entropy:.4f} nats",
-            f"cross-entropy = {entropy:.4f} + KL divergence",
-        ],
-    )
+    lines = [
+        f"right token: 1 - {smoothing:g} + {share} = {right:.6f}",
+        f"each other token: {share} = {other:.3g}",
+        f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
+    ]
+    return Text("Label smoothing", lines)

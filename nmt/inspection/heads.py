@@ -13,8 +13,8 @@ from nmt.config.data import CorpusConfig
 from nmt.config.keys import chosen
 from nmt.data.corpus import ReadOptions, SentencePair, check_files, read_corpus
 from nmt.errors import DataError
-from nmt.inspection.attention import KINDS, layer_name
-from nmt.inspection.figure import Cell, Figure, Heatmap, Part, Table
+from nmt.inspection.attention import KINDS, layer_name, off_diagonal
+from nmt.inspection.figure import Cell, Figure, Part, Table
 from nmt.inspection.recording import Attention, Kind, record, without_heads
 from nmt.inspection.subject import MAX_TOKENS, Subject
 from nmt.model.transformer import Transformer
@@ -29,11 +29,10 @@ _NEAR = 1.0
 _MOSTLY = 0.5
 _NAMES = ("previous token", "itself", "end", "diagonal")
 _EXPLANATION = """\
-Shares of a head's attention, as means over all tokens of a test set: on the token before the one \
-that reads, on itself, on the end of the source (in the decoder: on BOS), and within one token of \
-the straight line from the first to the last. What a head is worth is measured by leaving it out: \
-its output is set to 0 before W^O, and the log probability of the references is taken again, as \
-of `nmt score`. Heads that hardly matter alone may matter together."""
+Shares of a head's attention, means over the tokens of a test set: on the token before, on itself, \
+on the end of the source (in the decoder: on BOS), and within one token of the diagonal. A head is \
+worth what the references lose in log probability, as of `nmt score`, with its output set to 0. \
+Heads that hardly matter alone may matter together."""
 
 
 def heads(subject: Subject) -> Part:
@@ -43,18 +42,14 @@ def heads(subject: Subject) -> Part:
     figures: list[Figure] = []
     for kind, title in KINDS.items():
         rows: list[list[Cell]] = []
-        layers = [layer_name(n, len(losses[kind])) for n in range(1, len(losses[kind]) + 1)]
-        columns = [f"head {head}" for head in range(1, len(losses[kind][0]) + 1)]
-        for layer, of_layer, lost in zip(layers, looks[kind], losses[kind], strict=True):
-            for head, shares, loss in zip(columns, of_layer, lost, strict=True):
+        for layer, of_layer in enumerate(zip(looks[kind], losses[kind], strict=True), 1):
+            for head, (shares, loss) in enumerate(zip(*of_layer, strict=True), 1):
                 used = list(shares) if kind != "cross" else [None, None, *shares[2:]]
-                rows.append([f"{layer}, {head}", *used, _role(used), loss])
+                label = layer_name(layer, len(losses[kind]))
+                rows.append([f"{label}, head {head}", *used, _role(used), loss])
         table_head = ["head", *_NAMES, "mostly", "loss without it"]
         note = f"Nats per target token; pairs of {name}: {len(pairs):,}."
-        figures += [
-            Table(title, table_head, rows, note),
-            Heatmap(f"{title}: loss without a head", losses[kind], layers, columns, note),
-        ]
+        figures.append(Table(title, table_head, rows, note))
     return Part("heads", "Heads", _EXPLANATION, figures)
 
 
@@ -116,9 +111,7 @@ def _modules(model: Transformer, kind: Kind) -> Iterator[Attention]:
 def _looks(weights: Tensor, kind: Kind) -> list[Tensor]:
     """Sums over the tokens of one sentence, for each of `_NAMES`: (H,) each."""
     _, rows, columns = weights.shape
-    slope = (columns - 1) / max(rows - 1, 1)
-    line = torch.arange(rows).unsqueeze(1) * slope
-    near = (torch.arange(columns) - line).abs() <= _NEAR
+    near = off_diagonal(rows, columns) <= _NEAR
     end = 0 if kind == "decoder" else columns - 1
     return [
         weights.diagonal(-1, 1, 2).sum(-1),

@@ -26,7 +26,6 @@ TOY_WIDTH = 4
 LAYOUTS = {"sinusoidal": "interleaved", "sinusoidal-halves": "in halves"}
 """Sinusoidal ``model.positions`` -> where sines and cosines stand."""
 _POSITION, _SHIFT = 2, 3
-_REACH = NUM_POSITIONS // 2
 
 
 def rates(dim: int, layout: str) -> Tensor:
@@ -124,7 +123,10 @@ def positions(subject: Subject) -> Part:
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]
     if not figures:
-        figures.append(Text("No positions", ["The model adds none: it reads a set of tokens."]))
+        what = "The model adds none: it reads a set of tokens."
+        if name != "none":
+            what = f"{name} adds no vectors and turns none: there is nothing to draw."
+        figures.append(Text("No positions" if name == "none" else "Positions", [what]))
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
     figures += sinusoid_figures(layout, dim)
     for each, where in LAYOUTS.items():
@@ -163,7 +165,7 @@ def _absolute(subject: Subject) -> Iterator[Figure]:
 
 
 def _relative(subject: Subject) -> Iterator[Figure]:
-    """What self-attention does with positions: angles, a bias, or vectors of distances."""
+    """The angles by which self-attention turns queries and keys."""
     config, order = subject.config.model, torch.arange(NUM_POSITIONS)
     if (make := POSITIONS[config.positions].relative) is None:
         return
@@ -179,14 +181,6 @@ def _relative(subject: Subject) -> Iterator[Figure]:
         note = "Radians, below 2 pi: by this a pair of features of a query or key is turned."
         yield encoding_heatmap(torch.atan2(sin, cos) % math.tau, "Rotation angles", note=note)
         yield _similarity_lines(turned, "One vector, rotated")
-    if (bias := scheme.bias(order, order)) is not None:
-        names = [str(position) for position in order.tolist()]
-        values = bias[0].tolist()
-        yield Heatmap("Bias of head 1", values, names, names, across="key", down="query")
-    if (vectors := scheme.vectors(order[:1], order - _REACH)) is not None:
-        note = "Added to a key by its distance from the query (down), encoder layer 1."
-        table = vectors[0][0].detach()
-        yield encoding_heatmap(table, "Vectors of distances", first=-_REACH, note=note)
 
 
 def _similarity_lines(table: Tensor, title: str) -> Lines:

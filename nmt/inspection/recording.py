@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from nmt.packed import Packed
 
 Kind = Literal["encoder", "decoder", "cross"]
 """Attention of the encoder, of the decoder to itself, and of the decoder to the source."""
+Side = Literal["encoder", "decoder"]
 Attention = SelfAttention | CrossAttention
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
 
@@ -56,7 +57,7 @@ class Heads(NamedTuple):
 class Sublayer:
     """A sublayer in one pass, with the residual connection around it."""
 
-    side: Literal["encoder", "decoder"]
+    side: Side
     layer: int
     """From 1, upward."""
     name: str
@@ -156,9 +157,7 @@ def recorded(model: Transformer) -> Iterator[list[Sublayer]]:
     found: list[Sublayer] = []
     seen: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
 
-    def watch(
-        side: Literal["encoder", "decoder"], number: int, layer: nn.Module, name: str
-    ) -> None:
+    def watch(side: Side, number: int, layer: nn.Module, name: str) -> None:
         module = layer.get_submodule(name)
         residual = layer.get_submodule(name.replace("_attention", "") + "_residual")
         assert isinstance(residual, Residual)
@@ -172,12 +171,11 @@ def recorded(model: Transformer) -> Iterator[list[Sublayer]]:
             parts = side, number, name, module, residual, inputs, memory, added, args[0], output
             found.append(Sublayer(*parts))
 
-        for each, hook in ((module, of_sublayer), (residual, of_residual)):
-            handles.callback(each.register_forward_hook(hook).remove)
+        handles.enter_context(module.register_forward_hook(of_sublayer))
+        handles.enter_context(residual.register_forward_hook(of_residual))
 
     with ExitStack() as handles:
-        sides: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
-        for side in sides:
+        for side in get_args(Side):
             for number, layer in enumerate(getattr(model, side), 1):
                 for name in _SUBLAYERS:
                     if hasattr(layer, name):
@@ -204,16 +202,13 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
 def without_causal_mask(model: Transformer) -> Iterator[None]:
     """Let the decoder's tokens read those after them, too, in passes that are made inside."""
 
-    def see_all(
-        _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**options, "causal": False}
 
     with ExitStack() as handles:
         for layer in model.decoder:
             attention = layer.get_submodule("self_attention")
-            handle = attention.register_forward_pre_hook(see_all, with_kwargs=True)
-            handles.callback(handle.remove)
+            handles.enter_context(attention.register_forward_pre_hook(see_all, with_kwargs=True))
         yield
 
 
@@ -226,8 +221,5 @@ def without_heads(attention: Attention, heads: Sequence[int]) -> Iterator[None]:
     def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         return (args[0].index_fill(-1, columns.to(args[0].device), 0),)
 
-    handle = attention.output.register_forward_pre_hook(silence)
-    try:
+    with attention.output.register_forward_pre_hook(silence):
         yield
-    finally:
-        handle.remove()

@@ -18,10 +18,9 @@ _SHOWN = 6
 """Numbers of a vector that are written out."""
 _MAX_NUMBERS = 100_000
 _EXPLANATION = """\
-One token asks with its query q; every token answers with its key k. The product of both, divided \
-by the square root of the width of a head, is the score; softmax turns the scores into weights \
-that sum to 1; the head's output is the sum of the values v times their weights. The outputs of \
-all heads stand side by side, are multiplied by W^O, and are added to the residual stream."""
+The product of a token's query q and every key k, divided by the square root of the head's width, \
+is the score; softmax makes weights of scores; a head's output is the sum of the values v times \
+their weights. All heads' outputs, side by side, times W^O are added to the residual stream."""
 
 
 @torch.inference_mode()
@@ -84,14 +83,12 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[F
 
 def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> Table:
     """Return what becomes of one token: heads side by side, W^O, add and norm."""
-    stages = {
-        f"head {number}": mixed[place] for number, mixed in enumerate(heads.mixed, 1)
-    } | {
+    stages = {f"head {number}": mixed[place] for number, mixed in enumerate(heads.mixed, 1)} | {
         "all heads side by side": heads.concatenated[place],
         "times W^O": sublayer.added[place],
         "residual stream": sublayer.before[place],
         "their sum": sublayer.before[place] + sublayer.added[place],
-    }  # fmt: skip
+    }
     is_post = not torch.equal(sublayer.after, sublayer.before + sublayer.added)
     if is_post:
         stages["norm of the sum"] = sublayer.after[place]
@@ -110,11 +107,8 @@ def _matrices(sublayer: Sublayer, heads: Heads) -> Table:
     assert isinstance(module, SelfAttention)
     groups = module.num_kv_heads
     bias = " + b" if "output.bias" in module.state_dict() else ""
-    extra = [name for name, is_there in (
-        ("norm per head", len(module.heads)),
-        ("position", module.positions is not None),
-    ) if is_there]  # fmt: skip
-    suffix = f", then {' and '.join(extra)}" if extra else ""
+    suffix = ", then norm per head" if len(module.heads) else ""
+    suffix += ", then position" if module.positions is not None else ""
     rows = [
         ["X", "what the sublayer reads", _shape(tokens, dim)],
         ["Q", f"X W^Q{bias}{suffix}", f"{count} of {_shape(tokens, width)}"],

@@ -47,20 +47,17 @@ def shift(subject: Subject) -> Part:
     for row, (inputs, outputs) in enumerate(zip(reads, gold, strict=True)):
         pieces = zip(labels(target, inputs), labels(target, outputs), strict=True)
         rows = [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in pieces]
-        columns, title = (
-            labels(target, _padded(inputs, longest)),
-            f"Decoder mask of sentence {row + 1}",
-        )
+        columns = labels(target, _padded(inputs, longest))
+        title = f"Decoder mask of sentence {row + 1}"
         values = masks[row, : len(rows)].float().tolist()
         figures.append(Heatmap(title, values, rows, columns, low=0, high=1, across="token read"))
     return Part(
         "shift",
         "Batch, shift and masks",
-        "The decoder reads BOS and the target and predicts the target and EOS: its output is its "
-        "input moved by one place. Dark cells of a mask may be attended to: real tokens, and for "
-        "the decoder only those up to its own. PAD fills the rectangle; here sentences lie packed "
-        "side by side, so that nothing is computed for it. Sentences after yours are of the "
-        "validation set, or its first tokens where that is not there.",
+        "The decoder's output is its input moved by one place. Dark cells of a mask may be read: "
+        "real tokens, and for the decoder only those up to its own. PAD fills the rectangle; "
+        "sentences lie packed, so that nothing is computed for it. Those after yours are of the "
+        "validation set, or your first tokens where that is not there.",
         figures,
     )
 

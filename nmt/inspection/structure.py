@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -91,17 +92,11 @@ def trace_tensors(
     def note(name: str, _module: nn.Module, _inputs: object, output: Tensor) -> None:
         found.append(_summary(name, output))
 
-    handles = [
-        module.register_forward_hook(partial(note, name))
-        for path, module in model.named_modules()
-        if (name := _label(path, layer)) and not isinstance(module, nn.Identity)
-    ]
-    try:
-        with torch.inference_mode():
-            found.append(_summary("logits", model.logits(model(source, target))))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as handles, torch.inference_mode():
+        for path, module in model.named_modules():
+            if (name := _label(path, layer)) and not isinstance(module, nn.Identity):
+                handles.enter_context(module.register_forward_hook(partial(note, name)))
+        found.append(_summary("logits", model.logits(model(source, target))))
     return found
 
 

@@ -8,12 +8,7 @@ from itertools import zip_longest
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inspection.figure import Cell, Figure, Node, NodeKind, Part, Step, Steps, Table, Text, Tree
-from nmt.inspection.observer import (
-    SearchStep,
-    SearchTrace,
-    recompute_words,
-    trace_search,
-)
+from nmt.inspection.observer import SearchStep, SearchTrace, recompute_words, trace_search
 from nmt.inspection.recording import without_causal_mask
 from nmt.inspection.subject import Subject, labels
 from nmt.search.hypothesis import Hypothesis, length_penalty
@@ -24,16 +19,14 @@ _MAX_BEAMS = 20
 _SEARCHES = ("auto", "greedy", "beam")
 _MORE_WORDS = 5
 _EXPLANATION = """\
-The decoder reads what it has said so far and gives a probability to every next token. Greedy \
-search takes the most probable one; beam search keeps the best few hypotheses by the sum of their \
-log probabilities. A hypothesis is finished when EOS is among the best; one that no other \
-continues is a dead end. What is returned has the best score: its log probability divided by the \
+Greedy search takes the most probable next token; beam search keeps the best few hypotheses by the \
+sum of their log probabilities. A hypothesis is finished when EOS is among the best; one that no \
+other continues is a dead end. The best score is returned: the log probability divided by the \
 length penalty, and the coverage penalty added."""
 _UNMASKED = """\
-Some texts recompute every word at each step without the causal mask. A model is trained with the \
-mask: its words were predicted without a look at later ones. Left out, each position reads the \
-word that it is to predict, which no training has prepared it for. With the mask nothing changes \
-once it is said, so keys and values can be cached."""
+Some texts recompute every word at each step without the causal mask. Each position then reads the \
+word that it is to predict, which training with the mask has not prepared it for. With the mask \
+nothing changes once it is said, so keys and values can be cached."""
 
 
 def trace(subject: Subject) -> Part:
@@ -91,8 +84,7 @@ def checked_options(options: DecodingConfig) -> DecodingConfig:
         )
     if options.beam_size > _MAX_BEAMS:
         raise ConfigError(
-            f"trace draws at most {_MAX_BEAMS} beams, and decoding.beam_size is "
-            f"{options.beam_size}.",
+            f"trace draws at most {_MAX_BEAMS} beams; decoding.beam_size is {options.beam_size}.",
             fix="Search with a smaller beam.",
         )
     return options
@@ -111,14 +103,11 @@ def _read(subject: Subject, step: SearchStep) -> str:
 def _beams(subject: Subject, step: SearchStep) -> Table:
     """What one step continued and found."""
     rows: list[list[Cell]] = [
-        [
-            " ".join(labels(subject.tokenizers.target, beam.ids)) or "BOS",
-            beam.log_prob,
-            *(f"{_piece(subject, token)} {share:.3f}" for token, share in beam.likely),
-        ]
+        [" ".join(labels(subject.tokenizers.target, beam.ids)) or "BOS", beam.log_prob,
+         *(f"{_piece(subject, token)} {share:.3f}" for token, share in beam.likely)]
         for beam in step.beams
         if beam.log_prob > -float("inf")
-    ]
+    ]  # fmt: skip
     head = ["hypothesis", "log probability"]
     head += [f"next {rank}" for rank in range(1, len(rows[0]) - 1)]
     ended = [

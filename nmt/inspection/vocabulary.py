@@ -27,10 +27,9 @@ def vocabulary(subject: Subject) -> Part:
     return Part(
         "vocabulary",
         "Vocabulary",
-        "A tokenizer cuts text into pieces of its vocabulary; \N{LOWER ONE EIGHTH BLOCK} is a "
-        "space before one. An id is the place of the 1 in a one-hot vector, and that vector times "
-        "the table is the table's row of that number. Neighbours have similar rows: tokens that "
-        "training used alike.",
+        "\N{LOWER ONE EIGHTH BLOCK} is a space before a piece. Its id is the place of the 1 in a "
+        "one-hot vector, and that vector times the table is the table's row of that number. "
+        "Neighbours have similar rows: tokens that training used alike.",
         figures,
     )
 

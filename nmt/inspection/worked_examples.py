@@ -30,8 +30,7 @@ def worked_examples() -> Part:
     return Part(
         "worked-examples",
         "Worked examples",
-        "Numbers that explanations of the Transformer print, computed by the functions that run "
-        "models here: attention of two words, what scaling does, positions, parameters.",
+        "Numbers that explanations of the Transformer print, by the functions of models here.",
         [*figures, _parameters()],
     )
 
@@ -63,8 +62,7 @@ def _variances() -> Table:
             ("q . k", _HEAD_DIM, products.var().item()),
             (f"q . k / sqrt({_HEAD_DIM})", 1, scaled.var().item()),
         ],
-        "Variances of independent terms add up. Without the division softmax would put nearly all "
-        "weight on one key, where its gradient is close to 0.",
+        "Variances of independent terms add up. Undivided, softmax would saturate.",
     )
 
 

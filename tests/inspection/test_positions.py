@@ -24,7 +24,7 @@ from nmt.inspection.positions import (
     written_out,
 )
 from nmt.inspection.subject import Subject
-from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions, sinusoids
+from nmt.model.positions import sinusoids
 from tests.model.small import small_model
 
 WIDTHS = st.integers(2, 40).map(lambda half: 2 * half)
@@ -197,29 +197,11 @@ def test_learned_positions_are_the_models_own_and_random_before_training(
         assert not found.note
 
 
-def test_relative_positions_show_the_vector_of_each_distance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    subject = subject_of(monkeypatch, trained=True, positions="relative", max_relative_distance=3)
-    found = heatmap_of(subject, "Vectors of distances")
-    keys = subject.model.get_parameter("encoder.0.self_attention.positions.keys")
-    for label, row in zip(found.rows, found.values, strict=True):
-        assert row == keys[max(-3, min(3, int(label))) + 3].tolist()
-    assert found.rows[0] == "-10"
-
-
-def test_a_bias_of_a_registered_scheme_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slope(RelativePositions):
-        def bias(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-            return -(queries.unsqueeze(1) - keys).abs().unsqueeze(0)
-
-    monkeypatch.setitem(POSITIONS, "slope", PositionScheme(relative=lambda *_: Slope()))
-    found = heatmap_of(subject_of(monkeypatch, positions="slope"), "Bias of head 1")
-    assert found.values[7][:9] == [-7, -6, -5, -4, -3, -2, -1, 0, -1]
-
-
 def test_a_model_without_positions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(figure_of(subject_of(monkeypatch, positions="none"), "No positions"), Text)
+    found = figure_of(subject_of(monkeypatch, positions="relative"), "Positions")
+    assert isinstance(found, Text)
+    assert found.lines[0].startswith("relative adds no vectors")
 
 
 def test_a_decoder_of_another_width_has_a_figure_of_its_own(
