@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from itertools import zip_longest
 from math import ceil
@@ -86,6 +86,10 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
     return space + text if right else text + space
 
 
+def _longest(texts: Iterable[str]) -> int:
+    return max([0, *map(_width, map(visible, texts))])
+
+
 def columns_of(rows: Sequence[Sequence[Cell]]) -> list[bool]:
     """Return which columns hold numbers only: they are aligned to the right."""
     return [all(not isinstance(cell, str) for cell in column) for column in zip_longest(*rows)]
@@ -117,7 +121,7 @@ def _(figure: Table, colour: bool) -> Iterator[str]:  # noqa: ARG001
 
 @_lines.register
 def _(figure: Heatmap, colour: bool) -> Iterator[str]:
-    space = max([0, *map(_width, map(visible, figure.rows))])
+    space = _longest(figure.rows)
     numbered = len(figure.columns) <= _MAX_NUMBERED
     every = 1 if numbered else ceil(len(figure.columns) / _WIDTH)
     heads = [visible(each) for each in figure.columns[::every]]
@@ -170,7 +174,7 @@ def _(figure: Grid, colour: bool) -> Iterator[str]:  # noqa: ARG001
 
 @_lines.register
 def _(figure: Links, colour: bool) -> Iterator[str]:  # noqa: ARG001
-    space = max([0, *map(_width, map(visible, figure.left))])
+    space = _longest(figure.left)
     for name, weights in figure.weights.items():
         if len(figure.weights) > 1:
             yield name
@@ -183,13 +187,12 @@ def _(figure: Links, colour: bool) -> Iterator[str]:  # noqa: ARG001
 @_lines.register
 def _(figure: Bars, colour: bool) -> Iterator[str]:  # noqa: ARG001
     most = max([1e-30, *(abs(x) for series in figure.series.values() for x in series)])
-    space = max([0, *map(_width, map(visible, figure.labels))])
-    names = max([0, *map(_width, figure.series)]) if len(figure.series) > 1 else 0
+    space, names = _longest(figure.labels), _longest(figure.series)
     for row, label in enumerate(figure.labels):
         for number, (name, series) in enumerate(figure.series.items()):
             head = _pad("" if number else visible(label), space)
             bar = "#" * round(abs(series[row]) / most * 30)
-            yield f"{head}  {_pad(name if names else '', names)} {bar} {short_number(series[row])}"
+            yield f"{head}  {_pad(visible(name), names)} {bar} {short_number(series[row])}"
 
 
 @_lines.register
