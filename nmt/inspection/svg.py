@@ -176,7 +176,7 @@ def _(figure: Heatmap, on: Drawing) -> None:
     _cells(figure, on, (left, top), (wide, high), written=written)
     for row in _every(rows, high):
         on.text(figure.rows[row], left - 6, top + (row + 0.5) * high + 4, "end")
-    for column in _every(columns, wide):
+    for column in _every(columns, wide * (0.75 if slope else 1)):  # slanted lines lie closer
         x, y = left + (column + 0.5) * wide + (4 if slope else 0), top - 6
         turn = {"transform": f"rotate({-slope:.0f} {_short(x)} {_short(y)})"} if slope else {}
         on.text(figure.columns[column], x, y, "first" if slope else "mid", **turn)
