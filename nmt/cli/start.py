@@ -60,7 +60,7 @@ def init(
 def doctor() -> None:
     """Look at the installation and the machine; train and translate for a few seconds.
 
-    Each line that something is wrong with is followed by what mends it; then the exit code is 1.
+    A line that reports a problem is followed by its fix; then the exit code is 1.
     """
     from nmt.recipes.doctor import examine
 

@@ -1,7 +1,7 @@
 """A search that is watched: what it read, found and kept at every step, by a `Stepper` around one.
 
 The search runs as always and knows nothing of it. One sentence at a time, greedy or beam search.
-And the search of those who leave out the causal mask: all words anew at every step.
+And the search of those who leave out the causal mask: all words are recomputed at every step.
 
 Shapes: K beams, V vocabulary, N packed target tokens.
 """
@@ -136,7 +136,7 @@ class ObservingStepper:
         return found
 
     def _difference(self, log_probs: Tensor, ids: Sequence[Ids]) -> float:
-        """Compare log probabilities (K, V) of a cached step with reading all prefixes anew."""
+        """Compare log probabilities (K, V) of a cached step with reading all prefixes whole."""
         target = Packed.from_rows([[BOS_ID, *prefix] for prefix in ids])
         source = Packed.from_rows(self._read.rows() * len(ids))
         hidden = self._model.decode(target, self._memory.repeat(len(ids), 1), source)
@@ -201,7 +201,7 @@ def _log_probs(model: Transformer, hidden: Tensor) -> Tensor:
 
 
 def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[list[int]]:
-    """Translate by predicting all words anew at every step, from those of the step before.
+    """Translate by recomputing all words at every step, from those of the step before.
 
     With the causal mask no word ever changes, and the result is that of greedy search. Without it
     (see `nmt.inspection.recording.without_causal_mask`) earlier words read later ones.

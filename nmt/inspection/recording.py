@@ -1,7 +1,7 @@
 """One pass of a model over a sentence pair, recorded through hooks; nothing is changed in it.
 
 Hooks see what goes into each sublayer and what comes out. Queries, keys and weights, which stay
-inside, are worked out again from that with the sublayer's own projections, in the form of the
+inside, are recomputed from that with the sublayer's own projections, in the form of the
 paper: softmax(Q K^T / sqrt(E)) V. Without hooks the model has no cost.
 
 Shapes: T tokens that a sublayer reads for, S tokens whose keys it reads, H heads, E head width, D

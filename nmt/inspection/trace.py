@@ -158,7 +158,7 @@ def _nodes(subject: Subject, found: SearchTrace) -> list[Node]:
 
 
 def _unmasked(subject: Subject, num_steps: int) -> Steps:
-    """All words anew at every step, with and without the causal mask."""
+    """Recompute all words at every step, with and without the causal mask."""
     most = num_steps + _MORE_WORDS
     masked = list(recompute_words(subject.model, subject.source, most))
     with without_causal_mask(subject.model):
