@@ -1,0 +1,109 @@
+"""Noise of real input: text and a generator in, text out. Pure.
+
+For robustness tests (`nmt evaluate --robustness`) and for augmented training. What a function
+changes depends on nothing but its text and the generator, of which it draws as much for equal
+texts. To add a kind, write a function and name it in `NOISES`.
+
+Source: the kinds are those of Belinkov and Bisk (2018) and Ribeiro et al. (2020), section 2.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from random import Random
+
+Noise = Callable[[str, Random], str]
+
+TYPO_RATE = 0.1
+"""Share of the words of three letters or more that get a typo."""
+SPACING_RATE = 0.1
+"""Share of the gaps between words that are doubled or lost."""
+_WORD = re.compile(r"\w{3,}")
+_GAP = re.compile(r"(?<=\S) (?=\S)")
+
+
+def typos(text: str, generator: Random, rate: float = TYPO_RATE) -> str:
+    """Swap, drop or double one letter of some words; the first letter stays.
+
+    >>> typos("several words of a line", Random(1), rate=1)
+    'severral wods of a liine'
+    """
+
+    def change(found: re.Match[str]) -> str:
+        word = found[0]
+        is_chosen, kind, place = (generator.random() for _ in range(3))
+        if is_chosen >= rate:
+            return word
+        at = 1 + int(place * (len(word) - 2))  # from the second letter to the last but one
+        middle = (word[at + 1] + word[at], word[at + 1], word[at] * 2 + word[at + 1])[int(kind * 3)]
+        return word[:at] + middle + word[at + 2 :]
+
+    return _WORD.sub(change, text)
+
+
+def spacing(text: str, generator: Random, rate: float = SPACING_RATE) -> str:
+    """Double or drop some of the spaces between words.
+
+    >>> spacing("a b c d", Random(3), rate=1)
+    'abc  d'
+    """
+
+    def change(_: re.Match[str]) -> str:
+        is_chosen, kind = generator.random(), generator.random()
+        return " " if is_chosen >= rate else ("  ", "")[int(kind * 2)]
+
+    return _GAP.sub(change, text)
+
+
+def upper_case(text: str, _: Random) -> str:
+    """Write all letters as capitals."""
+    return text.upper()
+
+
+def lower_case(text: str, _: Random) -> str:
+    """Write no capitals."""
+    return text.lower()
+
+
+def title_case(text: str, _: Random) -> str:
+    """Begin every word with a capital.
+
+    >>> title_case("it's a dog", Random(0))
+    "It's A Dog"
+    """
+    return " ".join(word[:1].upper() + word[1:] for word in text.split(" "))
+
+
+def without_punctuation(text: str, _: Random) -> str:
+    """Drop the punctuation at the end of a line, and what closes a quotation there.
+
+    >>> without_punctuation('He said: "no!"', Random(0))
+    'He said: "no'
+    """
+    end = len(text)
+    while end and (text[end - 1].isspace() or unicodedata.category(text[end - 1])[0] == "P"):
+        end -= 1
+    return text[:end] or text
+
+
+def decomposed(text: str, _: Random) -> str:
+    """Write letters and their accents as several characters (Unicode form NFD).
+
+    >>> len(decomposed("ä", Random(0)))
+    2
+    """
+    return unicodedata.normalize("NFD", text)
+
+
+NOISES: dict[str, Noise] = {
+    "typos": typos,
+    "upper-case": upper_case,
+    "lower-case": lower_case,
+    "title-case": title_case,
+    "no-final-punctuation": without_punctuation,
+    "spacing": spacing,
+    "unicode-nfd": decomposed,
+}
+"""Every kind by the name that flags, configurations and reports have for it."""

@@ -1,0 +1,63 @@
+"""Laws of noise, and that each kind changes what it is named after."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.text.noise import NOISES, spacing, typos, without_punctuation
+
+LINE = "Zwei Männer laufen schnell über die Straße, und ein Hund sieht ihnen nach."
+
+
+@given(st.sampled_from(sorted(NOISES)), st.text(), st.integers(0, 1 << 32))
+def test_equal_text_and_seed_give_equal_noise_and_never_a_new_line(
+    kind: str, text: str, seed: int
+) -> None:
+    first, second = (NOISES[kind](text, Random(seed)) for _ in range(2))
+    assert first == second
+    assert bool(first.strip()) == bool(text.strip())
+    assert first.count("\n") <= text.count("\n")
+
+
+@pytest.mark.parametrize("kind", sorted(NOISES))
+def test_every_kind_changes_a_line(kind: str) -> None:
+    assert any(NOISES[kind](LINE, Random(seed)) != LINE for seed in range(20))
+
+
+@given(st.integers(0, 1000))
+def test_typos_keep_first_letters_and_change_one_letter_a_word(seed: int) -> None:
+    words = zip(LINE.split(), typos(LINE, Random(seed), rate=1).split(), strict=True)
+    for old, new in words:
+        assert new[0] == old[0]
+        change = Counter(old)
+        change.subtract(new)
+        assert sum(map(abs, change.values())) <= 1  # none for two letters that are swapped
+
+
+@given(st.integers(0, 1000))
+def test_spacing_changes_nothing_but_spaces(seed: int) -> None:
+    assert spacing(LINE, Random(seed), rate=1).replace(" ", "") == LINE.replace(" ", "")
+    assert spacing(LINE, Random(seed), rate=0) == LINE == typos(LINE, Random(seed), rate=0)
+
+
+def test_the_share_of_changed_words_is_the_rate() -> None:
+    line = " ".join(["word"] * 20_000)
+    changed = sum(word != "word" for word in typos(line, Random(1), rate=0.1).split())
+    assert changed == pytest.approx(2000, rel=0.1)
+
+
+def test_a_line_of_punctuation_is_kept() -> None:
+    assert without_punctuation("...", Random(1)) == "..."
+    assert without_punctuation("Ende?! ", Random(1)) == "Ende"
+
+
+def test_decomposed_text_is_the_same_text() -> None:
+    found = NOISES["unicode-nfd"](LINE, Random(1))
+    assert found != LINE
+    assert unicodedata.normalize("NFC", found) == LINE
