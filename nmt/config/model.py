@@ -11,7 +11,10 @@ from pydantic import Field, model_validator
 
 from nmt.config import Many, Registered, Section
 
-_POSITIONS = ("sinusoidal", "sinusoidal-halves", "learned", "rotary", "relative", "none")
+_POSITIONS = (
+    "sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves", "learned", "rotary", "relative",
+    "none",
+)  # fmt: skip
 BiasPlace = Literal["attention", "feed-forward", "norm"]
 """Layers that may have a bias."""
 
@@ -66,17 +69,22 @@ class ModelConfig(Section):
     positions: Annotated[str, Registered("nmt.model.positions:POSITIONS", _POSITIONS)] = (
         "sinusoidal"
     )
-    """Position encoding: sines and cosines interleaved (the paper) or in two halves
-    (Tensor2Tensor), a learned table, rotations of queries and keys (Su et al. 2021), vectors for
-    distances between tokens (``relative``, Shaw et al. 2018), or none."""
+    """Position encoding: sines and cosines interleaved (the paper), the same in two halves
+    (``sinusoidal-concatenated``: Hugging Face) or in two halves with wavelengths that end at
+    10000 x 2 pi (``sinusoidal-halves``: Tensor2Tensor, Marian), a learned table, rotations of
+    queries and keys (Su et al. 2021), vectors for distances between tokens (``relative``, Shaw et
+    al. 2018), or none."""
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
     """Rows of the learned table; other encodings have no limit."""
     first_position: int = Field(default=0, ge=0, le=1)
     """Position of the first token, in sinusoids and learned tables."""
     max_relative_distance: int = Field(default=16, ge=1, le=4096)
     """With ``positions: relative``: longer distances share the vectors of this one."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """Non-linearity of the feed-forward layers."""
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
+    """Non-linearity of the feed-forward layers. ``silu`` is also called swish."""
+    decoder_autoregression: Literal["self-attention", "ssru"] = "self-attention"
+    """How the decoder reads its own output: attention over all of it, or one state that each token
+    updates (simpler simple recurrent unit, Kim et al. 2019), which decodes faster."""
     qk_norm: bool = False
     """Normalise queries and keys per head (Henry et al. 2020)."""
     bias: bool | Many[BiasPlace] = Field(

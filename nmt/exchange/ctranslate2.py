@@ -40,9 +40,9 @@ _EXPRESSED = frozenset({
     "initialization", "dropout", "attention_dropout", "decoder_attention_dropout",
     "activation_dropout", "word_dropout",
 })  # fmt: skip
-"""Keys of the model section that may have any value but those below. Missing is ``qk_norm``: in
-cross-attention, CTranslate2 normalises the queries of all heads together (its
-``process_cross_attention``)."""
+"""Keys of the model section that may have any value but those below. Missing are ``qk_norm``, as in
+cross-attention CTranslate2 normalises the queries of all heads together (its
+``process_cross_attention``), and ``decoder_autoregression``: it has no SSRU."""
 _NOT_EXPRESSED = {("norm", "layer-std")}
 """Keys and values that CTranslate2 has no counterpart for."""
 _FOLLOWED = frozenset({
@@ -53,7 +53,7 @@ _FOLLOWED = frozenset({
 """Decoding options that CTranslate2 has, or that mean nothing without one that it does not have;
 the others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what
 a single head of the last layer attends to, ours the mean of many."""
-_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024
 _LINEAR, _NORM = ("weight", "bias"), ("gamma", "beta")
 

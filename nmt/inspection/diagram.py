@@ -13,7 +13,7 @@ from nmt.inspection.figure import Box, Diagram, Stack
 from nmt.model.positions import POSITIONS
 
 _NORMS = {"layer": "LayerNorm", "layer-std": "LayerNorm", "rms": "RMSNorm"}
-_ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "swiglu": "SwiGLU"}
+_ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
 ENCODER, DECODER = 0, 1
 """Stacks of the diagram."""
 
@@ -82,7 +82,10 @@ def _sublayers(config: ModelConfig, *, is_decoder: bool) -> Iterator[Box]:
     own = f"causal, {heads}" if is_decoder else heads
     if POSITIONS[config.positions].relative is not None:
         own += f", {config.positions} positions"
-    yield Box("self-attention", own, "attention")
+    if is_decoder and config.decoder_autoregression == "ssru":
+        yield Box("SSRU", f"one state of {dim:,}", "attention")
+    else:
+        yield Box("self-attention", own, "attention")
     if is_decoder:
         yield Box("cross-attention", heads, "attention")
     activation = _ACTIVATIONS[config.activation]

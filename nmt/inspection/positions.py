@@ -23,7 +23,11 @@ NUM_POSITIONS = 20
 MAX_WIDTH = 512
 """Columns of a heatmap, at most."""
 TOY_WIDTH = 4
-LAYOUTS = {"sinusoidal": "interleaved", "sinusoidal-halves": "in halves"}
+LAYOUTS = {
+    "sinusoidal": "interleaved",
+    "sinusoidal-concatenated": "concatenated",
+    "sinusoidal-halves": "in halves",
+}
 """Sinusoidal ``model.positions`` -> where sines and cosines stand."""
 _POSITION, _SHIFT = 2, 3
 
@@ -31,10 +35,10 @@ _POSITION, _SHIFT = 2, 3
 def rates(dim: int, layout: str) -> Tensor:
     """Return what a position is multiplied with in each pair of sine and cosine: (D / 2,), float64.
 
-    ``sinusoidal``: 10000^(-2i / D), the paper's; ``sinusoidal-halves``: 10000^(-i / (D / 2 - 1)).
+    10000^(-2i / D), the paper's; for ``sinusoidal-halves`` 10000^(-i / (D / 2 - 1)).
     """
     half = dim // 2
-    steps = half if layout == "sinusoidal" else max(half - 1, 1)
+    steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
     return 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / steps)
 
 
@@ -76,7 +80,8 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     lines = [""] * dim
     for name, columns in zip(("sin", "cos"), pair_columns(dim, layout), strict=True):
         for i, feature in enumerate(columns.tolist()):
-            exponent = f"{2 * i}/{dim}" if layout == "sinusoidal" else f"{i}/{max(dim // 2 - 1, 1)}"
+            is_long = layout == "sinusoidal-halves"
+            exponent = f"{i}/{max(dim // 2 - 1, 1)}" if is_long else f"{2 * i}/{dim}"
             lines[feature] = (
                 f"PE({position}, {feature}) = {name}({position} / 10000^({exponent})) = "
                 f"{name}({position} / {divisors[i]:.6g}) = {values[feature]:.6f}"

@@ -23,7 +23,7 @@ class SelfCache(NamedTuple):
 
     kv: Tensor
     """Keys, then values, with the place of the new token. (2, R, G, t + 1, E), or more positions
-    where ``mask`` is given."""
+    where ``mask`` is given. Of a recurrent layer: its state, (1, R, 1, 1, D)."""
     position: Tensor
     """Position of the new token, t. (1,), int64."""
     mask: Tensor | None = None
@@ -72,7 +72,8 @@ class DecoderState:
     """0, and minus infinity where the source is padding. (B, G, 1, S)"""
     self_kv: Tensor
     """Keys and values of the target so far, of each layer, and room for more: the first t of C
-    positions are filled. (L, 2, R, G, C, E)"""
+    positions are filled. (L, 2, R, G, C, E); or the states of a recurrent decoder,
+    (L, 1, R, 1, 1, D)."""
     num_beams: int
     """Beams K of each sentence."""
     length: int
@@ -91,9 +92,14 @@ class DecoderState:
         """Row of ``self_kv`` of each beam. (R,), int64; None where they are in order."""
         return None if self.slots is None else _rows(self.slots)
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether ``self_kv`` holds one state of each row, and no keys and values."""
+        return self.self_kv.shape[1] == 1
+
     def with_room(self) -> DecoderState:
         """Return a state whose caches have room for one more position."""
-        if self.length < self.self_kv.shape[4]:
+        if self.is_recurrent or self.length < self.self_kv.shape[4]:
             return self
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 

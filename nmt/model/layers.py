@@ -20,7 +20,14 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Segments, attention, cached_attention, mean_weights, row_width
+from nmt.model.attention import (
+    Rectangle,
+    Segments,
+    attention,
+    cached_attention,
+    mean_weights,
+    row_width,
+)
 from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
 from nmt.model.positions import POSITIONS
@@ -102,7 +109,7 @@ class FeedForward(nn.Module):
         bias = config.has_bias("feed-forward")
         self.inner = linear(dim, inner_dim * gates, bias=bias, blocks=gates)
         self.outer = linear(inner_dim, dim, bias=bias)
-        self._activate = {"relu": torch.relu_, "gelu": F.gelu, "swiglu": _swiglu}[config.activation]
+        self._activate = _ACTIVATIONS[config.activation]
         self._dropout = config.activation_dropout
 
     @override
@@ -115,6 +122,9 @@ class FeedForward(nn.Module):
 def _swiglu(values: Tensor) -> Tensor:
     gate, value = values.chunk(2, dim=-1)
     return F.silu(gate) * value
+
+
+_ACTIVATIONS = {"relu": torch.relu_, "gelu": F.gelu, "silu": F.silu, "swiglu": _swiglu}
 
 
 class _SplitHeads(torch.autograd.Function):
@@ -231,6 +241,45 @@ class SelfAttention(_Attention):
         return self.output(mixed.flatten(1))
 
 
+class SSRU(nn.Module):
+    """The simpler simple recurrent unit, which reads the target in place of self-attention.
+
+    With x the input of token t: f = sigmoid(W_f x + b), c_t = f c_(t-1) + (1 - f) W x from c_0 = 0,
+    output ReLU(c_t). Source: Kim et al. (2019), From Research to Production and Back, section 3.1.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.input = linear(dim, dim, bias=False)
+        self.forget = linear(dim, dim, bias=True)
+
+    @override
+    def forward(
+        self,
+        values: Tensor,
+        segments: Packed | None,
+        *,
+        causal: bool = True,
+        cache: SelfCache | None = None,
+    ) -> Tensor:
+        """(N, D) -> (N, D). Arguments as of `SelfAttention.forward`; it is always causal.
+
+        ``cache.kv`` is the state, (1, R, 1, 1, D), updated in place.
+        """
+        del causal
+        kept = self.forget(values).sigmoid()
+        new = (1 - kept) * self.input(values)
+        if cache is not None:
+            state = cache.kv.view_as(values)
+            return state.mul_(kept).add_(new).relu()
+        assert segments is not None
+        rectangle = Rectangle.of(segments)
+        states = [torch.zeros_like(new[:1])]
+        for factor, term in zip(*(rectangle.pad(x).unbind(1) for x in (kept, new)), strict=True):
+            states.append(states[-1] * factor + term)
+        return rectangle.unpad(torch.stack(states[1:], dim=1)).relu()
+
+
 class CrossAttention(_Attention):
     """Multi-head attention of the target over the encoded source."""
 
@@ -322,13 +371,16 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention, feed-forward."""
+    """Causal self-attention or `SSRU`, cross-attention, feed-forward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         dim, dropout = config.decoder_dim, config.decoder_attention_dropout
         dropout = config.attention_dropout if dropout is None else dropout
-        self.self_attention = SelfAttention(dim, config, dropout=dropout)
+        is_recurrent = config.decoder_autoregression == "ssru"
+        self.self_attention: SelfAttention | SSRU = (
+            SSRU(dim) if is_recurrent else SelfAttention(dim, config, dropout=dropout)
+        )
         self.self_residual = Residual(dim, config)
         self.cross_attention = CrossAttention(dim, config.model_dim, config, dropout=dropout)
         self.cross_residual = Residual(dim, config)

@@ -79,15 +79,16 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     Args:
         num_positions: Rows.
         dim: Width D, even.
-        layout: ``sinusoidal`` interleaves sines and cosines of wavelengths from 2 pi to
-            10000 * 2 pi, as in the paper; ``sinusoidal-halves`` puts all sines first, in D / 2
-            wavelengths that end exactly at 10000 * 2 pi, as in Tensor2Tensor.
+        layout: ``sinusoidal`` interleaves sines and cosines of wavelengths from 2 pi to below
+            10000 * 2 pi, as in the paper; ``sinusoidal-concatenated`` puts all sines first, as
+            Hugging Face does; so does ``sinusoidal-halves``, in D / 2 wavelengths that end exactly
+            at 10000 * 2 pi, as in Tensor2Tensor and Marian.
 
     Returns:
         (num_positions, D), in torch's default dtype.
     """
     half = dim // 2
-    steps = half if layout == "sinusoidal" else max(half - 1, 1)
+    steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
     angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
     waves = angles.sin(), angles.cos()
@@ -216,14 +217,13 @@ class Embedding(nn.Module):
         return dropout(values, self._dropout, self.training)
 
 
+def _sinusoidal(layout: str) -> PositionScheme:
+    return PositionScheme(lambda _, dim: SinusoidalPositions(dim, layout))
+
+
 register_positions("none", PositionScheme())
-register_positions(
-    "sinusoidal", PositionScheme(lambda _, dim: SinusoidalPositions(dim, "sinusoidal"))
-)
-register_positions(
-    "sinusoidal-halves",
-    PositionScheme(lambda _, dim: SinusoidalPositions(dim, "sinusoidal-halves")),
-)
+for _layout in ("sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves"):
+    register_positions(_layout, _sinusoidal(_layout))
 register_positions(
     "learned", PositionScheme(lambda config, dim: LearnedPositions(config.max_positions, dim))
 )

@@ -211,10 +211,12 @@ class Transformer(nn.Module):
         cross_kv = cross_kv.view(len(layers), 2, len(source), groups, width, -1)
         mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
         coverage = torch.zeros(mask.shape, device=mask.device) if with_coverage else None
+        is_recurrent = self.config.decoder_autoregression == "ssru"
+        states = (len(layers), 1, len(source), 1, 1, self.config.decoder_dim)
         return DecoderState(
             cross_kv=cross_kv,
             source_mask=mask[:, None, None, :].repeat(1, groups, 1, 1),
-            self_kv=cross_kv[..., :0, :],
+            self_kv=memory.new_zeros(states) if is_recurrent else cross_kv[..., :0, :],
             num_beams=1,
             length=0,
             coverage=coverage,
@@ -235,7 +237,7 @@ class Transformer(nn.Module):
         state, longer = state.with_room(), state.length + 1
         position = tokens.new_full((1,), state.length)
         table = self.target_embedding.position_table(longer)
-        kv = state.self_kv.narrow(4, 0, longer)
+        kv = state.self_kv if state.is_recurrent else state.self_kv.narrow(4, 0, longer)
         ids, rows, coverage = tokens.flatten(), state.rows, state.coverage
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)

@@ -159,7 +159,8 @@ class GraphedDecodeToken:
             _power_of_two(width, _LEAST_POSITIONS),
             _power_of_two(length, _LEAST_POSITIONS),
         )
-        has_room = _num_bytes(sizes, self_kv) <= self._most_bytes
+        is_recorded = self_kv.shape[1] == 2  # keys and values; not the states of a recurrent layer
+        has_room = is_recorded and _num_bytes(sizes, self_kv) <= self._most_bytes
         if self._works and has_room and sizes.sentences * beams <= _MOST_ROWS:
             with self._lock:
                 step = self._step(sizes, table, cross_kv, self_kv)

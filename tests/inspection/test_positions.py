@@ -33,10 +33,11 @@ LAYOUT = st.sampled_from(sorted(LAYOUTS))
 
 def formula(position: int, dim: int, layout: str) -> list[float]:
     """PE(position) of Vaswani et al. (2017) and of Tensor2Tensor."""
+    pairs = [position / 10000 ** (2 * i / dim) for i in range(dim // 2)]
     if layout == "sinusoidal":
-        pairs = [position / 10000 ** (2 * i / dim) for i in range(dim // 2)]
         return [wave(angle) for angle in pairs for wave in (math.sin, math.cos)]
-    pairs = [position / 10000 ** (i / (dim // 2 - 1)) for i in range(dim // 2)]
+    if layout == "sinusoidal-halves":
+        pairs = [position / 10000 ** (i / (dim // 2 - 1)) for i in range(dim // 2)]
     return [wave(angle) for wave in (math.sin, math.cos) for angle in pairs]
 
 

@@ -13,7 +13,7 @@ from nmt.config.model import ModelConfig
 from nmt.inspection.diagram import stack_diagram
 from nmt.inspection.figure import Stack
 from nmt.inspection.structure import trace_tensors
-from nmt.model.layers import DecoderLayer, EncoderLayer, Residual
+from nmt.model.layers import SSRU, DecoderLayer, EncoderLayer, Residual
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from tests.model.small import SMALL, VARIANTS, packed, random_parameters, small_model
@@ -134,6 +134,9 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
         assert isinstance(layer, EncoderLayer | DecoderLayer)
         details = {box.label: box.detail for box in stack.boxes}
         attention, ff = layer.self_attention, layer.feed_forward
+        if isinstance(attention, SSRU):
+            assert details["SSRU"] == f"one state of {ff.outer.out_features}"
+            continue
         assert f"{attention.num_heads} heads of {attention.head_dim}" in details["self-attention"]
         grouped = attention.num_kv_heads != attention.num_heads
         assert (f"{attention.num_kv_heads} of keys" in details["self-attention"]) == grouped
