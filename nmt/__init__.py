@@ -21,10 +21,12 @@ from nmt.errors import (
 from nmt.version import __version__
 
 if TYPE_CHECKING:
-    from nmt.config.loader import load_config
+    from nmt.data.size import load_config
     from nmt.metrics.metric import Score
+    from nmt.recipes.doctor import doctor
     from nmt.recipes.evaluate import evaluate
     from nmt.recipes.export import average, export
+    from nmt.recipes.init import init
     from nmt.recipes.inspect import inspect
     from nmt.recipes.prepare import prepare
     from nmt.recipes.score import score
@@ -47,8 +49,10 @@ __all__ = [
     "Translator",
     "__version__",
     "average",
+    "doctor",
     "evaluate",
     "export",
+    "init",
     "inspect",
     "load_config",
     "prepare",
@@ -62,7 +66,7 @@ _HOMES = {
     "TranslationResult": "nmt.translation.result",
     "Translator": "nmt.translation.translator",
     "average": "nmt.recipes.export",
-    "load_config": "nmt.config.loader",
+    "load_config": "nmt.data.size",
 }
 
 

@@ -35,7 +35,8 @@ def show(
     set_: list[str] = SET,
 ) -> None:
     """Print the resolved configuration: every key, with defaults and presets filled in."""
-    from nmt.config.loader import dump_config, load_config
+    from nmt.config.loader import dump_config
+    from nmt.data.size import load_config
 
     typer.echo(dump_config(load_config(config, set_)), nl=False)
 
@@ -48,8 +49,8 @@ def check(
     set_: list[str] = SET,
 ) -> None:
     """Check YAML configuration files; report all problems of all files."""
-    from nmt.config.loader import load_config
     from nmt.config.run import check_languages
+    from nmt.data.size import load_config
     from nmt.training.advice import Plan, advise
 
     failed = 0

@@ -21,7 +21,7 @@ def prepare(
     json: bool = JSON,
 ) -> None:
     """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
-    from nmt.config.loader import load_config
+    from nmt.data.size import load_config
     from nmt.recipes.prepare import prepare as run
 
     report = run(load_config(config, set_), force=force, report_only=report_only)

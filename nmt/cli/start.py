@@ -62,10 +62,10 @@ def doctor() -> None:
 
     A line that reports a problem is followed by its fix; then the exit code is 1.
     """
-    from nmt.recipes.doctor import examine
+    from nmt.recipes.doctor import doctor as run
 
     is_well = True
-    for finding in examine():
+    for finding in run():
         typer.echo(str(finding))
         is_well &= not finding.fix
     if not is_well:

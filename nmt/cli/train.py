@@ -56,7 +56,7 @@ def train(
 
     SIGINT and SIGTERM let the current update finish, save, and exit with 130 or 143.
     """
-    from nmt.config.loader import load_config
+    from nmt.data.size import load_config
 
     # Quoted, so that YAML takes any path as text.
     overrides = set_ if run_dir is None else [*set_, f"run_dir={dumps(str(run_dir))}"]

@@ -6,8 +6,7 @@ YAML is read as plain values that remember their lines; hostile and ambiguous te
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,7 +73,12 @@ for _name, (_pattern, _first) in _RESOLVERS.items():
         _class.add_implicit_resolver(_CORE_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    count_pairs: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
+) -> RunConfig:
     """Read a configuration: defaults, then the model's preset, then the file, then overrides.
 
     Args:
@@ -82,6 +86,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         overrides: ``section.key=value`` each; the value is read as YAML, so numbers, ``null`` and
             ``[lists]`` work. Later ones win. List entries are named by position:
             ``data.train.0.weight``.
+        count_pairs: Training corpora and the codes of both languages -> pairs. With it, a file may
+            leave ``training`` out: it gets values that go with the size; see `nmt.load_config`.
 
     Raises:
         ConfigError: Anything is wrong. Lists every problem with its line or flag, what was found
@@ -102,7 +108,9 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         except ValueError as error:
             problems.append(f"--set {text}: {error}")
     try:
-        values = _scaled(document.values) if is_scaled else document.values
+        values = document.values
+        if is_scaled and count_pairs is not None:
+            values = _scaled(values, count_pairs)
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         found = [(document.place(key), text) for key, text in find_problems(error)]
@@ -117,15 +125,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
 
 
-def _scaled(values: dict[str, Any]) -> dict[str, Any]:
+def _scaled(
+    values: dict[str, Any], count_pairs: Callable[[Sequence[CorpusConfig], tuple[str, str]], int]
+) -> dict[str, Any]:
     """Put values that go with the size of the corpora below those given; as they are if unclear."""
     try:
         corpora = [CorpusConfig.model_validate(corpus) for corpus in values["data"]["train"]]
         languages = str(values["source_language"]), str(values["target_language"])
     except (ValidationError, LookupError, TypeError):  # which is reported
         return values
-    # By name, as a registry: of a higher room, and needed here only.
-    count_pairs = import_module("nmt.data.size").count_pairs
     return with_scale(values, count_pairs(corpora, languages))
 
 

@@ -1,15 +1,32 @@
-"""How many pairs corpora hold, before they are read."""
+"""How many pairs corpora hold, before they are read; configurations that depend on it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from nmt.config import loader
 from nmt.config.data import CorpusConfig
+from nmt.config.run import RunConfig
 from nmt.data.corpus import ReadOptions, check_files, read_corpus
 from nmt.errors import ConfigError
 from nmt.files.lines import open_binary
 
 _BLOCK_BYTES = 1 << 20
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration file; without ``training`` it gets values for the size of its corpora.
+
+    Args:
+        path: A YAML file.
+        overrides: ``section.key=value`` each, the value as YAML; later ones win.
+
+    Raises:
+        ConfigError: Anything is wrong; or ``training`` is missing and nobody knows the size.
+        DataError: ``training`` is missing, and so is a file of the corpora.
+    """
+    return loader.load_config(path, overrides, count_pairs=count_pairs)
 
 
 def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:

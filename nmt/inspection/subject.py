@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
 from nmt.config.decoding import DecodingConfig
-from nmt.config.loader import load_config, refuse_idle
+from nmt.config.loader import refuse_idle
 from nmt.config.run import RunConfig
+from nmt.data.size import load_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2
 from nmt.runtime.shortlist_file import ShortlistFile

@@ -73,7 +73,7 @@ class Finding:
         return f"{text}\n    fix: {self.fix}" if self.fix else text
 
 
-def examine() -> Iterator[Finding]:
+def doctor() -> Iterator[Finding]:
     """Yield what is found, one by one; the last one trains and translates."""
     yield Finding("nmt", f"{__version__} in {Path(__file__).parents[1]}")
     yield Finding("Python", f"{platform.python_version()} at {sys.executable}")

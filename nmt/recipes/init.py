@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.config.data import CorpusConfig
-from nmt.config.loader import load_config
 from nmt.config.scaling import scale_of
 from nmt.data.corpus import BadPair, ReadOptions, read_corpus
+from nmt.data.size import load_config
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors
 
@@ -73,7 +73,12 @@ class Start:
 
 
 def init(
-    source: Path, target: Path, folder: Path | None, *, languages: str | None = None, seed: int = 1
+    source: Path,
+    target: Path,
+    folder: Path | None = None,
+    *,
+    languages: str | None = None,
+    seed: int = 1,
 ) -> Start:
     """Split a corpus, and write a configuration beside the parts.
 

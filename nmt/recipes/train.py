@@ -22,9 +22,9 @@ from nmt.checkpoint.run import (
     write_run_files,
 )
 from nmt.config.data import BatchConfig
-from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
+from nmt.data.size import load_config
 from nmt.diagnostics.dry_run import DryRunReport, measure_training
 from nmt.diagnostics.prove_resume import Proof, prove
 from nmt.engine.device import choose_device, deterministic, prepare_process

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.recipes import doctor
-from nmt.recipes.doctor import Finding, examine
+from nmt.recipes.doctor import Finding
 
 Usage = namedtuple("Usage", "total used free")
 
 
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     monkeypatch.setattr(doctor, "_self_test", lambda: Finding("self-test", "left out"))
-    return {finding.name: finding for finding in examine()}
+    return {finding.name: finding for finding in doctor.doctor()}
 
 
 def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.config.scaling import SCALES, scale_of
+from nmt.data.size import load_config
 from nmt.errors import ConfigError, DataError
 from nmt.recipes.init import init
 
