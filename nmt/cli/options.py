@@ -84,7 +84,7 @@ def _model_folder(text: str) -> Path:
 
 
 def _device(text: str) -> str:
-    """Read the name of a device; ``cuda:0`` is ``cuda``.
+    """Read the name of a device; ``gpu`` is ``cuda``.
 
     Raises:
         ConfigError: There is none of this name.
@@ -166,9 +166,9 @@ class ModelOptions:
     checkpoint: str = CHECKPOINT
     device: str = flag(
         default="auto",
-        metavar="[auto|cpu|cuda]",
+        metavar="[auto|cpu|cuda|cuda:N]",
         parser=_device,
-        help="Device to compute on; of several GPUs the first one of CUDA_VISIBLE_DEVICES.",
+        help="Device to compute on; cuda is the first GPU, cuda:1 the second.",
     )
     threads: int | None = flag(min=1, metavar="N", help="CPU threads.", show_default="all cores")
     with_: list[Path] = flag(

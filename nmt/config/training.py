@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -25,13 +26,20 @@ def full_dtype_name(name: object) -> object:
     return _SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
 
 
-def plain_device_name(name: object) -> object:
-    """Return the name of a device that may have a number: ``cuda:0`` is the first GPU.
+def full_device_name(name: object) -> object:
+    """Return our name of a device that others call ``gpu``.
 
-    >>> plain_device_name("cuda:0")
-    'cuda'
+    >>> full_device_name("gpu"), full_device_name("gpu:1"), full_device_name("cpu")
+    ('cuda', 'cuda:1', 'cpu')
     """
-    return "cuda" if name in ("cuda:0", "gpu") else name
+    return re.sub("^gpu(?=:|$)", "cuda", name) if isinstance(name, str) else name
+
+
+DeviceName = Annotated[
+    Literal["auto", "cpu", "cuda", "mps"] | Annotated[str, Field(pattern=r"^cuda:\d{1,3}$")],
+    BeforeValidator(full_device_name),
+    Field(json_schema_extra={"allowed": "auto, cpu, cuda, cuda:N, mps"}),
+]
 
 
 class ScheduleConfig(Section):
@@ -133,11 +141,10 @@ class TrainingConfig(Section):
     """An experiment: with bfloat16 on a GPU, keep the weights and what flows between the layers in
     it, too, beside a float32 copy of the weights. Fewer and smaller kernels; quality is not
     measured yet. On a CPU it is always so."""
-    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(plain_device_name)] = (
-        "auto"
-    )
-    """Where to train; ``auto`` is the CUDA GPU if there is one. ``mps`` is the GPU of an Apple
-    processor, in float32: its choice is tested, its arithmetic is not."""
+    device: DeviceName = "auto"
+    """Where to train; ``auto`` is the CUDA GPU if there is one, ``cuda:1`` the second of several.
+    ``mps`` is the GPU of an Apple processor, in float32: its choice is tested, its arithmetic is
+    not."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does
     so on a GPU, where fewer and larger kernels pay, if it works there and ``max_steps`` are enough

@@ -37,7 +37,7 @@ _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 _ROWS_AT_ONCE = 1000
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 _HUB = "https://huggingface.co"
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 1.5
 
 
 class SentencePair(NamedTuple):
@@ -336,7 +336,14 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             options["keep_default_na"] = False  # "null" and "NA" are words
     else:
         options |= {"path": name, "name": config.subset}
-        if not path.exists() and not _reaches_hub():
+        hub = os.environ.get("HF_ENDPOINT", _HUB)
+        if not path.exists() and not _reaches(hub):
+            if not _may_be_cached(name):  # `datasets` would take seconds to say so
+                raise DataError(
+                    f"{name} is no folder here and was not downloaded before, and there is no "
+                    f"connection to {hub}.",
+                    fix="Check the path and the network, or name files in its place.",
+                )
             os.environ["HF_HUB_OFFLINE"] = "1"  # what is in the cache is read, nothing is tried
     try:
         import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
@@ -354,9 +361,19 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         ) from error
 
 
-def _reaches_hub() -> bool:
-    """Whether there is a way to the hub; its library tries for half a minute."""
-    place, reached = urlsplit(os.environ.get("HF_ENDPOINT", _HUB)), []
+def _may_be_cached(name: str) -> bool:
+    """Whether a cache of the hub's libraries has something of this name."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = Path(os.environ.get("HF_HOME", cache / "huggingface"))
+    folders = {"HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
+    places = (Path(os.environ.get(key, folder)).expanduser() for key, folder in folders.items())
+    last = name.rpartition("/")[2].lower()
+    return any(last in path.name.lower() for place in places for path in place.glob("*"))
+
+
+def _reaches(url: str) -> bool:
+    """Whether a server can be connected to; those who download try for half a minute, or longer."""
+    place, reached = urlsplit(url), []
     port = place.port or (443 if place.scheme == "https" else 80)
 
     def connect() -> None:
@@ -406,7 +423,11 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         raise ConfigError(
             f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
         )
+    folder, url = Path(utils.SACREBLEU_DIR, name), str((DATASETS[name].data or [""])[0])
+    is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
     try:
+        if not is_here and not _reaches(url):
+            raise ConnectionError(f"no connection to {url}")
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)
     except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from nmt.errors import DeviceError
+
 
 def is_first() -> bool:
     """Whether this process speaks for all that the launcher started."""
@@ -23,6 +25,30 @@ def local_size() -> int:
 def local_rank() -> int:
     """Return the number of this process on its machine, from 0: that of its GPU, too."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def gpu_number(device: str, num_gpus: int) -> int:
+    """Return which of the CUDA GPUs that there are a process computes on.
+
+    Args:
+        device: ``cuda:1`` is the second; otherwise each process of a machine has one of its own.
+        num_gpus: How many this process sees.
+
+    Raises:
+        DeviceError: There are fewer, or several processes ask for the same.
+    """
+    named = device.partition(":")[2]
+    if named and local_size() > 1:
+        raise DeviceError(
+            f"{local_size()} processes cannot share {device}.",
+            fix="Use device cuda, which gives each a GPU, or one process.",
+        )
+    number = int(named or local_rank())
+    if number >= num_gpus:
+        who = f"There is no {device}" if named else f"Process {number} of this machine has no GPU"
+        fix = "Choose another device." if named else "Start fewer processes, or use device cpu."
+        raise DeviceError(f"{who}: {num_gpus} can be used, counted from 0.", fix=fix)
+    return number
 
 
 def is_one_of_torchrun() -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from nmt.engine import local_rank
+from nmt.engine import gpu_number
 from nmt.engine.distributed import Processes
 from nmt.errors import DeviceError
 
@@ -34,8 +34,12 @@ _FAST_FLOAT16_CAPABILITY = 7
 T = TypeVar("T")
 
 
-def choose_device(wanted: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:
-    """Return the device to compute on; ``auto`` is a GPU of its own for each process, if any.
+def choose_device(wanted: str) -> torch.device:
+    """Return the device to compute on.
+
+    Args:
+        wanted: ``cpu``, ``mps``, ``cuda:N``; ``cuda`` for a GPU of its own for each process;
+            ``auto`` for that where there are any.
 
     Raises:
         DeviceError: CUDA or Apple's GPU is wanted but torch sees none, or there are fewer GPUs than
@@ -49,20 +53,14 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device
             fix="Use device auto or cpu, or torch on macOS 14 or later with an Apple processor.",
         )
     has_cuda = torch.cuda.is_available()
-    if wanted == "cuda" and not has_cuda:
+    if wanted.startswith("cuda") and not has_cuda:
         raise DeviceError(
             "No CUDA device: torch sees no GPU.",
             fix="Use device auto or cpu, or install a CUDA build of torch.",
         )
     if not has_cuda or wanted == "cpu":
         return torch.device("cpu")
-    number = local_rank()
-    if number >= torch.cuda.device_count():
-        raise DeviceError(
-            f"Process {number} of this machine has no GPU: there are {torch.cuda.device_count()}.",
-            fix="Start fewer processes, or use device cpu.",
-        )
-    device = torch.device("cuda", number)
+    device = torch.device("cuda", gpu_number(wanted, torch.cuda.device_count()))
     torch.cuda.set_device(device)
     # cuDNN's attention makes a plan for each new shape, up to half a second; batches of text hardly
     # ever have the same one. And it knows dropout in sixteenths only.

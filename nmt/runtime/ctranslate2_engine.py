@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
-from nmt.engine import local_rank, own_cores
+from nmt.engine import gpu_number, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.exchange.ctranslate2 import (
     RECORD,
@@ -87,12 +87,13 @@ class CTranslate2Engine(Engine):
         self,
         folder: Path,
         *,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: str = "auto",
         threads: int | None = None,
     ) -> None:
         package = import_ctranslate2()
-        has_gpu = package.get_cuda_device_count() > 0
-        if device == "cuda" and not has_gpu:
+        num_gpus = package.get_cuda_device_count()
+        has_gpu = num_gpus > 0
+        if device.startswith("cuda") and not has_gpu:
             raise DeviceError(
                 "CTranslate2 finds no CUDA device.", fix="Use --device cpu, or --device auto."
             )
@@ -106,7 +107,7 @@ class CTranslate2Engine(Engine):
             self._model: Any = package.Translator(
                 str(folder),
                 device=place,
-                device_index=local_rank() if place == "cuda" else 0,
+                device_index=gpu_number(device, num_gpus) if place == "cuda" else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
             )

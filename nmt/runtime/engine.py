@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from typing import Literal, NamedTuple, get_args
 from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import chosen
 from nmt.config.run import RunConfig
-from nmt.config.training import full_dtype_name, plain_device_name
+from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import ConfigError
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
-DeviceName = Literal["auto", "cpu", "cuda"]
+_DEVICES = ("auto", "cpu", "cuda")
 EngineChoice = Literal["auto", "torch", "ctranslate2"]
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 """What a model's weights are kept and multiplied in."""
@@ -38,14 +39,18 @@ def parse_dtype(text: str) -> Dtype | None:
     return chosen(names, str(full_dtype_name(text)), "dtype")
 
 
-def parse_device(text: str) -> DeviceName:
+def parse_device(text: str) -> str:
     """Return the device of this name.
 
     Raises:
         ConfigError: There is none.
+
+    >>> parse_device("gpu:1"), parse_device("auto")
+    ('cuda:1', 'auto')
     """
-    names: dict[str, DeviceName] = {device: device for device in get_args(DeviceName)}
-    return chosen(names, str(plain_device_name(text)), "device")
+    name = str(full_device_name(text))
+    is_numbered = re.fullmatch(r"cuda:\d{1,3}", name) is not None
+    return name if is_numbered else chosen({each: each for each in _DEVICES}, name, "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +255,8 @@ class EngineOptions:
 
     engine: EngineChoice = "auto"
     """``auto`` is CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
-    device: DeviceName = "auto"
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second of several GPUs."""
     dtype: Dtype | None = None
     """None is float32 on a CPU, bfloat16 or float16 on a GPU; or what an exported model has."""
     checkpoint: str = "best"

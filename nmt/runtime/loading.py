@@ -111,7 +111,7 @@ def _against_ctranslate2(options: EngineOptions) -> Iterator[str]:
     if options.ensemble is not None and options.ensemble.others:
         yield "it runs one model at a time"
     if options.engine == "auto":
-        if options.device == "cuda" or (options.device == "auto" and _has_gpu()):
+        if options.device.startswith("cuda") or (options.device == "auto" and _has_gpu()):
             yield "it is chosen for CPUs only"
         if options.dtype not in (None, *_CONVERTED):
             yield f"it is not chosen for {options.dtype}"

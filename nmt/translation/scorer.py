@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Scorer:
         cls,
         folder: Path | str,
         *,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: str = "auto",
         checkpoint: str = "best",
         threads: int | None = None,
         ensemble: Ensemble | None = None,

@@ -9,7 +9,7 @@ from contextlib import closing
 from copy import copy
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -112,7 +112,7 @@ class Translator:
         folder: Path | str,
         *,
         engine: EngineChoice = "auto",
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: str = "auto",
         checkpoint: str = "best",
         threads: int | None = None,
         ensemble: Ensemble | None = None,

@@ -61,14 +61,14 @@ MISTAKES = {
     "evaluate M in.de in.en": "M is a model: say what the files are.",
     "evaluate in.de in.de in.en": "in.de is no model.",
     # Values of other tools.
-    "translate M --device cuda:1": "device: there is no 'cuda:1' (did you mean cuda?).",
+    "translate M --device cuda:x": "device: there is no 'cuda:x' (did you mean cuda?).",
     "translate M --device tpu": "device: there is no 'tpu' (did you mean cpu?).",
     "translate M --dtype float8": "dtype: there is no 'float8' (did you mean float32?).",
     "translate M --format xml": "Invalid value for '--format': 'xml' is not one of text, json.",
     "translate M --engine onnx": "Invalid value for '--engine': 'onnx' is not one of 'auto', "
     "'torch', 'ctranslate2'.",
-    "train c.yaml --set training.device=cuda:1": "--set training.device=cuda:1: training.device is "
-    "'cuda:1'; it must be auto, cpu, cuda, mps (did you mean cuda?)",
+    "train c.yaml --set training.device=cuda:x": "--set training.device=cuda:x: training.device is "
+    "'cuda:x'; it must be auto, cpu, cuda, cuda:N, mps (did you mean cuda:N?)",
     # Files and folders.
     "translate M/best in.de": "M/best is a checkpoint of the model M.",
     "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",

@@ -84,6 +84,7 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("nmt.data.corpus._reaches", lambda _: True)
 
     assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
     # No trust_remote_code: code from a hub is never run.
@@ -105,13 +106,14 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.M
         raise ConnectionError("no network")
 
     monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("nmt.data.corpus._reaches", lambda _: True)
     with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
         pairs_of("wmt/wmt14")
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_hub_out_of_reach_is_not_tried_again_and_again(
-    answers: bool, monkeypatch: pytest.MonkeyPatch
+    answers: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     released = threading.Event()
 
@@ -128,6 +130,11 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
     monkeypatch.setattr(
         "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
     )
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    with pytest.raises(DataError, match=r"^wmt/wmt14 is no folder .* no connection to https://"):
+        pairs_of("wmt/wmt14")
+    assert not modes  # `datasets`, which takes seconds to load, was not asked
+    (tmp_path / "hub" / "datasets" / "wmt___wmt14").mkdir(parents=True)
     with pytest.raises(DataError, match="cannot read wmt/wmt14"):
         pairs_of("wmt/wmt14")
 
@@ -142,12 +149,22 @@ def test_unknown_test_sets_and_pairs_are_refused_without_a_download() -> None:
         published_test_set("wmt14", "en-xx")
 
 
-def test_a_download_that_fails_names_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_here", "reaches", "tried"), [(0, 1, 1), (1, 0, 1), (1, 1, 1), (0, 0, 0)]
+)
+def test_a_download_that_fails_names_the_test_set(
+    is_here: bool, reaches: bool, tried: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from sacrebleu import utils
 
     def exits(*_: str) -> str:
-        raise SystemExit(1)  # what sacrebleu does when a checksum is wrong
+        raise SystemExit("a wrong checksum")  # as sacrebleu does
 
     monkeypatch.setattr(utils, "get_source_file", exits)
-    with pytest.raises(DataError, match=r"wmt14 \(en-de\) cannot be downloaded"):
+    monkeypatch.setattr(utils, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr("nmt.data.corpus._reaches", lambda url: "statmt.org" in url and reaches)
+    (tmp_path / "wmt14" / "raw").mkdir(parents=True)
+    (tmp_path / "wmt14" / "raw" / f"a.tgz{'' if is_here else '.lock'}").touch()
+    reason = "a wrong checksum" if tried else "no connection to https://"
+    with pytest.raises(DataError, match=rf"wmt14 \(en-de\) cannot be downloaded: {reason}"):
         published_test_set("wmt14", "en-de")

@@ -53,6 +53,24 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
+def test_a_number_chooses_among_several_gpus(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DeviceError, match=r"There is no cuda:1: 1 can be used, counted from 0"):
+        choose_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    assert choose_device("cuda:1") == torch.device("cuda", 1) == chosen[0]
+    assert choose_device("cuda:0") == choose_device("cuda") == gpu
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_device("cuda") == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(DeviceError, match="2 processes cannot share cuda:1"):
+        choose_device("cuda:1")
+
+
 def test_attention_that_plans_for_each_shape_is_turned_off(gpu: torch.device) -> None:
     assert gpu == torch.device("cuda", 0)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
