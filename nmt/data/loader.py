@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Batch, Resegment, collate
+from nmt.data.order import Lengths, TokenCounts, chunks, length_order
 from nmt.data.resegment import IntArray
 from nmt.data.store import ParallelStore
 from nmt.data.workers import WorkerPool, map_ahead
@@ -26,7 +27,7 @@ _LINES_NAMED = 8
 
 def epoch_rows(
     corpus: npt.NDArray[np.integer], weights: Sequence[float], *, seed: int, epoch: int
-) -> IntArray:
+) -> IntArray | None:
     """Return the rows that one epoch reads, each as often as its corpus' weight says.
 
     A weight of 2.5 reads every row twice and a random half of the rows, another one each epoch,
@@ -37,21 +38,24 @@ def epoch_rows(
         weights: How often an epoch reads each corpus.
         seed: Seed of the run.
         epoch: Number of the epoch, from 0.
+
+    Returns:
+        Rows; None where it is every row once.
     """
     if all(weight == 1 for weight in weights):
-        return np.arange(len(corpus), dtype=np.int64)
+        return None
     random = np.random.Generator(np.random.PCG64([seed, epoch, 1]))
     parts = []
     for index, weight in enumerate(weights):
         rows = np.flatnonzero(corpus == index)
         extra = round((weight - int(weight)) * len(rows))
         parts += [rows] * int(weight) + [np.sort(random.permutation(rows)[:extra])]
-    return np.concatenate(parts).astype(np.int64)
+    return np.concatenate(parts).astype(np.int64, copy=False)
 
 
 def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends on
-    source_lengths: npt.NDArray[np.integer],
-    target_lengths: npt.NDArray[np.integer],
+    source_lengths: Lengths,
+    target_lengths: Lengths,
     *,
     max_tokens: int | None,
     max_sentences: int | None = None,
@@ -83,33 +87,46 @@ def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends 
     Raises:
         DataError: A pair is longer than a batch.
     """
-    sizes = source_lengths.astype(np.int64) + target_lengths
-    if len(sizes) == 0:
+    count = len(source_lengths)
+    if count == 0:
         return []
-    if max_tokens is None:
-        max_tokens = int(sizes.sum())
-    if int(sizes.max()) > max_tokens:
-        row = int(sizes.argmax())
-        raise DataError(
-            f"Pair {row} has {sizes[row]:,} tokens, but a batch holds {max_tokens:,}.",
-            fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
-        )
+    most = _total_and_check(source_lengths, target_lengths, max_tokens)
     random = np.random.Generator(np.random.PCG64([seed, epoch, 0]))
-    spread = random.random(len(sizes), dtype=np.float32) - 0.5
-    key = np.rint(np.maximum(source_lengths, target_lengths) * (1 + noise * spread))
-    order = np.lexsort((random.random(len(sizes)), target_lengths, source_lengths, key))
-    ends = np.cumsum(sizes[order])
-    batches, start, done = [], 0, 0
-    while start < len(order):
-        stop = int(np.searchsorted(ends, done + max_tokens, side="right"))
+    order = length_order(source_lengths, target_lengths, noise=noise, random=random)
+    ends = np.empty(count, dtype=np.int64)
+    total = 0
+    for part in chunks(count):
+        rows = order[part]
+        sizes = source_lengths[rows].astype(np.int64) + target_lengths[rows]
+        np.cumsum(sizes, out=ends[part])
+        ends[part] += total
+        total = int(ends[part.stop - 1])
+    borders, done = [0], 0
+    while borders[-1] < count:
+        stop = int(np.searchsorted(ends, done + most, side="right"))
         if max_sentences is not None:
-            stop = min(stop, start + max_sentences)
-        batches.append(order[start:stop])
-        start, done = stop, int(ends[stop - 1])
-    shuffled = [batches[i] for i in random.permutation(len(batches))]
-    repeated = -len(shuffled) % num_ranks
-    even = (shuffled * (1 + repeated))[: len(shuffled) + repeated]
-    return even[rank::num_ranks]
+            stop = min(stop, borders[-1] + max_sentences)
+        borders.append(stop)
+        done = int(ends[stop - 1])
+    shuffled = random.permutation(len(borders) - 1)
+    even = np.resize(shuffled, len(shuffled) + -len(shuffled) % num_ranks)
+    return [order[borders[i] : borders[i + 1]] for i in even[rank::num_ranks]]
+
+
+def _total_and_check(source: Lengths, target: Lengths, max_tokens: int | None) -> int:
+    """Return the most tokens of a batch; check that every pair fits."""
+    total = 0
+    for part in chunks(len(source)):
+        sizes = source[part].astype(np.int64) + target[part]
+        total += int(sizes.sum())
+        if max_tokens is not None and int(sizes.max()) > max_tokens:
+            row = int(sizes.argmax())
+            raise DataError(
+                f"Pair {part.start + row} has {sizes[row]:,} tokens, but a batch holds "
+                f"{max_tokens:,}.",
+                fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
+            )
+    return total if max_tokens is None else max_tokens
 
 
 def padding_waste(
@@ -178,14 +195,15 @@ class Loader:
             raise ValueError("batch.max_tokens must be a number here")
         store = self.store
         rows = epoch_rows(store.corpus, self.weights, seed=self.seed, epoch=epoch)
-        if not len(rows):
+        if not len(store if rows is None else rows):
             raise DataError(
                 f"An epoch reads no pair: {len(store):,} with weights of "
                 f"{', '.join(map(str, self.weights))}.",
                 fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
             )
         plan = plan_batches(
-            *self.lengths(rows),
+            TokenCounts(store.source_lengths, 1 + self.source_bos, rows),
+            TokenCounts(store.target_lengths, 1, rows),
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
             noise=self.config.noise,
@@ -194,7 +212,7 @@ class Loader:
             rank=self.rank,
             num_ranks=self.num_ranks,
         )
-        return [rows[batch] for batch in plan]
+        return plan if rows is None else [rows[batch] for batch in plan]
 
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
         """Yield the batches of each optimizer update and the position after them, for ever.

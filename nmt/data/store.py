@@ -38,7 +38,8 @@ class ParallelStore:
                     fix="The prepared folder is damaged: run `nmt prepare CONFIG --force`.",
                 )
         self.source_lengths, self.target_lengths = (
-            np.diff(offsets).astype(np.int32) for offsets in self._offsets
+            _lengths(folder / f"{side}.offsets.bin", len(offsets) - 1)
+            for side, offsets in zip(_SIDES, self._offsets, strict=True)
         )
         """Tokens of each source and target, without EOS. (n,), int32."""
         self.corpus = _mapped(folder / "corpus.bin", "<u2")
@@ -89,6 +90,16 @@ class ParallelStore:
         for start in range(0, len(ids), _COUNTED_AT_ONCE):
             counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
         return counts
+
+
+def _lengths(path: Path, count: int) -> npt.NDArray[np.int32]:
+    """Return the lengths between ``count + 1`` offsets, which are not held or mapped at once."""
+    lengths, before = np.empty(count, dtype=np.int32), 0
+    for start in range(0, count, _COUNTED_AT_ONCE):
+        ends = np.fromfile(path, "<i8", _COUNTED_AT_ONCE, offset=8 * (start + 1))
+        lengths[start : start + len(ends)] = np.diff(ends, prepend=before)
+        before = int(ends[-1])
+    return lengths
 
 
 def _mapped(path: Path, dtype: str) -> npt.NDArray[np.integer]:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
+from nmt.data import order
 from nmt.data.loader import Loader, Position, padding_waste, plan_batches
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
@@ -214,3 +215,37 @@ def test_batches_are_named_by_corpora_and_lines(store: ParallelStore) -> None:
     assert loader.describe(batches) == (
         "data.train.0 lines 1; data.train.1 lines 6, 16, 17, 18, 19, 20, 21, 22 and 3 more"
     )
+
+
+@settings(max_examples=40)
+@given(
+    pairs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=400),
+    longest=st.sampled_from([4, 300, 1 << 20]),
+    noise=st.sampled_from([0.0, 0.1, 1.0]),
+    seed=st.integers(0, 9),
+)
+def test_the_order_by_length_is_that_of_a_sort_by_four_keys(
+    pairs: list[tuple[int, int]], longest: int, noise: float, seed: int
+) -> None:
+    """A long pair leaves one bit for chance in the packed key: most rows tie in it."""
+    source, target = arrays([*pairs, (longest, longest)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "_CHUNK_ROWS", 7)
+        found = order.length_order(source, target, noise=noise, random=np.random.default_rng(seed))
+
+    random = np.random.default_rng(seed)
+    spread = random.random(len(source), dtype=np.float32) - 0.5
+    key = np.rint(np.maximum(source, target) * (1 + noise * spread))
+    wanted = np.lexsort((random.random(len(source)), target, source, key))
+    assert found.tolist() == wanted.tolist()
+
+
+def test_the_plan_of_older_releases_stays(store: ParallelStore) -> None:
+    """Runs resume by a position alone: another order would train on other pairs."""
+    plan = loader_of(store, weights=(1, 2.5)).plan(3)
+
+    assert [batch.tolist() for batch in plan[:3]] == [
+        [34, 46, 34, 22],
+        [31, 7, 43, 45, 21],
+        [35, 11, 23],
+    ]
