@@ -58,13 +58,16 @@ def identity(
     # It changes no update, but scores of two kinds are in no order.
     training["validation"] = {"metric": config.training.validation.metric}
     weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
-    # With BPE-dropout, pairs may get longer than those that the filters kept.
-    limits = {"max_length": config.filters.max_length} if config.batch.bpe_dropout else {}
+    augment = {f"{i}": x.augment.rates for i, x in enumerate(config.data.train) if x.augment.rates}
+    # With BPE-dropout or noise, pairs may get longer than those that the filters kept.
+    is_redrawn = config.batch.bpe_dropout or augment
+    limits = {"max_length": config.filters.max_length} if is_redrawn else {}
     return {
         **{name: whole[name] for name in _BINDING_SECTIONS},
         "filters": limits,
         "training": training,
         "corpus_weights": weights,
+        **({"augment": augment} if augment else {}),
         "num_processes": num_processes,
         "data_hash": data_hash,
         "vocab_hash": vocab_hash,

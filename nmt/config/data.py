@@ -10,6 +10,28 @@ from pydantic import Field, field_validator
 
 from nmt.config import FilePath, Many, Pair, Section
 
+_Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+class AugmentConfig(Section):
+    """Noise for training pairs: the share of the pairs that get each kind, drawn in each epoch."""
+
+    upper_case: _Rate = 0.0
+    """Both sides in capitals, so that capitals are translated to capitals."""
+    title_case: _Rate = 0.0
+    """A Capital At Every Word, on both sides."""
+    no_final_punctuation: _Rate = 0.0
+    """Both sides without the punctuation at their end."""
+    typos: _Rate = 0.0
+    """Letters of a fifth of the source words swapped, dropped or doubled; the target stays."""
+    spacing: _Rate = 0.0
+    """Some spaces of the source dropped or doubled; the target stays."""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Kinds with a rate above 0."""
+        return {name: rate for name, rate in self.model_dump().items() if rate}
+
 
 class CorpusConfig(Section):
     """One parallel corpus. Name exactly one place to read it from.
@@ -49,6 +71,7 @@ class CorpusConfig(Section):
     """How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half."""
     max_pairs: int | None = Field(default=None, ge=1)
     """Read at most this many pairs from the start."""
+    augment: AugmentConfig = AugmentConfig()
 
     def _disagreements(self) -> Iterator[str]:
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
@@ -73,6 +96,11 @@ class DataConfig(Section):
     """Held-out pairs that choose the best checkpoint."""
     test: dict[str, CorpusConfig] = Field(default={})
     """Named test sets for ``nmt evaluate MODEL -t NAME``."""
+
+    def _disagreements(self) -> Iterator[str]:
+        for name, corpus in {"valid": self.valid, **self.test}.items():
+            if corpus.augment.rates:
+                yield f"{name} has an augment section, which is for training corpora"
 
     @field_validator("test")
     @classmethod

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmt.data.resegment import Flat, IntArray
+from nmt.data.resegment import IntArray, Resegment
 from nmt.data.store import ParallelStore
 from nmt.packed import Packed, move, round_up
 from nmt.text import BOS_ID, EOS_ID
-
-Resegment: TypeAlias = Callable[[int, int, IntArray, Flat], Flat]
-"""(side, epoch, rows, stored ids) -> other ids: see `nmt.data.resegment.Resegmenter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +75,14 @@ def collate(
     Args:
         store: The pairs.
         rows: Which of them.
-        resegment: Draws other subwords for the epoch.
+        resegment: Draws other subwords, and noise, for the epoch.
         epoch: Number of the epoch, from 0.
         source_bos: Whether sources, too, begin with BOS.
         longest: Most tokens of any sentence of either side, if sizes are to be rounded up.
     """
     sides = (store.source_ids(rows), store.target_ids(rows))
     if resegment is not None:
-        sides = (resegment(0, epoch, rows, sides[0]), resegment(1, epoch, rows, sides[1]))
+        sides = resegment(epoch, rows, sides)
     (source, source_offsets), (target, offsets) = sides
     packed = _packed(source, source_offsets, EOS_ID, last=True)
     packed = packed.prepend(BOS_ID) if source_bos else packed

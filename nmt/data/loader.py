@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
-from nmt.data.batch import Batch, Resegment, collate
+from nmt.data.batch import Batch, collate
 from nmt.data.order import Lengths, TokenCounts, chunks, length_order
-from nmt.data.resegment import IntArray
+from nmt.data.resegment import IntArray, Resegment
 from nmt.data.store import ParallelStore
 from nmt.data.workers import WorkerPool, map_ahead
 from nmt.errors import DataError
@@ -170,8 +170,8 @@ class Loader:
     num_ranks: int = 1
     """Processes that share the epoch."""
     resegment: Resegment | None = None
-    """Draws other subwords in each epoch. Batches are planned by the stored ones, and so hold more
-    tokens than they are meant to (a fifth more at a rate of 0.1)."""
+    """Draws other subwords, and noise, in each epoch. Batches are planned by what is stored, and so
+    hold more tokens than they are meant to (a fifth more at a BPE-dropout of 0.1)."""
     source_bos: bool = False
     """Put BOS before sources."""
     num_workers: int = 0

@@ -154,6 +154,7 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     )
     # Folders that were made before there were such keys stay valid.
     for corpus in (*data["train"], data["valid"]):
+        del corpus["augment"]  # drawn while training reads
         if corpus["csv"] is None:
             del corpus["csv"]
     without = None if config.filters.extra else {"extra"}

@@ -33,7 +33,16 @@ _DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "alarms": 0, "se
 _SAMPLE_PARTS = ("Source", "Translation", "Reference")
 _RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
 _SAMPLE_RANKS = ("Best", "Median", "Worst")
-_ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
+_ABOUT = (
+    "schedule",
+    "device",
+    "precision",
+    "threads",
+    "parameters",
+    "pairs",
+    "dropped",
+    "augmented",
+)
 """What `_about` shows of the latest start."""
 
 

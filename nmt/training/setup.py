@@ -15,10 +15,11 @@ from nmt.checkpoint.model_folder import ModelBundle, load_folder_config
 from nmt.checkpoint.run import machine
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
+from nmt.data.augment import Augmenter
 from nmt.data.corpus import corpus_names
 from nmt.data.loader import Loader
 from nmt.data.prepared import KEPT, READ, PreparedData
-from nmt.data.resegment import Resegmenter
+from nmt.data.resegment import InTurn, Resegment, Resegmenter
 from nmt.engine import own_cores
 from nmt.engine.compilation import Compilation, compile_layers, pays
 from nmt.engine.device import choose_device, choose_precision, seed_rank
@@ -36,6 +37,7 @@ Rows = npt.NDArray[np.int64]
 # Keys of the model section that change no weight's meaning.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _ANY_SIZE = 8
+_COUNTED_AT_ONCE = 1 << 20
 _MAX_WORKERS = 4
 
 
@@ -83,7 +85,7 @@ class TrainingSetup:
             seed=training.seed,
             rank=processes.rank,
             num_ranks=processes.size,
-            resegment=_resegmenter(batch.bpe_dropout, data, training.seed, max_length),
+            resegment=_resegment(config, data),
             source_bos=config.model.source_bos,
             num_workers=_num_workers() if updater.pace.uses_threads else 0,
             longest=max_length + 1 + config.model.source_bos
@@ -136,7 +138,20 @@ class TrainingSetup:
             "metric": training.validation.metric,
             "pairs": len(self.data.train),
             "dropped": dict(dropped.most_common()),
+            "augmented": self._augmented() or None,
         }
+
+    def _augmented(self) -> dict[str, int]:
+        """Return how many pairs get each kind of noise in the first epoch."""
+        augmenter, counts = augmenter_of(self.config, self.data), Counter[str]()
+        if augmenter is None:
+            return {}
+        num_pairs = len(self.data.train)
+        for start in range(0, num_pairs, _COUNTED_AT_ONCE):
+            rows = np.arange(start, min(start + _COUNTED_AT_ONCE, num_pairs))
+            drawn = augmenter.drawn(0, rows)
+            counts.update({kind: int(own.sum()) for kind, own in drawn.items()})
+        return dict(counts)
 
     def describe(self) -> str:
         """Return in a line what trains, on what, and how large batches are if that was measured."""
@@ -203,9 +218,29 @@ def _num_workers() -> int:
     return max(1, min(_MAX_WORKERS, own_cores() // 2))
 
 
-def _resegmenter(rate: float, data: PreparedData, seed: int, max_length: int) -> Resegmenter | None:
-    if not rate:
+def _resegment(config: RunConfig, data: PreparedData) -> Resegment | None:
+    """Return what draws noise and subwords of the stored text anew in each epoch, if any."""
+    augmenter, rate = augmenter_of(config, data), config.batch.bpe_dropout
+    changes: list[Resegment] = [augmenter] if augmenter else []
+    changes += [_resegmenter(rate, config, data)] if rate else []
+    return InTurn(*changes) if len(changes) > 1 else next(iter(changes), None)
+
+
+def augmenter_of(config: RunConfig, data: PreparedData) -> Augmenter | None:
+    """Return what gives training pairs noise; None if no corpus asks for it."""
+    rates = [corpus.augment.rates for corpus in config.data.train]
+    if not any(rates):
         return None
+    return Augmenter(
+        load_tokenizers(data.tokenizer_dir),
+        np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right"),
+        rates,
+        seed=config.training.seed,
+        longest=config.filters.max_length,
+    )
+
+
+def _resegmenter(rate: float, config: RunConfig, data: PreparedData) -> Resegmenter:
     tokenizers = load_tokenizers(data.tokenizer_dir)
 
     def dropout(tokenizer: Tokenizer) -> SubwordDropout:
@@ -222,7 +257,7 @@ def _resegmenter(rate: float, data: PreparedData, seed: int, max_length: int) ->
     source = dropout(tokenizers.source)
     is_joint = tokenizers.target is tokenizers.source
     sides = (source, source if is_joint else dropout(tokenizers.target))
-    return Resegmenter(sides, seed=seed, longest=max_length)
+    return Resegmenter(sides, seed=config.training.seed, longest=config.filters.max_length)
 
 
 def check_start(config: RunConfig) -> None:

@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "batch.bpe_dropout": 0.2,
         "training.r_drop": 1.0,
     },
+    "noise": {"data.train.0.augment": {"upper_case": 0.3, "typos": 0.5, "spacing": 0.5}},
     "schedule-free": {"training.optimizer.kind": "schedule-free"},
     "ema and frozen encoder": {"training.ema_decay": 0.9, "training.freeze": ["encoder"]},
     "recomputed": {"training.activation_checkpointing": True},

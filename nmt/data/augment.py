@@ -1,0 +1,118 @@
+"""Noise for training text, drawn anew in each epoch: case, punctuation, typos, spacing.
+
+Models that have seen only clean text lose much on noisy input (Belinkov and Bisk 2018, Synthetic
+and Natural Noise Both Break Neural Machine Translation). Loads no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from random import Random
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.resegment import Flat, IntArray, Sides
+from nmt.text import UNK_ID
+from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, without_punctuation
+from nmt.text.tokenizer import Tokenizers
+
+_TYPO_RATE = 0.2
+"""Share of the words of a pair with typos that get one: more than real text has, so that pairs
+without noise can stay many."""
+_NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
+    "no_final_punctuation": (without_punctuation, True),
+    "typos": (partial(typos, rate=_TYPO_RATE), False),
+    "spacing": (spacing, False),
+    "title_case": (title_case, True),
+    "upper_case": (upper_case, True),
+})  # fmt: skip
+"""The kinds of `nmt.config.data.AugmentConfig`, in the order in which a pair gets those that are
+drawn for it, and whether its target gets them, too."""
+
+
+class Augmenter:
+    """Gives some pairs noise, each time they are read in another epoch other noise.
+
+    What a pair gets depends on seed, epoch and row only. A pair that would be too long or blank, or
+    that has unknown characters, stays as it is stored.
+
+    Args:
+        tokenizers: Decode what is stored and encode what came of it.
+        ends: Row where each corpus of the store ends.
+        rates: Of each corpus, the shares of its pairs by kind of noise.
+        seed: Seed of the run.
+        longest: Most subwords of a side.
+    """
+
+    def __init__(
+        self,
+        tokenizers: Tokenizers,
+        ends: IntArray,
+        rates: Sequence[Mapping[str, float]],
+        *,
+        seed: int,
+        longest: int,
+    ) -> None:
+        self._tokenizers, self._ends = tokenizers, ends
+        self._rates = {
+            kind: np.array([of_corpus.get(kind, 0.0) for of_corpus in rates])
+            for kind in _NOISES
+            if any(of_corpus.get(kind) for of_corpus in rates)
+        }
+        self._seed, self._longest = seed, longest
+
+    def drawn(self, epoch: int, rows: IntArray) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return, by kind of noise, which of the rows get it in an epoch. (len(rows),) each."""
+        corpus = np.searchsorted(self._ends, rows, side="right")
+        return {
+            kind: _uniform(f"{self._seed} {epoch} {kind}", rows) < rate[corpus]
+            for kind, rate in self._rates.items()
+        }
+
+    def __call__(self, epoch: int, rows: IntArray, stored: Sides) -> Sides:
+        """Return the ids of ``rows`` for the epoch, in the form of the stored ones."""
+        drawn = self.drawn(epoch, rows)
+        if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
+            return stored
+        source, target = map(_rows, stored)
+        for at in chosen:
+            kinds = [kind for kind, own in drawn.items() if own[at]]
+            random = Random(f"{self._seed} {epoch} {rows[at]}")
+            source[at], target[at] = self._noisy(source[at], target[at], kinds, random)
+        return _flat(source), _flat(target)
+
+    def _noisy(
+        self, source: list[int], target: list[int], kinds: Sequence[str], random: Random
+    ) -> tuple[list[int], list[int]]:
+        if UNK_ID in source or UNK_ID in target:
+            return source, target
+        texts = self._tokenizers.source.decode(source), self._tokenizers.target.decode(target)
+        for kind in kinds:
+            noise, is_of_both = _NOISES[kind]
+            texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
+        new = self._tokenizers.source.encode(texts[0]), self._tokenizers.target.encode(texts[1])
+        return new if all(0 < len(side) <= self._longest for side in new) else (source, target)
+
+
+def _rows(flat: Flat) -> list[list[int]]:
+    ids = flat[0].tolist()
+    return [ids[start:stop] for start, stop in pairwise(flat[1].tolist())]
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> Flat:
+    ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return np.array([index for row in rows for index in row], dtype=np.int64), ends
+
+
+def _uniform(stream: str, rows: IntArray) -> npt.NDArray[np.float64]:
+    """Return a number in [0, 1) for each row: SplitMix64 (Steele et al. 2014) at its position."""
+    start = hashlib.sha256(stream.encode()).digest()[:8]
+    z = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(start, "<u8")
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
