@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -58,6 +58,9 @@ class DryRunReport:
     """Of the median update of a probe, and of as many as an epoch and training have."""
     remark: str
     """Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`."""
+    compared_rates: Mapping[str, float] | None = None
+    """Tokens of both sides in a second by precision, where ``training.precision`` is ``auto`` and
+    training is long enough to compare them."""
     warnings: tuple[str, ...] = ()
     """What looks wrong about the training."""
 
@@ -134,6 +137,9 @@ class DryRunReport:
         yield "epoch", _duration(seconds["epoch"])
         yield "all updates", _duration(seconds["training"])
         beside, updates = seconds["validation_and_saving"], seconds["training"]
+        for name, rate in (self.compared_rates or {}).items():
+            chosen = "chosen" if name == self.precision else ""
+            yield name, f"{rate:,.0f}", "measured: tokens of both sides per second", chosen
         share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
         yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
         yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"

@@ -7,11 +7,11 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.files import Checkpoint, list_checkpoints
+from nmt.checkpoint.files import Checkpoint, list_checkpoints, newest_checkpoint, read_state
 from nmt.checkpoint.model_folder import load_model
 from nmt.checkpoint.run import (
     check_resumable,
@@ -27,7 +27,12 @@ from nmt.data.prepared import PreparedData
 from nmt.data.size import load_config
 from nmt.diagnostics.dry_run import DryRunReport, measure_training
 from nmt.diagnostics.prove_resume import Proof, prove
-from nmt.engine.device import choose_device, deterministic, prepare_process
+from nmt.engine.device import (
+    choose_device,
+    deterministic,
+    precisions_to_compare,
+    prepare_process,
+)
 from nmt.engine.distributed import Processes, join
 from nmt.engine.memory import use_huge_pages
 from nmt.files.lock import run_lock
@@ -38,6 +43,7 @@ from nmt.training.advice import Plan, advise
 from nmt.training.checkpoints import average_at_end, load_newest, tidy_run_folder
 from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
+from nmt.training.probe import Comparison, compare_precisions, to_compare, with_precision
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import Event, ReporterList, RunLog
 from nmt.training.setup import TrainingSetup, check_start, start_notes
@@ -117,12 +123,16 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
     _prepare(config, why="Prepared the data first: a dry run needs their lengths.")
     device = choose_device(config.training.device)
     with deterministic(device, wanted=config.training.deterministic):
-        data = PreparedData.open(config.prepared_dir)
+        data, rates = PreparedData.open(config.prepared_dir), None
+        if names := to_compare(config, data):
+            found = compare_precisions(names, config, data)
+            config, rates = with_precision(config, found.chosen), found.rates
         batch = _fitted(config, data, Processes())
         setup = TrainingSetup.build(config, batch, data)
         report = measure_training(setup, name=config.name, num_updates=num_updates)
         known = replace(Plan.estimate(config), total_steps=report.budget["updates"])
-        return replace(report, warnings=tuple(advise(config, known)))
+        warnings = tuple(advise(config, known))
+        return replace(report, compared_rates=rates, warnings=warnings)
 
 
 def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: Any) -> Proof:
@@ -144,9 +154,16 @@ def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: An
     _prepare(config)
     command = [sys.executable, "-m", "nmt", "train", str(config_path), "--quiet"]
     command += [f"--set={text}" for text in overrides]
-    if config.batch.max_tokens == "auto":  # each training would measure other numbers
-        prepare_process(config.training.threads)
-        batch = _fitted(config, PreparedData.open(config.prepared_dir), Processes())
+    prepare_process(config.training.threads)
+    data = PreparedData.open(config.prepared_dir)
+    # Each training would measure other numbers, or choose for one as short as the proof.
+    newest = newest_checkpoint(config.run_dir)
+    recorded = None if newest is None else read_state(newest)
+    decided = _decided(config, data, Processes(), recorded)
+    if decided is not config:
+        command.append(f"--set=training.precision={decided.training.precision}")
+    if config.batch.max_tokens == "auto":
+        batch = _fitted(decided, data, Processes())
         for name in ("max_tokens", "accumulate", "tokens_per_update"):
             command.append(f"--set=batch.{name}={json.dumps(getattr(batch, name))}")
     return prove(command, config.run_dir, **options)
@@ -170,6 +187,46 @@ def _fitted(config: RunConfig, data: PreparedData, processes: Processes) -> Batc
 
     longest = config.filters.max_length + config.model.source_bos
     return fit_batches(config.batch, longest, build, processes)
+
+
+def _decided(
+    config: RunConfig,
+    data: PreparedData,
+    processes: Processes,
+    recorded: Mapping[str, Any] | None,
+    measured_once: MeasuredOnce | None = None,
+) -> RunConfig:
+    """Return the configuration with a precision for ``auto``, where one is recorded or compared.
+
+    Args:
+        config: The experiment.
+        data: Its prepared data.
+        processes: All of them decide the same.
+        recorded: State of the checkpoint to resume from, if any.
+        measured_once: Keeps what is compared, until there is a checkpoint.
+    """
+    if config.training.precision != "auto":
+        return config
+    if recorded is not None:
+        was, device = recorded["machine"], choose_device(config.training.device)
+        is_same = was["device"] == machine(device)["device"]
+        is_possible = was.get("precision") in precisions_to_compare(device)
+        return with_precision(config, was["precision"]) if is_same and is_possible else config
+    names = processes.share(to_compare(config, data))
+    if not names:
+        return config
+
+    def measure() -> dict[str, Any]:
+        return processes.share(asdict(compare_precisions(names, config, data)))
+
+    def is_whole(record: Any) -> bool:
+        return Comparison.recorded(record) is not None
+
+    found = measured_once("precision", measure, is_whole) if measured_once else measure()
+    comparison = Comparison(**found)
+    if processes.rank == 0:
+        logger.info("Compared before the first update: %s", comparison)
+    return with_precision(config, comparison.chosen)
 
 
 def _run(
@@ -234,6 +291,8 @@ def _build(
         "activation_checkpointing": training.activation_checkpointing,
     }
     measured_once = MeasuredOnce(config.run_dir, conditions, processes)
+    recorded = checkpoint.state if checkpoint is not None else None
+    config = _decided(config, data, processes, recorded, measured_once)
     if batch.max_tokens == "auto":  # a resumed run keeps its numbers
         if checkpoint is not None:
             accumulate = reshared(checkpoint.state, processes.size)

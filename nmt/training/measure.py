@@ -48,8 +48,13 @@ class MeasuredOnce:
     """What else the result depends on, as plain data; under others it is measured again."""
     processes: Processes
 
-    def __call__(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Return what a start that was killed has found, or measure.
+    def __call__(
+        self,
+        name: str,
+        measure: Callable[[], Any],
+        is_whole: Callable[[Any], bool] = lambda _found: True,
+    ) -> Any:
+        """Return what a start that was killed has found, if ``is_whole`` says so, or measure.
 
         Raises:
             CheckpointError: The run folder cannot be written.
@@ -57,7 +62,7 @@ class MeasuredOnce:
         is_first = self.processes.rank == 0
         found = read_measured(self.run_dir, self.conditions) if is_first else {}
         known = self.processes.share(found)
-        if name not in known:
+        if name not in known or not is_whole(known[name]):
             known = {**known, name: measure()}
             if is_first:
                 write_measured(self.run_dir, self.conditions, known)

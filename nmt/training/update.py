@@ -260,10 +260,11 @@ class Updater:
     ) -> None:
         parameters = self.optimizer.parameters
         for number, batch in enumerate(batches, start=1):
-            loss = self._training_loss(batch)
             is_last = number == len(batches)
-            with reduction.during_backward() if reduction and is_last else nullcontext():
-                (loss * scale).backward()
+            with self.precision.fast_products():
+                loss = self._training_loss(batch)
+                with reduction.during_backward() if reduction and is_last else nullcontext():
+                    (loss * scale).backward()
             parameters.accumulate()
             parameters.sums[0].add_(loss.detach())
 

@@ -24,6 +24,7 @@ from nmt.engine.device import (
     deterministic,
     has_fast_bf16,
     is_out_of_memory,
+    precisions_to_compare,
     prefetch,
     prepare_process,
     random_state,
@@ -294,3 +295,35 @@ def test_apples_gpu_is_chosen_by_name_and_trains_in_float32(
     with pytest.raises(DeviceError, match="float32, not in bfloat16"):
         choose_precision("bfloat16", mps)
     assert machine(mps)["device"] == "mps"
+
+
+def test_fast_products_are_of_one_precision_and_for_a_while() -> None:
+    backend: Any = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    for name in ("float32", "bf16-products", "bfloat16"):
+        precision = choose_precision(name, CPU)
+        with suppress(KeyError), precision.fast_products():
+            found = backend.matmul.fp32_precision
+            raise KeyError
+        assert found == ("bf16" if name == "bf16-products" else before)
+        assert backend.matmul.fp32_precision == before
+    products = choose_precision("bf16-products", CPU)
+    assert (products.dtype, products.weight_dtype) == (torch.float32, torch.float32)
+    assert products.repeats_sizes
+    with pytest.raises(DeviceError, match="bf16-products is for CPUs"):
+        choose_precision("bf16-products", torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        ({}, ["float32"]),
+        ({"avx512_bw": True}, ["float32", "bf16-products"]),
+        ({"avx512_bw": True, "avx512_bf16": True}, ["bfloat16", "bf16-products", "float32"]),
+    ],
+)
+def test_what_may_be_fastest_follows_the_hardware(
+    found: dict[str, bool], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert precisions_to_compare(CPU) == names
