@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice, zip_longest
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ _LINE_PER_SIDE = 8
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """What `datasets` calls the formats of local files."""
 _ROWS_AT_ONCE = 1000
+_BLOCK_PAIRS = 10_000
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 _HUB = "https://huggingface.co"
 _CONNECT_SECONDS = 1.5
@@ -126,30 +127,108 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
         DataError: A file is missing, empty, damaged or not parallel, or the format is not as
             promised.
     """
-    pairs = islice(_all_pairs(config, options), config.max_pairs)
-    first = next(pairs, None)
-    if first is None:
-        files = (getattr(config, key) for key in _FILE_KEYS)
-        place = " and ".join(str(path) for path in files if path)
+    return chain.from_iterable(block.pairs() for block in read_blocks(config, options))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive pairs of a corpus, of which lines of files are still bytes.
+
+    Whoever needs the pairs decodes and parses them: blocks may be sent to other processes.
+    """
+
+    parse: Callable[..., Iterable[SentencePair | BadPair]]
+    """Columns and the number of their first line -> pairs."""
+    columns: tuple[Sequence[Any], ...]
+    """What was read: one entry a pair in each."""
+    first: int
+    """Line number of the first pair, from 1."""
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.columns[0])
+
+    def pairs(self) -> list[SentencePair | BadPair]:
+        """Return the pairs.
+
+        Raises:
+            DataError: As of `read_corpus`.
+        """
+        return list(self.parse(*self.columns, self.first))
+
+
+def read_blocks(
+    config: CorpusConfig, options: ReadOptions, size: int = _BLOCK_PAIRS
+) -> Iterator[Block]:
+    """Yield the pairs of a corpus in blocks of ``size``, the last one perhaps smaller.
+
+    Raises:
+        DataError: As of `read_corpus`; of single lines, only `Block.pairs` raises it.
+    """
+    names, columns, parse = _columns(config, options)
+    sizes: Iterator[int] = repeat(size)
+    if config.max_pairs is not None:
+        whole, rest = divmod(config.max_pairs, size)
+        sizes = chain(repeat(size, whole), [rest] if rest else [])
+    done = 0
+    for most in sizes:
+        block = tuple(list(islice(column, most)) for column in columns)
+        counts = [len(column) for column in block]
+        if len(set(counts)) > 1:  # one has ended
+            left, right = (
+                done + count + sum(1 for _ in column)
+                for count, column in zip(counts, columns, strict=True)
+            )
+            raise DataError.not_parallel(names[0], names[1], (left, right))
+        if not counts[0]:
+            break
+        yield Block(parse, block, done + 1)
+        done += counts[0]
+    if not done:
+        place = " and ".join(names) or f"{config.huggingface} (split {config.split})"
         raise DataError(
-            f"There is no pair in {place or f'{config.huggingface} (split {config.split})'}.",
+            f"There is no pair in {place}.",
             fix="Name files with one sentence or pair a line, or a split that has rows.",
         )
-    return chain([first], pairs)
 
 
-def _all_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
+def _columns(
+    config: CorpusConfig, options: ReadOptions
+) -> tuple[list[str], list[Iterator[Any]], Callable[..., Iterable[SentencePair | BadPair]]]:
+    """Return the files of a corpus, what is read of each pair, and what makes a pair of it."""
     languages = (options.source_language, options.target_language)
+    names = [str(path) for key in _FILE_KEYS if (path := getattr(config, key)) is not None]
     if config.source is not None and config.target is not None:
-        return _aligned_pairs(config.source, config.target, options)
+        most = options.max_characters
+        lines = [_raw_lines(path, most) for path in (config.source, config.target)]
+        return names, lines, partial(_aligned_pairs, names, options)
+    texts_of: Callable[[str], tuple[str, str]] | None = None
+    wanted = ""
     if config.tsv is not None:
         wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
-        return _records(config.tsv, options, partial(_tsv_texts, config.columns), wanted)
+        texts_of = partial(_tsv_texts, config.columns)
+    elif config.jsonl is not None:
+        wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
+        texts_of = partial(_json_texts, languages)
+    path = config.tsv or config.jsonl
+    if texts_of is not None and path is not None:
+        parse = partial(_records, names[0], options, texts_of, wanted)
+        return names, [_raw_lines(path, options.max_characters * _LINE_PER_SIDE)], parse
+    return names, [_parsed_pairs(config, options)], _as_read
+
+
+def _as_read(
+    pairs: Sequence[SentencePair | BadPair], first: int
+) -> Sequence[SentencePair | BadPair]:
+    del first
+    return pairs
+
+
+def _parsed_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
+    """Yield the pairs of a corpus whose pairs are no lines."""
+    languages = (options.source_language, options.target_language)
     if config.csv is not None:
         return _csv_pairs(config.csv, config.columns, options)
-    if config.jsonl is not None:
-        wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
-        return _records(config.jsonl, options, partial(_json_texts, languages), wanted)
     if config.demo is not None:
         from nmt.data.demo import demo_pairs  # noqa: PLC0415 - reads its words
 
@@ -174,48 +253,63 @@ def _one_line(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").replace("\n", " ")
 
 
-def _numbered_lines(
-    path: Path, options: ReadOptions, max_characters: int
-) -> Iterator[tuple[int, str | BadPair]]:
-    name, max_bytes = str(path), max_characters * _MOST_BYTES_PER_CHARACTER
+def _raw_lines(path: Path, max_characters: int) -> Iterator[bytes | None]:
+    """Yield the lines of a file; None for one that has too many bytes."""
     with open_binary(path) as stream:
-        for number, line in enumerate(split_lines(stream, name, max_bytes=max_bytes), start=1):
-            try:
-                text = None if line is None else decode_line(line, name, number)
-            except DataError:
-                if options.on_bad_utf8 == "error":
-                    raise
-                yield number, BadPair("bad utf-8", number)
-                continue
-            if text is None or len(text) > max_characters:
-                yield number, BadPair("too many characters", number)
-            else:
-                yield number, text
+        yield from split_lines(
+            stream, str(path), max_bytes=max_characters * _MOST_BYTES_PER_CHARACTER
+        )
+
+
+def _decoded(
+    lines: Iterable[bytes | None], name: str, first: int, options: ReadOptions, max_characters: int
+) -> Iterator[str | BadPair]:
+    for number, line in enumerate(lines, first):
+        try:
+            text = None if line is None else decode_line(line, name, number)
+        except DataError:
+            if options.on_bad_utf8 == "error":
+                raise
+            yield BadPair("bad utf-8", number)
+            continue
+        if text is None or len(text) > max_characters:
+            yield BadPair("too many characters", number)
+        else:
+            yield text
 
 
 def _aligned_pairs(
-    source: Path, target: Path, options: ReadOptions
+    names: Sequence[str],
+    options: ReadOptions,
+    sources: Sequence[bytes | None],
+    targets: Sequence[bytes | None],
+    first: int,
 ) -> Iterator[SentencePair | BadPair]:
-    sources = _numbered_lines(source, options, options.max_characters)
-    targets = _numbered_lines(target, options, options.max_characters)
-    for number, (left, right) in enumerate(zip_longest(sources, targets), start=1):
-        if left is None or right is None:
-            longer = number + sum(1 for _ in (targets if left is None else sources))
-            counts = (number - 1, longer) if left is None else (longer, number - 1)
-            raise DataError.not_parallel(str(source), str(target), counts)
-        if isinstance(left[1], BadPair):
-            yield left[1]
-        elif isinstance(right[1], BadPair):
-            yield right[1]
+    """Yield the pairs of lines of two files."""
+    lefts, rights = (
+        _decoded(lines, name, first, options, options.max_characters)
+        for lines, name in zip((sources, targets), names, strict=True)
+    )
+    for number, (left, right) in enumerate(zip(lefts, rights, strict=True), first):
+        if isinstance(left, BadPair):
+            yield left
+        elif isinstance(right, BadPair):
+            yield right
         else:
-            yield SentencePair(left[1], right[1], number)
+            yield SentencePair(left, right, number)
 
 
 def _records(
-    path: Path, options: ReadOptions, texts_of: Callable[[str], tuple[str, str]], wanted: str
+    path: str,
+    options: ReadOptions,
+    texts_of: Callable[[str], tuple[str, str]],
+    wanted: str,
+    lines: Sequence[bytes | None],
+    first: int,
 ) -> Iterator[SentencePair | BadPair]:
-    """Yield the pairs of a file that holds both sides on each line."""
-    for number, line in _numbered_lines(path, options, options.max_characters * _LINE_PER_SIDE):
+    """Yield the pairs of lines of a file that holds both sides on each."""
+    most = options.max_characters * _LINE_PER_SIDE
+    for number, line in enumerate(_decoded(lines, path, first, options, most), first):
         if isinstance(line, BadPair):
             yield line
         elif not line.strip():
@@ -245,9 +339,10 @@ def _csv_pairs(
     path: Path, columns: tuple[int, int], options: ReadOptions
 ) -> Iterator[SentencePair | BadPair]:
     bad: list[BadPair] = []
+    most = options.max_characters * _LINE_PER_SIDE
 
     def lines() -> Iterator[str]:
-        for _, line in _numbered_lines(path, options, options.max_characters * _LINE_PER_SIDE):
+        for line in _decoded(_raw_lines(path, most), str(path), 1, options, most):
             if isinstance(line, BadPair):
                 bad.append(line)
             else:
