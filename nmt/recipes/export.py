@@ -87,19 +87,21 @@ def export(
         )
     files = find_model(source, checkpoint)
     writer.check(files.config)
-    bundle = read_weights(files)
-    shortlist = _shortlist(source, bundle.tokenizers.vocab_sizes)
     config = files.config.model_copy(update={"decoding": writer.decoding(files.config.decoding)})
 
     def write(folder: Path) -> None:
         writer.write(folder, bundle, dtype, shortlist)
+        bar.update()
         if config != files.config:
             (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
         size = (folder / writer.weights_name).stat().st_size
         card = model_card(bundle, source, form=f"{target}, {dtype}", size_bytes=size)
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
-    with progress_bar("exporting", unit="models", total=1) as bar:
+    with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
+        bundle = read_weights(files)
+        shortlist = _shortlist(source, bundle.tokenizers.vocab_sizes)
+        bar.update()
         write_model_folder(output, source, bundle.step, write)
         bar.update()
     _log_lost(target, files.config, config)

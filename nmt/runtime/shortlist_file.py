@@ -25,6 +25,7 @@ from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts
+from nmt.files.progress import progress_bar
 
 _MOST_CANDIDATES = 50
 _MOST_COMMON = 200
@@ -134,12 +135,15 @@ def likely_translations(
     """
     num_sources, num_targets = vocab_sizes
     keys, counts = np.empty(0, np.int64), np.empty(0)
-    for rows in _parts(store):
-        found = _expected_counts(*_meetings(store, rows, num_targets), num_targets)
-        keys, which = np.unique(np.concatenate((keys, found[0])), return_inverse=True)
-        counts = np.bincount(which, np.concatenate((counts, found[1]))).astype(np.float64)
-        kept = _ranks(keys // num_targets, counts) < 4 * most
-        keys, counts = keys[kept], counts[kept]
+    parts = list(_parts(store))
+    with progress_bar("making short lists", unit="parts", total=len(parts), leave=False) as bar:
+        for rows in parts:
+            found = _expected_counts(*_meetings(store, rows, num_targets), num_targets)
+            keys, which = np.unique(np.concatenate((keys, found[0])), return_inverse=True)
+            counts = np.bincount(which, np.concatenate((counts, found[1]))).astype(np.float64)
+            kept = _ranks(keys // num_targets, counts) < 4 * most
+            keys, counts = keys[kept], counts[kept]
+            bar.update()
     sources, ranks = keys // num_targets, _ranks(keys // num_targets, counts)
     table = np.full((num_sources, most), -1, np.int32)
     kept = ranks < most

@@ -45,6 +45,8 @@ class TorchEngine(Engine):
         is_final: Whether no model trains any more: their steps are then prepared to run faster.
         load_shortlist: Called when ``decoding.shortlist`` is first asked for; it may refuse. While
             the model trains, all tokens are scored.
+        end_loops: Whether outputs that go round in circles are ended: of a model that has learned
+            little, when nobody reads them.
     """
 
     name = "torch"
@@ -55,7 +57,9 @@ class TorchEngine(Engine):
         mixture: Mixture | None = None,
         is_final: bool = False,
         load_shortlist: Callable[[], Shortlist] | None = None,
+        end_loops: bool = False,
     ) -> None:
+        self._end_loops = end_loops
         self._models, self._mixture = models, mixture or Mixture()
         self._load_shortlist = load_shortlist
         if is_final:
@@ -129,7 +133,7 @@ class TorchEngine(Engine):
         vocabulary = lists.pick(source, task.constraints) if lists else None
         stepper = self._stepper(vocabulary, with_coverage=options.coverage_penalty > 0)
         if vocabulary is None:
-            return search(stepper, source, options, task.constraints)
+            return search(stepper, source, options, task.constraints, end_loops=self._end_loops)
         constraints = task.constraints and vocabulary.inside(task.constraints)
         return vocabulary.outside(search(stepper, source, options, constraints))
 

@@ -81,6 +81,8 @@ def search(
     source: Packed,
     options: DecodingConfig,
     constraints: Sequence[Constraints] | None = None,
+    *,
+    end_loops: bool = False,
 ) -> list[list[Hypothesis]]:
     """Translate B sentences. The result of a sentence does not depend on the others.
 
@@ -89,6 +91,7 @@ def search(
         source: Source ids, each sentence ending in EOS.
         options: How to search.
         constraints: Of each sentence. Length limits give way to its prefix and required phrases.
+        end_loops: Whether to end outputs that go round in circles; not in greedy search on a GPU.
 
     Returns:
         ``n_best`` hypotheses of each sentence, best first (samples: by number); fewer where fewer
@@ -106,7 +109,8 @@ def search(
             f"decoding: {name} search does not go with required phrases.",
             fix="Search for them with beam search: leave the option out.",
         )
-    rules = Rules(source.lengths, options, constraints or (), stepper.max_positions)
+    limit = stepper.max_positions
+    rules = Rules(source.lengths, options, constraints or (), limit, end_loops=end_loops)
     if name == "greedy" and source.ids.device.type != "cpu" and rules.only_limit_length:
         return greedy_ahead(stepper, source, rules.limits, length_penalty(options))
     selector = make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))

@@ -23,6 +23,7 @@ from nmt.search.hypothesis import Constraints, Ids, limits_of
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 
 _ANY, _NOTHING = -1, -2
+_LOOP, _LONGEST_PERIOD = 8, 8
 
 
 class Rules:
@@ -33,6 +34,7 @@ class Rules:
         config: The decoding section.
         constraints: Of each sentence; empty if none has any.
         max_positions: Longest output that the model can produce, EOS included; None: any.
+        end_loops: Whether to end outputs that go round in circles; see `end_loops`.
     """
 
     longest: Tensor
@@ -44,7 +46,10 @@ class Rules:
         config: DecodingConfig,
         constraints: Sequence[Constraints],
         max_positions: int | None = None,
+        *,
+        end_loops: bool = False,
     ) -> None:
+        self._end_loops = end_loops
         self._shortest, self.longest = length_limits(source_lengths, config, max_positions)
         if constraints:
             most = max_positions or sys.maxsize
@@ -109,6 +114,8 @@ class Rules:
             self._forbidden(log_probs, sentences, history)
         if last is not None:
             end_at_limit(log_probs, last)
+        if self._end_loops:
+            end_loops(log_probs, history)
 
 
 def length_limits(
@@ -147,6 +154,27 @@ def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
         ends = log_probs[last][..., EOS_ID].clone()
         log_probs[last] = -torch.inf
         log_probs[last, :, EOS_ID] = ends
+
+
+def end_loops(log_probs: Tensor, history: Tensor) -> None:
+    """Allow nothing but EOS after 8 tokens that repeat, in whole copies, what stands before them.
+
+    It is the guard's loop alarm at its widest limit, for copies of up to 8 tokens.
+
+    >>> log_probs = torch.full((1, 2, 4), -1.0)
+    >>> end_loops(log_probs, torch.tensor([[[7, 5, 6] * 4, [7, 5, 6] * 3 + [7, 5, 5]]]))
+    >>> log_probs.isneginf().any(-1)
+    tensor([[ True, False]])
+    """
+    length, loops = history.shape[-1], torch.zeros(history.shape[:2], dtype=torch.bool)
+    for period in range(1, min(_LONGEST_PERIOD, length - _LOOP) + 1):
+        tail, before = history[..., -_LOOP:], history[..., -_LOOP - period : length - period]
+        loops |= (tail == before).all(-1)
+    if bool(loops.any()):
+        where = loops.to(log_probs.device)
+        ends = log_probs[where][:, EOS_ID]
+        log_probs[where] = -torch.inf
+        log_probs[..., EOS_ID][where] = ends
 
 
 def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> None:

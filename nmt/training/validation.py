@@ -120,14 +120,18 @@ class Validator:
         if self._source:
             self._tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
             tokenizers = load_tokenizers(setup.data.tokenizer_dir)
-            self._translator = Translator(
-                TorchEngine(setup.updater.model),
-                tokenizers,
-                bounded(config.decoding.plain(validation.beam_size), *_LONGEST),
+            plain = config.decoding.plain(validation.beam_size)
+            make = partial(
+                Translator,
+                tokenizers=tokenizers,
                 max_length=config.filters.max_length,
                 check=stop.check,
                 guard=Guard(GuardThresholds(), tokenizers, retries=False),
             )
+            model = setup.updater.model
+            engine = TorchEngine(model, end_loops=True)
+            self._translator = make(engine, options=bounded(plain, *_LONGEST))
+            self._estimator = make(TorchEngine(model), options=bounded(plain, *_USUAL))
             options = MetricOptions(tokenize=self._tokenizer, target_language=language)
             names = dict.fromkeys((*REPORTED_METRICS, validation.metric))
             self._scorers = [Scorer(n, [self._reference], options) for n in names if n != "loss"]
@@ -163,9 +167,7 @@ class Validator:
         seconds = _warm_seconds(part) * len(self._batches) / max(len(part._batches), 1)
         if self._source:
             few = own[:: -(-len(own) // _LINES) or 1]
-            options = bounded(self._translator.options, *_USUAL)
-            translator = self._translator.with_options(**options.model_dump())
-            translate = partial(self._stop.gather, lambda: bool(translator.translate(few)))
+            translate = partial(self._stop.gather, lambda: bool(self._estimator.translate(few)))
             model = self._updater.model
             was_training = model.training
             with torch.inference_mode():

@@ -15,6 +15,7 @@ import numpy as np
 from nmt.checkpoint.model_folder import GUARD, write_extra
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
+from nmt.files.progress import progress_bar
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.guard import (
@@ -57,12 +58,15 @@ def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
     sources, targets = (list(side) for side in zip(*chosen, strict=True))
     ids = tokenizers.source.encode_batch(sources), tokenizers.target.encode_batch(targets)
     coverage = SourceCoverage.load(ShortlistFile(run_dir, tokenizers.vocab_sizes))
-    covered = [coverage.share(*pair) if coverage else 0.0 for pair in zip(*ids, strict=True)]
-    limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
-    if coverage:
-        pieces = [piece for piece, _, _ in tokenizers.source.pieces()]
-        candidates = np.asarray(coverage.candidates).tolist()
-        limits = replace(limits, expected=expected_translations(data.train, candidates, pieces))
+    with progress_bar("setting the guard", unit="parts", total=3, leave=False) as bar:
+        covered = [coverage.share(*pair) if coverage else 0.0 for pair in zip(*ids, strict=True)]
+        bar.update()
+        limits = calibrate(map(GuardedLine, sources, targets, *ids, covered))
+        bar.update()
+        if coverage:
+            pieces = [piece for piece, _, _ in tokenizers.source.pieces()]
+            candidates = np.asarray(coverage.candidates).tolist()
+            limits = replace(limits, expected=expected_translations(data.train, candidates, pieces))
     write_extra(run_dir / GUARD, limits.text().encode())
 
 

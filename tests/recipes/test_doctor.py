@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -71,7 +73,32 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout
 
 
-def test_completion_is_offered() -> None:
-    result = CliRunner().invoke(app, ["--help"])
+@pytest.mark.parametrize(
+    ("shell", "script", "asked"),
+    [
+        ("bash", ".bash_completions/nmt.sh", {"COMP_WORDS": "nmt tra", "COMP_CWORD": "1"}),
+        ("zsh", ".zfunc/_nmt", {"_TYPER_COMPLETE_ARGS": "nmt tra"}),
+    ],
+)
+def test_completion_is_installed_for_the_shell_it_is_asked_from(
+    shell: str, script: str, asked: dict[str, str], tmp_path: Path
+) -> None:
+    nmt = Path(sys.executable).with_name("nmt")
+    stand_in = tmp_path / "bin" / shell  # the name of the process above decides
+    stand_in.parent.mkdir()
+    shutil.copy(shutil.which("bash") or "", stand_in)
+    home = tmp_path / "home"
+    home.mkdir()
+    own = {**os.environ, "HOME": str(home)}
+    command = [str(stand_in), "-c", f"'{nmt}' --install-completion; exit $?"]
+    result = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
 
-    assert "--install-completion" in result.stdout
+    assert result.returncode == 0, result.stderr
+    assert f"{shell} completion installed in {home / script}" in result.stdout
+    assert (home / script).is_file()
+    assert (home / f".{shell}rc").is_file()
+    asked = {**own, **asked, "_NMT_COMPLETE": f"complete_{shell}"}
+    found = subprocess.run([nmt], env=asked, capture_output=True, text=True, check=False).stdout
+    assert "translate" in found
+    assert "train" in found
+    assert "prepare" not in found

@@ -13,11 +13,13 @@ from nmt.search.hypothesis import NONE, Constraints, length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
     Rules,
+    end_loops,
     forbid_repeated_ngrams,
     length_limits,
     penalize_repetition,
 )
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.translation.guard import longest_loop
 
 INFINITY = float("inf")
 
@@ -101,6 +103,30 @@ def test_forbidden_phrases_are_not_completed(
                 if len(phrase) <= length + 1
                 and own[length + 1 - len(phrase) :] == list(phrase[:-1])
             }
+
+
+@given(
+    start=st.lists(st.integers(4, 6), max_size=6),
+    cycle=st.lists(st.integers(4, 6), min_size=1, max_size=8),
+    length=st.integers(0, 30),
+)
+def test_only_what_goes_round_in_circles_is_ended(
+    start: list[int], cycle: list[int], length: int
+) -> None:
+    """The guard's own count agrees: 8 tokens or more that repeat what stands before them."""
+    tokens = (start + cycle * length)[:length]
+    before = torch.full((1, 2, 8), -1.0)
+    log_probs = before.clone()
+    end_loops(log_probs, torch.tensor([[tokens, list(range(length))]], dtype=torch.int64))
+
+    is_ended = log_probs[0, 0].isneginf().sum() == 7
+    assert torch.equal(log_probs, before) or is_ended
+    assert torch.equal(log_probs[..., EOS_ID], before[..., EOS_ID])
+    assert torch.equal(log_probs[0, 1], before[0, 1])  # no token comes twice
+    if is_ended:
+        assert longest_loop(tokens) >= 8
+    elif length >= len(start) + 8 + len(cycle):
+        raise AssertionError("8 tokens repeat at its end")
 
 
 @pytest.mark.parametrize(

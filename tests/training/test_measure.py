@@ -80,7 +80,8 @@ def test_estimating_the_time_leaves_no_trace_and_ends_no_output_late(
     state, search = torch.get_rng_state(), TorchEngine.search_all
 
     def spied(engine: TorchEngine, tasks: Any, options: DecodingConfig) -> Any:
-        factors.append((options.max_length_factor, options.max_length_offset))
+        ends_loops = vars(engine)["_end_loops"]
+        factors.append((options.max_length_factor, options.max_length_offset, ends_loops))
         return search(engine, tasks, options)
 
     monkeypatch.setattr(TorchEngine, "search_all", spied)
@@ -92,8 +93,9 @@ def test_estimating_the_time_leaves_no_trace_and_ends_no_output_late(
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.training
-    # Near the length of a trained model's output; in a validation at most twice the source.
-    assert factors == [(1.0, 3), (1.0, 3), (2.0, 5)]
+    # Near the length of a trained model's output; in a validation at most twice the source, and no
+    # loops.
+    assert factors == [(1.0, 3, False), (1.0, 3, False), (2.0, 5, True)]
 
 
 def fit(config: RunConfig) -> BatchConfig:
