@@ -87,5 +87,5 @@ $(CORE): pyproject.toml .ci/constraints.txt | .venv/bin/python
 	@touch $@
 
 $(DEV): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev,tensorboard,ctranslate2]'
+	$(PIP) -e '.[dev,tensorboard,ctranslate2,clean]'
 	@touch $@ $(CORE)

@@ -6,18 +6,12 @@ Also, how much of the held-out sets the training data holds.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-IDENTICAL = "identical sides"
-MARKUP = "HTML or XML"
-CONTROL = "control or invisible characters"
-
-_MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|&(?:amp|lt|gt|quot|nbsp|apos|#\d+);")
-_CONTROL = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060\ufeff\ufffd]")
+from nmt.data.languages import common_words, letters_of, script_of
 
 _IDENTICAL_SHARE = 0.1
 _WINDOW_LINES = 1000
@@ -27,35 +21,13 @@ _SHIFT_CORRELATION = 0.3
 _LOW_CORRELATION = 0.3
 _LANGUAGE_PAIRS = 5000
 
-# What tells a language from most others: its commonest words, or its script.
-_WORDS = {
-    "cs": "je se že to na by jsem není jako",
-    "da": "og det er en ikke til jeg af på",
-    "de": "der die das und ist nicht ein eine ich zu mit den",
-    "en": "the and of to is a that you with for was",
-    "es": "el los las que una es por con y está",
-    "fr": "le les des est une et dans que je pas",
-    "it": "il di che è gli una per non con sono",
-    "nl": "de het een en van niet dat ik zijn op",
-    "pl": "nie się jest na że to jak po tym był",
-    "pt": "os que não uma é com em do da um",
-    "sv": "och det är en att inte jag som på av",
-}
-_SCRIPTS = {
-    "ar": "\u0600-\u06ff", "el": "\u0370-\u03ff", "he": "\u0590-\u05ff", "hi": "\u0900-\u097f",
-    "ja": "\u3040-\u30ff", "ko": "\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f",
-    "zh": "\u4e00-\u9fff",
-}  # fmt: skip
-_SAME_SCRIPT = {"ary": "ar", "arz": "ar", "fa": "ar", "uk": "ru", "bg": "ru", "be": "ru"}
-
 
 def _mark(language: str) -> re.Pattern[str] | None:
     """Return what is frequent in a language and rare in others; None for unknown languages."""
-    code = re.split("[-_]", language.lower())[0]
-    code = _SAME_SCRIPT.get(code, code)
-    if code in _WORDS:
-        return re.compile(rf"\b(?:{'|'.join(_WORDS[code].split())})\b", re.IGNORECASE)
-    return re.compile(f"[{_SCRIPTS[code]}]+") if code in _SCRIPTS else None
+    if words := common_words(language):
+        return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
+    script = script_of(language)
+    return letters_of(script) if script not in (None, "Latn") else None
 
 
 class CorpusCheck:
@@ -67,8 +39,7 @@ class CorpusCheck:
     """
 
     def __init__(self, source_language: str, target_language: str) -> None:
-        self.found: Counter[str] = Counter()
-        """Pairs that look odd, by what is odd."""
+        self._identical = 0
         self._num_pairs = 0
         self._languages = (source_language, target_language)
         self._marks = tuple(map(_mark, self._languages))
@@ -93,19 +64,12 @@ class CorpusCheck:
                     self._marked[language, side] += sum(map(len, mark.findall(text)))
         self._num_pairs += len(pairs)
         self._alignment.update(lengths)
-        for source, target in pairs:
-            if source == target:
-                self.found[IDENTICAL] += 1
-            # Both regular expressions are slow beside these tests, which most pairs pass.
-            if not (source.isprintable() and target.isprintable()):
-                self.found[CONTROL] += bool(_CONTROL.search(source) or _CONTROL.search(target))
-            if "<" in source or "<" in target or "&" in source or "&" in target:
-                self.found[MARKUP] += bool(_MARKUP.search(source) or _MARKUP.search(target))
+        self._identical += sum(source == target for source, target in pairs)
 
     def warnings(self) -> Iterator[str]:
         """Yield what a person should look at, as sentences."""
-        if self.found[IDENTICAL] > _IDENTICAL_SHARE * self._num_pairs:
-            share = self.found[IDENTICAL] / self._num_pairs
+        if self._identical > _IDENTICAL_SHARE * self._num_pairs:
+            share = self._identical / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides: is one file given twice?"
         shares = self._marked / np.maximum(self._characters, 1)
         known = [i for i in range(2) if self._marks[i] is not None]

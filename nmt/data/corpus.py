@@ -53,7 +53,7 @@ class SentencePair(NamedTuple):
 class BadPair(NamedTuple):
     """A pair that cannot be read."""
 
-    reason: Literal["bad utf-8", "too many characters"]
+    reason: Literal["bad_utf8", "characters"]
     line: int
     """Line number in the corpus, from 1."""
 
@@ -243,7 +243,7 @@ def _parsed_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[Senten
 def _pair(source: str, target: str, line: int, options: ReadOptions) -> SentencePair | BadPair:
     """Check texts that did not come as lines: they may hold line feeds and lone surrogates."""
     if max(len(source), len(target)) > options.max_characters:
-        return BadPair("too many characters", line)
+        return BadPair("characters", line)
     return SentencePair(_one_line(source), _one_line(target), line)
 
 
@@ -270,10 +270,10 @@ def _decoded(
         except DataError:
             if options.on_bad_utf8 == "error":
                 raise
-            yield BadPair("bad utf-8", number)
+            yield BadPair("bad_utf8", number)
             continue
         if text is None or len(text) > max_characters:
-            yield BadPair("too many characters", number)
+            yield BadPair("characters", number)
         else:
             yield text
 

@@ -1,4 +1,4 @@
-"""Filters: which sentence pairs are dropped and why, and the registry of filters.
+"""Filters: what is wrong with sentence pairs, and the registry of filters.
 
 To add a filter, write a module beside this with a `Filter`, register it at the end of this one,
 and name it under ``filters.extra`` of a configuration. `nmt prepare` reports what it drops.
@@ -7,38 +7,27 @@ and name it under ``filters.extra`` of a configuration. `nmt prepare` reports wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from math import inf
-from typing import IO, Any
-
-import numpy as np
-import numpy.typing as npt
+from types import MappingProxyType
+from typing import Any
 
 from nmt.config.data import FilterConfig
 from nmt.config.keys import chosen
+from nmt.data.filter import Filter
+from nmt.data.findings import Action, Finding
+from nmt.data.reasons import pair_filters
 from nmt.errors import ConfigError
 
-DUPLICATE = "repeats an earlier pair"
-"""Reason of pairs that `DuplicateFinder` finds."""
-
+ALWAYS: Mapping[str, Action] = MappingProxyType({
+    "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",
+})  # fmt: skip
+"""Reasons that are always dropped."""
+REASONS = (
+    "ratio", "copy_of_source", "duplicate", "normalized_duplicate", "near_duplicate", "script",
+    "language", "swapped", "mojibake", "control", "markup", "numbers", "url", "punctuation",
+    "repetition", "boilerplate",
+)  # fmt: skip
+"""Reasons that ``filters`` gives an action: names of its keys."""
 _SHORT_PAIR_ALLOWANCE = 3
-_HELD_AT_ONCE = 1 << 24
-
-
-class Filter:
-    """Gives the reason why a pair is dropped, or None. Override one of the two methods, or both.
-
-    Pure and quick: it is called for every pair, and must give the same answer each time.
-    """
-
-    def text_problem(self, source: str, target: str) -> str | None:
-        """Return a reason that the texts give, before the tokenizer is learned."""
-        del source, target
-        return None
-
-    def length_problem(self, source_length: int, target_length: int) -> str | None:
-        """Return a reason that the numbers of subwords give."""
-        del source_length, target_length
-        return None
 
 
 FILTERS: dict[str, Callable[..., Filter]] = {}
@@ -51,64 +40,80 @@ def register_filter(name: str, build: Callable[..., Filter]) -> None:
 
 
 class Blank(Filter):
-    """Drops pairs without text on a side."""
+    """Finds pairs without text on a side."""
 
-    def text_problem(self, source: str, target: str) -> str | None:
+    def text_problem(self, source: str, target: str) -> Finding | None:
         """Return which side is blank, or None."""
         has_source, has_target = bool(source.strip()), bool(target.strip())
         if has_source and has_target:
             return None
         if not has_source and not has_target:
-            return "blank on both sides"
-        return "blank target" if has_source else "blank source"
+            return Finding("blank", "both")
+        return Finding("blank", "target" if has_source else "source")
 
 
 class Length(Filter):
-    """Drops pairs with too many or few subwords on a side, or sides that differ much in length.
+    """Finds pairs with too many or few subwords on a side. Limits are inclusive."""
 
-    Limits are inclusive. 3 is added to both sides for the ratio, as short pairs vary.
-    """
+    def __init__(self, max_length: int, min_length: int = 1) -> None:
+        self._max_length, self._min_length = max_length, min_length
 
-    def __init__(self, max_length: int, min_length: int = 1, max_ratio: float = inf) -> None:
-        self._max_length, self._min_length, self._max_ratio = max_length, min_length, max_ratio
-
-    def length_problem(self, source_length: int, target_length: int) -> str | None:
-        """Return which limit is broken, or None.
-
-        >>> Length(256, max_ratio=4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
-        True
-        >>> Length(256, max_ratio=4).length_problem(2, 30)
-        'length ratio'
-        """
+    def length_problem(self, source_length: int, target_length: int) -> Finding | None:
+        """Return which limit is broken, or None."""
         shorter, longer = sorted((source_length, target_length))
         if longer > self._max_length:
-            return "too many subwords"
-        if shorter < self._min_length:
-            return "too few subwords"
+            return Finding("length", longer, self._max_length)
+        return Finding("length", shorter, self._min_length) if shorter < self._min_length else None
+
+
+class Ratio(Filter):
+    """Finds pairs whose sides differ much in length; 3 is added to both, as short pairs vary."""
+
+    def __init__(self, max_ratio: float) -> None:
+        self._max_ratio = max_ratio
+
+    def length_problem(self, source_length: int, target_length: int) -> Finding | None:
+        """Return the ratio if it is too high.
+
+        >>> Ratio(4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
+        True
+        >>> Ratio(4).length_problem(2, 30)
+        Finding(reason='ratio', value=6.6, limit=4)
+        """
+        shorter, longer = sorted((source_length, target_length))
         ratio = (longer + _SHORT_PAIR_ALLOWANCE) / (shorter + _SHORT_PAIR_ALLOWANCE)
-        return "length ratio" if ratio > self._max_ratio else None
+        return Finding("ratio", ratio, self._max_ratio) if ratio > self._max_ratio else None
 
 
-class FilterChain(Filter):
-    """Several filters; the first reason counts."""
+class FilterChain:
+    """Several filters, and what is done about the reasons that they find.
 
-    def __init__(self, filters: Iterable[Filter]) -> None:
+    Args:
+        filters: Each is asked about every pair.
+        actions: What is done about a reason; others are dropped.
+    """
+
+    def __init__(self, filters: Iterable[Filter], actions: Mapping[str, Action] = ALWAYS) -> None:
         filters = list(filters)
+        self.actions = dict(actions)
         self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
         self._of_length = [f.length_problem for f in filters if _overrides(f, "length_problem")]
 
-    def text_problem(self, source: str, target: str) -> str | None:
-        """Return the first reason of the texts, or None."""
-        for check in self._of_text:
-            if reason := check(source, target):
-                return reason
-        return None
+    def text_findings(self, source: str, target: str) -> list[Finding]:
+        """Return all that the texts say, in the order of the filters."""
+        found = [problem for check in self._of_text if (problem := check(source, target))]
+        return [Finding(each) if isinstance(each, str) else each for each in found] if found else []
 
-    def length_problem(self, source_length: int, target_length: int) -> str | None:
-        """Return the first reason of the lengths, or None."""
-        for check in self._of_length:
-            if reason := check(source_length, target_length):
-                return reason
+    def length_findings(self, source_length: int, target_length: int) -> list[Finding]:
+        """Return all that the numbers of subwords say, in the order of the filters."""
+        checks = (check(source_length, target_length) for check in self._of_length)
+        return [Finding(each) if isinstance(each, str) else each for each in checks if each]
+
+    def dropping(self, findings: Iterable[Finding]) -> str | None:
+        """Return the first reason that drops a pair with these findings; None if it is kept."""
+        for each in findings:
+            if self.actions.get(each.reason, "drop") == "drop":
+                return each.reason
         return None
 
 
@@ -116,17 +121,35 @@ def _overrides(each: Filter, method: str) -> bool:
     return getattr(type(each), method) is not getattr(Filter, method)
 
 
-def training_filters(config: FilterConfig) -> FilterChain:
+def filter_actions(config: FilterConfig) -> dict[str, Action]:
+    """Return the action of every reason that is not off."""
+    actions: dict[str, Action] = {**ALWAYS, **{name: getattr(config, name) for name in REASONS}}
+    if config.deduplicate:
+        actions["duplicate"] = "drop"
+    return {name: action for name, action in actions.items() if action != "off"}
+
+
+def training_filters(config: FilterConfig, source: str = "", target: str = "") -> FilterChain:
     """Return the filters of training pairs.
 
+    Args:
+        config: Actions and limits.
+        source: Language code of the source; empty if not known.
+        target: The same of the target.
+
     Raises:
-        ConfigError: ``filters.extra`` names no filter, or parameters that it does not have.
+        ConfigError: ``filters.extra`` names no filter, or parameters that it does not have; or a
+            reason that drops needs a library that is not installed.
     """
+    actions = filter_actions(config)
+    ratio = [Ratio(config.max_length_ratio)] if "ratio" in actions else []
     return FilterChain([
         Blank(),
-        Length(config.max_length, config.min_length, config.max_length_ratio),
+        *pair_filters(config.limits, actions, source, target),
+        Length(config.max_length, config.min_length),
+        *ratio,
         *(_extra(name, parameters) for name, parameters in config.extra.items()),
-    ])  # fmt: skip
+    ], actions)  # fmt: skip
 
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
@@ -142,46 +165,3 @@ def _extra(name: str, parameters: Mapping[str, Any]) -> Filter:
         raise ConfigError(
             f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
         ) from error
-
-
-class DuplicateFinder:
-    """Finds which pairs of a stream repeat an earlier one, in bounded memory.
-
-    Collects a 64-bit hash of each pair in a file, then finds the repetitions by sorting. The hash
-    is Python's own: other numbers in each process, so it must not outlive this one. Two different
-    pairs among 100 million share one with a chance of 1 in 4000.
-
-    Args:
-        file: Empty, open to write and read; 8 bytes a pair.
-        held_at_once: Most hashes sorted at once, about; more pairs take more passes of the file.
-    """
-
-    def __init__(self, file: IO[bytes], *, held_at_once: int = _HELD_AT_ONCE) -> None:
-        self._file = file
-        self._held_at_once = held_at_once
-        self._count = 0
-
-    def add(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Add pairs, in order."""
-        hashes = np.array([hash(pair) for pair in pairs], dtype=np.int64)
-        self._file.write(hashes.tobytes())
-        self._count += len(hashes)
-
-    def repetitions(self) -> npt.NDArray[np.bool_]:
-        """Return whether each pair repeats an earlier one. (pairs added,)."""
-        repeated = np.zeros(self._count, dtype=np.bool_)
-        num_parts = -(-self._count // self._held_at_once)
-        for part in range(num_parts):  # the hashes that leave this remainder
-            found, places, start = [], [], 0
-            self._file.seek(0)
-            while block := self._file.read(8 * self._held_at_once):
-                hashes = np.frombuffer(block, dtype=np.int64)
-                where = np.flatnonzero(hashes % num_parts == part)
-                found.append(hashes[where])
-                places.append(where + start)
-                start += len(hashes)
-            rows = np.concatenate(places)
-            first = np.unique(np.concatenate(found), return_index=True)[1]
-            repeated[rows] = True
-            repeated[rows[first]] = False
-        return repeated

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,13 +23,19 @@ from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
 from nmt.data.checks import CorpusCheck, HeldOut
 from nmt.data.corpus import BadPair, ReadOptions, SentencePair, corpus_names, read_corpus
-from nmt.data.filters import (
-    DUPLICATE,
-    DuplicateFinder,
-    held_out_filters,
-    training_filters,
+from nmt.data.filters import held_out_filters, training_filters
+from nmt.data.findings import (
+    DROPPED,
+    REPORTED,
+    Finding,
+    FindingList,
+    Found,
+    ReasonTally,
+    examine,
 )
 from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
+from nmt.data.reasons import reasons_not_found
+from nmt.data.repeats import RepeatFinder, Repeats, pair_hashes
 from nmt.data.store import StoreWriter
 from nmt.engine import usable_cores
 from nmt.errors import DataError
@@ -73,12 +78,17 @@ class Preparation:
         filters, train = config.filters, config.data.train
         self._languages = config.source_language, config.target_language
         self._options = ReadOptions(*self._languages, filters.on_bad_utf8, filters.max_characters)
-        self._filters = {TRAIN: training_filters(filters), VALID: held_out_filters(filters)}
+        self._filters = {
+            TRAIN: training_filters(filters, *self._languages),
+            VALID: held_out_filters(filters),
+        }
         self._corpora = dict(zip(corpus_names(train), train, strict=True))
         self._threads = usable_cores()
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
         self._counts: dict[str, Counter[str]] = {}
+        self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}  # of each block, packed bits
+        self._tally = ReasonTally()
 
     def run(self) -> tuple[PrepareReport, Tokenizers]:
         """Do both passes.
@@ -89,6 +99,13 @@ class Preparation:
             TokenizerError: The text allows no vocabulary of this size.
         """
         start = time.perf_counter()
+        with (
+            FindingList(self._folder / DROPPED) as self._dropped,
+            FindingList(self._folder / REPORTED) as self._reported,
+        ):
+            return self._run(start)
+
+    def _run(self, start: float) -> tuple[PrepareReport, Tokenizers]:
         sets = {VALID: self._config.data.valid, **self._config.data.test}
         remote = [name for name, each in sets.items() if each.sacrebleu or each.huggingface]
         held_out = HeldOut({
@@ -96,19 +113,26 @@ class Preparation:
             for name, corpus in sets.items()
             if name not in remote  # which might have to be downloaded
         })  # fmt: skip
-        sample, repeated = self._look(held_out)
+        sample, repeats = self._look(held_out)
         tokenizers = self._learn(sample)
-        sides = self._encode(TRAIN, self._corpora, tokenizers, repeated)
+        sides = self._encode(TRAIN, self._corpora, tokenizers, repeats)
         self._encode(VALID, {VALID: self._config.data.valid}, tokenizers)
+        actions = self._filters[TRAIN].actions
         warnings = [
-            f"{name}: {text}" for name, check in self._checks.items() for text in check.warnings()
+            *reasons_not_found(actions, *self._languages),
+            *(
+                f"{name}: {text}"
+                for name, check in self._checks.items()
+                for text in check.warnings()
+            ),
         ]
         report = PrepareReport(
             folder=str(self._folder),
             up_to_date=False,
             written=self._stores,
             counts={name: _plain(counts) for name, counts in self._counts.items()},
-            findings={name: _plain(self._checks[name].found) for name in self._corpora},
+            findings=self._tally.reported(self._corpora, actions),
+            reasons=self._tally.report(actions),
             overlap=held_out.overlap(),
             unchecked=remote,
             sides=[side.report() for side in sides],
@@ -122,7 +146,7 @@ class Preparation:
         """Return the usable pairs of a held-out set, and check them as those of training."""
         pairs = list(read_corpus(corpus, self._options))
         where = name if name == VALID else f"data.test.{name}"
-        return self._checked(where, pairs, self._usable(pairs, VALID))
+        return self._checked(where, pairs, examine(pairs, self._filters[VALID], where).kept)
 
     def _checked(
         self, name: str, block: Sequence[AnyPair], usable: Sequence[SentencePair]
@@ -134,20 +158,36 @@ class Preparation:
         check.update(found, np.array([(len(s), len(t)) for s, t in texts]).T)
         return found
 
-    def _look(self, held_out: HeldOut) -> tuple[Reservoir, npt.NDArray[np.bool_]]:
-        """First pass. Return the sample to learn from, and which usable pairs are repetitions."""
+    def _look(self, held_out: HeldOut) -> tuple[Reservoir, Repeats]:
+        """First pass. Return the sample to learn from, and what repeats among the kept pairs."""
         size = self._config.tokenizer.sample_sentences // 2
         sample = Reservoir(size, max_characters=_SAMPLE_CHARACTERS, seed=_SAMPLE_SEED)
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            duplicates = DuplicateFinder(file)
+        actions = self._filters[TRAIN].actions
+        with RepeatFinder(self._folder) as finder:
             for name, corpus in self._corpora.items():
+                counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
+                kept = self._kept[name] = []
                 for block in self._blocks("reading", name, corpus):
-                    usable = self._checked(name, block, self._usable(block, TRAIN))
+                    examined = examine(block, self._filters[TRAIN], name)
+                    self._add(TRAIN, examined.found)
+                    counts.update(examined.counts)
+                    counts[READ] += len(block)
+                    kept.append(np.packbits(examined.is_kept))
+                    usable = self._checked(name, block, examined.kept)
                     held_out.update(usable)
-                    duplicates.add(usable)
+                    finder.add(pair_hashes(usable, sketches="near_duplicate" in actions))
                     for source, target in usable:
                         sample.add(source, target)
-            return sample, duplicates.repetitions()
+            return sample, finder.findings(actions, self._config.filters.limits)
+
+    def _add(self, part: str, found: Sequence[Found]) -> None:
+        """Count findings and write them to the lists."""
+        actions = self._filters[part].actions
+        drops = [actions.get(each.finding.reason, "drop") == "drop" for each in found]
+        self._dropped.write(compress(found, drops))
+        if part == TRAIN:
+            self._tally.update(found)
+            self._reported.write(compress(found, (not each for each in drops)))
 
     def _learn(self, sample: Reservoir) -> Tokenizers:
         if not len(sample):
@@ -177,7 +217,7 @@ class Preparation:
         part: str,
         corpora: Mapping[str, CorpusConfig],
         tokenizers: Tokenizers,
-        repeated: npt.NDArray[np.bool_] | None = None,
+        repeats: Repeats | None = None,
     ) -> list[SideStatistics]:
         """Second pass over the corpora of a part. Return the statistics of both sides."""
         filters, seen = self._config.filters, 0
@@ -190,24 +230,19 @@ class Preparation:
             writing = StoreWriter(self._folder / part, max(tokenizers.vocab_sizes))
         with writing as writer:
             for index, (name, corpus) in enumerate(corpora.items()):
-                counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
-                for block in self._blocks("encoding", name, corpus):
-                    usable = self._usable(block, part, counts)
-                    if repeated is not None:
-                        is_repeated = repeated[seen : seen + len(usable)]
-                        seen += len(usable)
-                        found = counts if filters.deduplicate else self._checks[name].found
-                        found[DUPLICATE] += int(is_repeated.sum())
-                        if filters.deduplicate:
-                            usable = list(compress(usable, ~is_repeated))
-                    pairs, ids = self._kept(usable, part, tokenizers, counts)
+                for number, block in enumerate(self._blocks("encoding", name, corpus)):
+                    usable = self._usable(block, part, name, number)
+                    found = repeats.between(seen, seen + len(usable)) if repeats else {}
+                    found = {row - seen: each for row, each in found.items()}
+                    seen += len(usable)
+                    pairs, ids = self._fitting(usable, part, tokenizers, name, found)
                     for side, rows in zip(sides, ids, strict=True):
                         side.update(rows)
                     if writer:
                         writer.append(*ids, index, [pair.line for pair in pairs])
                         if part == VALID:  # its text, for scores of decoded output
                             _append_text(self._folder / VALID, pairs)
-        if repeated is not None and seen != len(repeated):
+        if repeats is not None and seen != repeats.count:
             raise DataError(
                 "A training corpus changed while it was read.",
                 fix="Prepare again when nothing writes to the corpora any more.",
@@ -216,34 +251,44 @@ class Preparation:
         return sides
 
     def _usable(
-        self, pairs: Iterable[AnyPair], part: str, counts: Counter[str] | None = None
+        self, block: Sequence[AnyPair], part: str, name: str, number: int
     ) -> list[SentencePair]:
-        """Return the pairs whose texts are kept, and count the others by reason."""
-        counts = Counter() if counts is None else counts
-        text_problem = self._filters[part].text_problem
-        usable = []
-        for pair in pairs:
-            counts[READ] += 1
-            if isinstance(pair, BadPair):
-                counts[pair.reason] += 1
-            elif (problem := text_problem(pair.source, pair.target)) is None:
-                usable.append(pair)
-            else:
-                counts[problem] += 1
-        return usable
+        """Return the pairs of a block whose texts are kept."""
+        if part == TRAIN:  # examined in the first pass
+            blocks = self._kept[name]
+            known = blocks[number] if number < len(blocks) else np.zeros(0, np.uint8)
+            is_kept = np.unpackbits(known, count=len(block))
+            return [pair for pair in compress(block, is_kept) if isinstance(pair, SentencePair)]
+        counts = self._counts.setdefault(name, Counter({READ: 0, KEPT: 0}))
+        examined = examine(block, self._filters[part], name)
+        self._add(part, examined.found)
+        counts.update(examined.counts)
+        counts[READ] += len(block)
+        return examined.kept
 
-    def _kept(
-        self, pairs: list[SentencePair], part: str, tokenizers: Tokenizers, counts: Counter[str]
+    def _fitting(
+        self,
+        pairs: Sequence[SentencePair],
+        part: str,
+        tokenizers: Tokenizers,
+        name: str,
+        repeats: Mapping[int, Sequence[Finding]],
     ) -> tuple[Sequence[SentencePair], tuple[Ids, Ids]]:
-        """Encode pairs, count and drop those of unfit length; return the others with their ids."""
+        """Encode pairs, drop repetitions and those of unfit length; return the others' ids too."""
         source = tokenizers.source.encode_batch([pair.source for pair in pairs], self._threads)
         target = tokenizers.target.encode_batch([pair.target for pair in pairs], self._threads)
-        kept, length_problem = [], self._filters[part].length_problem
-        for row, (left, right) in enumerate(zip(source, target, strict=True)):
-            problem = length_problem(len(left), len(right))
-            counts[problem or KEPT] += 1
-            if problem is None:
+        filters, counts = self._filters[part], self._counts[name]
+        kept, found = [], []
+        for row, (pair, left, right) in enumerate(zip(pairs, source, target, strict=True)):
+            findings = filters.length_findings(len(left), len(right))
+            if row in repeats:
+                findings = [*repeats[row], *findings]
+            reason = filters.dropping(findings) if findings else None
+            found += [Found(name, pair.line, each, *pair[:2]) for each in findings]
+            counts[reason or KEPT] += 1
+            if reason is None:
                 kept.append(row)
+        self._add(part, found)
         if len(kept) == len(pairs):
             return pairs, (source, target)
         return [pairs[i] for i in kept], ([source[i] for i in kept], [target[i] for i in kept])

@@ -56,6 +56,16 @@ class PrepareReport:
     """Per corpus: pairs read, kept, and dropped for each reason."""
     findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Per training corpus: pairs that look odd but were not dropped for it."""
+    reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per reason that is not off: ``count`` of the training pairs that have it, ``action``, and
+    ``examples`` (corpus, line, source, target, value)."""
+    shifts: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """Ranges of a corpus (source lines ``start`` to ``end``) whose targets stand ``offset`` on."""
+    unrelated: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """Ranges of a corpus (``start`` to ``end``) whose sides do not translate each other."""
+    leakage: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """Held-out sentences (``set``, ``line``) that training has (``corpus``, ``train_line``), and
+    whether ``exact`` or ``near`` (``kind``)."""
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Per held-out set: its pairs, and how many sources and whole pairs the training has too."""
     unchecked: Sequence[str] = ()
@@ -99,7 +109,7 @@ class PrepareReport:
         for name, counts in self.counts.items():
             yield f"{name}: {counts[READ]:,} pairs read, {counts[KEPT]:,} kept"
             reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
-            for word, numbers in (("dropped", reasons), ("seen", self.findings.get(name, {}))):
+            for word, numbers in (("dropped", reasons), ("reported", self.findings.get(name, {}))):
                 for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
                     yield f"  {word} {number:,}: {what}"
         yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import check_files, corpus_files
+from nmt.data.filters import REASONS
 from nmt.data.preparation import Preparation
 from nmt.data.prepared import (
     FORMAT_VERSION,
@@ -157,7 +159,7 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
         del corpus["augment"]  # drawn while training reads
         if corpus["csv"] is None:
             del corpus["csv"]
-    without = None if config.filters.extra else {"extra"}
+    without = {name for name, value in _new_filter_keys(config) if value}
     unsaid = None if config.tokenizer.unused_entries else {"unused_entries"}
     parts = {
         "data": data,
@@ -171,6 +173,13 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
         is_gone = vocab_hash is not None and not (start_from / TOKENIZER).is_dir()
         parts["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(start_from / TOKENIZER)
     return sha256_of_json(parts)
+
+
+def _new_filter_keys(config: RunConfig) -> Iterator[tuple[str, bool]]:
+    """Yield keys that folders were made without, and whether each has its default."""
+    for name in ("extra", "length", "limits", *REASONS):
+        field = FilterConfig.model_fields[name]
+        yield name, getattr(config.filters, name) == field.default
 
 
 def _current_report(config: RunConfig) -> PrepareReport | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 
 from nmt.config.data import FilterConfig
 from nmt.config.loader import load_config
+from nmt.data.filter import Filter
 from nmt.data.filters import (
     FILTERS,
-    DuplicateFinder,
-    Filter,
+    FilterChain,
     held_out_filters,
     register_filter,
     training_filters,
@@ -29,34 +28,39 @@ DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 DEFAULT = training_filters(FilterConfig())
 
 
+def dropping(filters: FilterChain, source_length: int, target_length: int) -> str | None:
+    return filters.dropping(filters.length_findings(source_length, target_length))
+
+
 def test_blank_sides_have_a_reason_each() -> None:
     """FAULTS 36."""
     for source, target, reason in (
-        ("a", "b", None), (" ", "\t", "blank on both sides"), ("", "b", "blank source"),
-        ("a", "\u3000", "blank target"),
+        ("a", "b", None), (" ", "\t", "both"), ("", "b", "source"),
+        ("a", "\u3000", "target"),
     ):  # fmt: skip
-        assert DEFAULT.text_problem(source, target) == reason
+        blank = [each.value for each in DEFAULT.text_findings(source, target) if each[0] == "blank"]
+        assert blank == ([] if reason is None else [reason])
 
 
 def test_limits_are_inclusive() -> None:
     for source_length, target_length, reason in (
-        (256, 256, None), (257, 256, "too many subwords"), (5, 300, "too many subwords"),
-        (0, 5, "too few subwords"), (1, 13, None), (1, 14, "length ratio"),
+        (256, 256, None), (257, 256, "length"), (5, 300, "length"),
+        (0, 5, "length"), (1, 13, None), (1, 14, "ratio"),
     ):  # fmt: skip
-        assert DEFAULT.length_problem(source_length, target_length) == reason
+        assert dropping(DEFAULT, source_length, target_length) == reason
 
 
 @given(left=st.integers(0, 400), right=st.integers(0, 400))
 def test_no_side_is_special(left: int, right: int) -> None:
-    assert DEFAULT.length_problem(left, right) == DEFAULT.length_problem(right, left)
+    assert DEFAULT.length_findings(left, right) == DEFAULT.length_findings(right, left)
 
 
 def test_held_out_pairs_are_dropped_only_where_the_model_cannot_hold_them() -> None:
     held_out = held_out_filters(FilterConfig(max_length=20, min_length=5, max_length_ratio=1.5))
 
-    assert held_out.length_problem(1, 20) is None
-    assert held_out.length_problem(1, 21) == "too many subwords"
-    assert held_out.text_problem("", "b") == "blank source"
+    assert dropping(held_out, 1, 20) is None
+    assert dropping(held_out, 1, 21) == "length"
+    assert held_out.dropping(held_out.text_findings("", "b")) == "blank"
 
 
 class Shouting(Filter):
@@ -107,18 +111,3 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
 def test_an_unknown_filter_or_parameter_is_refused(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         training_filters(FilterConfig(extra=extra))
-
-
-@given(pairs=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
-def test_exactly_the_repetitions_are_found_however_the_work_is_cut(
-    pairs: list[tuple[str, str]],
-) -> None:
-    """FAULTS 40."""
-    for held_at_once in (1, 3, 1000):
-        finder = DuplicateFinder(io.BytesIO(), held_at_once=held_at_once)
-        finder.add(pairs[:2])
-        finder.add(pairs[2:])
-
-        found = finder.repetitions().tolist()
-
-        assert found == [pair in pairs[:row] for row, pair in enumerate(pairs)]

@@ -1,0 +1,175 @@
+"""What is wrong with pairs, as values: findings, their counts and examples, and the drop list."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.corpus import BadPair, SentencePair
+
+if TYPE_CHECKING:
+    from nmt.data.filters import FilterChain
+
+Action = Literal["drop", "report", "off"]
+DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
+"""Lists of the pairs with a finding: corpus, line, reason, value, limit."""
+_NUM_EXAMPLES = 5
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a pair. Pairs may have several."""
+
+    reason: str
+    """Identifier, such as ``markup``; never changes its meaning."""
+    value: float | str = ""
+    """What was measured or seen."""
+    limit: float | str = ""
+    """What is allowed, where there is such a bound."""
+
+
+class Found(NamedTuple):
+    """A finding at its place."""
+
+    corpus: str
+    line: int
+    """Line number in the corpus, from 1."""
+    finding: Finding
+    source: str = ""
+    target: str = ""
+
+    @property
+    def _draw(self) -> tuple[int, str, int]:
+        """Order in which examples are taken: spread over the corpora, and always the same."""
+        return zlib.crc32(f"{self.corpus}:{self.line}".encode()), self.corpus, self.line
+
+    def row(self) -> bytes:
+        """Return the line of the drop list."""
+        cells = (self.corpus, self.line, *self.finding)
+        return ("\t".join(map(_cell, cells)) + "\n").encode()
+
+
+def _cell(value: float | str) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
+
+
+@dataclass(slots=True)
+class ReasonTally:
+    """Counts and examples of findings. Parts of a corpus may be tallied apart and merged."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """Per reason: pairs of each corpus."""
+    examples: dict[str, list[Found]] = field(default_factory=dict)
+    """Per reason: a few pairs."""
+
+    def update(self, found: Iterable[Found]) -> None:
+        """Add findings."""
+        by_reason: dict[str, list[Found]] = {}
+        for each in found:
+            by_reason.setdefault(each.finding.reason, []).append(each)
+        for reason, group in by_reason.items():
+            counts = self.counts.setdefault(reason, Counter())
+            counts.update(each.corpus for each in group)
+            self._keep(reason, group)
+
+    def merge(self, other: Self) -> None:
+        """Add the findings of another tally."""
+        for reason, counts in other.counts.items():
+            self.counts.setdefault(reason, Counter()).update(counts)
+            self._keep(reason, other.examples[reason])
+
+    def _keep(self, reason: str, group: Sequence[Found]) -> None:
+        both = [*self.examples.get(reason, ()), *group]
+        self.examples[reason] = nsmallest(_NUM_EXAMPLES, both, key=lambda each: each._draw)
+
+    def reported(
+        self, corpora: Iterable[str], actions: Mapping[str, Action]
+    ) -> dict[str, dict[str, int]]:
+        """Return per corpus how many pairs have each reason that is reported only."""
+        reported = [name for name in self.counts if actions.get(name) == "report"]
+        return {
+            corpus: {name: n for name in reported if (n := self.counts[name][corpus])}
+            for corpus in corpora
+        }
+
+    def report(self, actions: Mapping[str, Action]) -> dict[str, dict[str, Any]]:
+        """Return for each reason its action, how many pairs have it, and examples of them."""
+        names = [*actions, *(name for name in self.counts if name not in actions)]
+        return {
+            name: {
+                "count": sum(self.counts.get(name, Counter()).values()),
+                "action": actions.get(name, "drop"),
+                "examples": [_example(each) for each in self.examples.get(name, ())],
+            }
+            for name in names
+        }
+
+
+def _example(found: Found) -> dict[str, Any]:
+    return {
+        "corpus": found.corpus, "line": found.line, "source": found.source,
+        "target": found.target, "value": found.finding.value,
+    }  # fmt: skip
+
+
+class FindingList:
+    """Writes found pairs as compressed TSV; the same pairs give the same bytes."""
+
+    def __init__(self, path: Path) -> None:
+        # Without a file name and a time in it.
+        self._raw: IO[bytes] = path.open("wb")
+        self._file = gzip.GzipFile("", "wb", 6, self._raw, 0)
+        self._file.write(b"corpus\tline\treason\tvalue\tlimit\n")
+
+    def write(self, found: Iterable[Found]) -> None:
+        """Append rows."""
+        self._file.write(b"".join(each.row() for each in found))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._raw.close()
+
+
+class Examined(NamedTuple):
+    """What is known of a block of pairs by themselves."""
+
+    kept: list[SentencePair]
+    is_kept: npt.NDArray[np.bool_]
+    """Of each line of the block."""
+    found: list[Found]
+    """In the order of the lines."""
+    counts: Counter[str]
+    """Dropped pairs, each under its first reason that drops."""
+
+
+def examine(block: Sequence[SentencePair | BadPair], filters: FilterChain, corpus: str) -> Examined:
+    """Ask filters about the texts of a block. Pure: blocks may be examined in any process."""
+    kept, found, counts = [], [], Counter[str]()
+    is_kept = np.ones(len(block), dtype=np.bool_)
+    for row, pair in enumerate(block):
+        if isinstance(pair, BadPair):
+            findings, texts = [Finding(pair.reason)], ("", "")
+        else:
+            texts = pair[:2]
+            findings = filters.text_findings(*texts)
+        reason = filters.dropping(findings) if findings else None
+        found += [Found(corpus, pair.line, each, *texts) for each in findings]
+        if reason is None and isinstance(pair, SentencePair):
+            kept.append(pair)
+        elif reason is not None:
+            is_kept[row] = False
+            counts[reason] += 1
+    return Examined(kept, is_kept, found, counts)

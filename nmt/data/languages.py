@@ -1,0 +1,148 @@
+"""What tells languages apart: scripts, the commonest words, and py3langid where it is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from nmt.data.findings import Finding
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+WORDS: Mapping[str, str] = {
+    "cs": "je se že to na by jsem není jako",
+    "da": "og det er en ikke til jeg af på",
+    "de": "der die das und ist nicht ein eine ich zu mit den",
+    "en": "the and of to is a that you with for was",
+    "es": "el los las que una es por con y está",
+    "fr": "le les des est une et dans que je pas",
+    "it": "il di che è gli una per non con sono",
+    "nl": "de het een en van niet dat ik zijn op",
+    "pl": "nie się jest na że to jak po tym był",
+    "pt": "os que não uma é com em do da um",
+    "sv": "och det är en att inte jag som på av",
+}
+"""The commonest words of a language."""
+_RANGES = {
+    "Latn": "A-Za-zª-ʯᴀ-ᶿḀ-ỿⱠ-ⱿꜢ-ꟿﬀ-ﬆ\uff21-\uff3a\uff41-\uff5a",
+    "Arab": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdff\ufe70-\ufeff",
+    "Armn": "\u0530-\u058f", "Beng": "\u0980-\u09ff", "Cyrl": "\u0400-\u052f\u1c80-\u1c8f",
+    "Deva": "\u0900-\u097f", "Ethi": "\u1200-\u139f", "Geor": "\u10a0-\u10ff\u1c90-\u1cbf",
+    "Grek": "\u0370-\u03ff\u1f00-\u1fff", "Gujr": "\u0a80-\u0aff", "Guru": "\u0a00-\u0a7f",
+    "Hang": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
+    "Hani": "\u2e80-\u2fdf\u3005-\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af",
+    "Hebr": "\u0590-\u05ff\ufb1d-\ufb4f", "Kana": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+    "Khmr": "\u1780-\u17ff", "Knda": "\u0c80-\u0cff", "Laoo": "\u0e80-\u0eff",
+    "Mlym": "\u0d00-\u0d7f", "Mymr": "\u1000-\u109f", "Orya": "\u0b00-\u0b7f",
+    "Sinh": "\u0d80-\u0dff", "Taml": "\u0b80-\u0bff", "Telu": "\u0c00-\u0c7f",
+    "Thai": "\u0e00-\u0e7f",
+}  # fmt: skip
+_SCRIPTS = {
+    "Arab": "ar ary arz fa ur ps ckb sd ug", "Armn": "hy", "Beng": "bn as",
+    "Cyrl": "ru uk bg be mk kk ky mn tg tt ba", "Deva": "hi mr ne sa", "Ethi": "am ti",
+    "Geor": "ka", "Grek": "el grc", "Gujr": "gu", "Guru": "pa", "Hang": "ko", "Hani": "zh yue wuu",
+    "Hebr": "he yi", "Kana": "ja", "Khmr": "km", "Knda": "kn", "Laoo": "lo", "Mlym": "ml",
+    "Mymr": "my", "Orya": "or", "Sinh": "si", "Taml": "ta", "Telu": "te", "Thai": "th",
+    "Latn": "af an az br bs ca cs cy da de en eo es et eu fi fo fr fy ga gd gl ha hr ht hu id ig is"
+    " it jv ku la lb lg ln lt lv mg ms mt nb nl nn no oc om pl pt qu ro rw se sk sl sn so sq st sv"
+    " sw tl tr uz vi wa xh yo zu",
+}  # fmt: skip
+_ALSO = {"Kana": "Hani", "Hang": "Hani", "Jpan": "Kana", "Kore": "Hang", "Hans": "Hani",
+         "Hant": "Hani"}  # fmt: skip
+"""Scripts that are written together, and names that ISO 15924 has for such writing."""
+_ALIKE = ("ar ary arz", "no nb nn da", "bs hr sr", "id ms", "zh yue wuu", "cs sk", "gl pt")
+"""Languages that single sentences often do not tell apart."""
+_SURE_SHARE = 0.2
+_MIN_LETTERS = 12
+_WORD = re.compile(r"\w+")
+
+
+def primary_code(language: str) -> str:
+    """Return the language of a code: ``zh`` of ``zh-Hant``, ``ary`` of ``ary_Arab``."""
+    return re.split("[-_]", language.lower())[0]
+
+
+def script_of(language: str) -> str | None:
+    """Return the ISO 15924 name of the script of a language code; None if it is not known."""
+    for part in re.split("[-_]", language)[1:]:
+        name = part.title()
+        if name in _RANGES or name in _ALSO:
+            return name if name in _RANGES else _ALSO[name]
+    code = primary_code(language)
+    return next((name for name, codes in _SCRIPTS.items() if code in codes.split()), None)
+
+
+@cache
+def letters_of(script: str) -> re.Pattern[str]:
+    """Return what matches the letters of a script, and of those that are written with it."""
+    return re.compile(f"[{_RANGES[script]}{_RANGES.get(_ALSO.get(script, ''), '')}]+")
+
+
+def foreign_share(text: str, script: str) -> float:
+    """Return the share of the letters of a text that are of another script; 0 without letters."""
+    if script == "Latn" and text.isascii():
+        return 0.0
+    others = sum(map(str.isalpha, letters_of(script).sub("", text)))
+    return others / sum(map(str.isalpha, text)) if others else 0.0
+
+
+@cache
+def common_words(language: str) -> frozenset[str]:
+    """Return the commonest words of a language code; none where they are not known."""
+    return frozenset(WORDS.get(primary_code(language), "").split())
+
+
+def looks_like(text: str, language: str, *, share: float = _SURE_SHARE) -> bool:
+    """Whether so many of the words are among the commonest of the language."""
+    words = _WORD.findall(text.lower())
+    known = common_words(language)
+    return sum(word in known for word in words) >= max(share * len(words), 1)
+
+
+@cache
+def identifier() -> LanguageIdentifier | None:
+    """Return py3langid's model; None where it is not installed."""
+    try:
+        from py3langid.langid import (  # noqa: PLC0415 - optional, slow to load
+            MODEL_FILE,
+            LanguageIdentifier,
+        )
+    except ImportError:
+        return None
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def is_identifiable(language: str) -> bool:
+    """Whether py3langid is installed and knows the language."""
+    model = identifier()
+    return model is not None and primary_code(language) in model.labels
+
+
+@cache
+def _alike(code: str) -> frozenset[str]:
+    return frozenset(next((x.split() for x in _ALIKE if code in x.split()), [code]))
+
+
+def wrong_language(text: str, language: str, min_odds: float) -> Finding | None:
+    """Return in which other language a text is, if that is so many times as likely.
+
+    Args:
+        text: One line. Short ones tell too little, and are not judged.
+        language: Code that `is_identifiable` knows.
+        min_odds: How many times as likely the other language must be.
+    """
+    model, code = identifier(), primary_code(language)
+    if model is None or len(text) < _MIN_LETTERS or looks_like(text, language):
+        return None
+    ranked = model.rank(text)
+    likeliest, probability = ranked[0]
+    own = _alike(code)
+    if likeliest in own or likeliest == "zxx":
+        return None
+    expected = max(value for name, value in ranked if name in own)
+    if probability < min_odds * expected:
+        return None
+    return Finding("language", likeliest, code)

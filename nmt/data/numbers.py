@@ -1,0 +1,78 @@
+"""Numbers that a translation does not have."""
+
+from __future__ import annotations
+
+import re
+
+from nmt.data.filter import Filter
+from nmt.data.findings import Finding
+
+_DIGIT = re.compile(r"\d")
+_NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
+_SEPARATORS = re.compile(r"\D")
+_LAST_IN_WORDS = 99
+_HALF_DAY = 12
+
+
+class Numbers(Filter):
+    """Finds pairs in which a number was changed or lost.
+
+    Digits of all scripts count alike, and separators do not count. What is usual in translations is
+    no finding: a number in words, a million as a word, a year cut to its decade, and 15 hours that
+    were 3 p.m.
+    """
+
+    def text_problem(self, source: str, target: str) -> Finding | None:
+        """Return the numbers that only the source and only the target have.
+
+        >>> Numbers().text_problem("Es war 1.250 km.", "It was 1,205 km.")
+        Finding(reason='numbers', value='1250|1205', limit='')
+        >>> Numbers().text_problem("3 Millionen am 5.", "3,000,000 on the fifth") is None
+        True
+        """
+        if not (_DIGIT.search(source) or _DIGIT.search(target)):
+            return None
+        left, right = _numbers(source), _numbers(target)
+        only_left, only_right = left - right, right - left
+        if not (only_left or only_right) or _digits(source) == _digits(target):
+            return None
+        for one in sorted(only_left):
+            if related := {other for other in right if _are_related(one, other)}:
+                only_left.discard(one)
+                only_right -= related
+        only_right = {one for one in only_right if not any(_are_related(one, x) for x in left)}
+        if not (only_left and only_right):
+            only_left, only_right = filter_words(only_left), filter_words(only_right)
+        if not (only_left or only_right):
+            return None
+        return Finding("numbers", f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}")
+
+
+def filter_words(numbers: set[str]) -> set[str]:
+    """Return the numbers that are seldom written in words.
+
+    >>> sorted(filter_words({"7", "1000000", "1815"}))
+    ['1815']
+    """
+    return {each for each in numbers if int(each.rstrip("0") or 0) > _LAST_IN_WORDS}
+
+
+def _digits(text: str) -> str:
+    return "".join(str(int(each)) for each in _DIGIT.findall(text))
+
+
+def _numbers(text: str) -> set[str]:
+    """Return the numbers of a text in plain digits, without separators and leading zeros."""
+    found = _NUMBER.findall(text)
+    return {str(int(_SEPARATORS.sub("", each)[:30])) for each in found}
+
+
+def _are_related(one: str, other: str) -> bool:
+    """Whether two different numbers may stand for the same."""
+    shorter, longer = sorted((one, other), key=len)
+    if one.rstrip("0") == other.rstrip("0"):  # 2.5 million
+        return True
+    if longer.endswith(shorter) and len(longer) > len(shorter):  # the 90s of the 1990s
+        return True
+    numbers = int(one), int(other)
+    return max(numbers) <= 2 * _HALF_DAY and abs(numbers[0] - numbers[1]) == _HALF_DAY

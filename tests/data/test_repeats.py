@@ -1,0 +1,80 @@
+"""Repetitions are found, however the work is cut."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config.data import FilterLimits
+from nmt.data.findings import Action
+from nmt.data.repeats import RepeatFinder, normalized, pair_hashes
+
+ALL: dict[str, Action] = dict.fromkeys(
+    ("duplicate", "normalized_duplicate", "near_duplicate", "boilerplate"), "report"
+)
+
+
+def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: int = 2,
+            **limits: float) -> dict[int, set[str]]:  # fmt: skip
+    with RepeatFinder(folder, held_at_once=held_at_once) as finder:
+        for block in (pairs[:cut], pairs[cut:]):
+            finder.add(pair_hashes(block, sketches=True))
+        repeats = finder.findings(ALL, FilterLimits(**limits))  # type: ignore[arg-type]
+    found = repeats.between(0, len(pairs))
+    return {row: {each.reason for each in findings} for row, findings in found.items()}
+
+
+@settings(max_examples=40)
+@given(pairs=st.lists(st.tuples(st.sampled_from("abA"), st.sampled_from("xyz"))))
+def test_exactly_the_repetitions_are_found_however_the_work_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]
+) -> None:
+    """FAULTS 40. The truth is found by comparing all pairs."""
+    folder = tmp_path_factory.getbasetemp()
+    lowered = [(source.lower(), target) for source, target in pairs]
+    for held_at_once in (1, 3, 1000):
+        found = reasons(folder, pairs, held_at_once, boilerplate=2)
+        for row, pair in enumerate(pairs):
+            is_exact, is_alike = pair in pairs[:row], lowered[row] in lowered[:row]
+            expected = (
+                {"duplicate"} if is_exact else {"normalized_duplicate"} if is_alike else set()
+            )
+            if len({source for source, target in lowered if target == pair[1]}) > 1:
+                expected.add("boilerplate")
+            assert found.get(row, set()) == expected
+
+
+def test_pairs_that_differ_in_one_of_many_words_are_near_and_others_are_not(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    words = [f"w{i}" for i in range(3000)]
+    pairs = [(" ".join(rng.choices(words, k=16)), " ".join(rng.choices(words, k=16)))
+             for _ in range(300)]  # fmt: skip
+    near = []
+    for source, target in pairs[:100]:  # Jaccard 31/33 = 0.94
+        changed = source.split()
+        changed[rng.randrange(16)] = "other"
+        near.append((" ".join(changed), target))
+    far = [
+        (" ".join(["u", "v", "w", "x", "y", "z", *source.split()[6:]]), target)
+        for source, target in pairs[:100]
+    ]
+
+    found = reasons(tmp_path, pairs + near + far, 64)
+
+    assert all(found.get(row) is None for row in range(300))
+    assert sum(found.get(row) == {"near_duplicate"} for row in range(300, 400)) >= 85
+    assert sum(row in found for row in range(400, 500)) == 0  # 26/38 = 0.68
+
+
+def test_hashes_are_the_same_in_every_process_and_block() -> None:
+    pairs = [("Guten Tag, Welt", "Hello, world " * 6), ("", ""), ("a b", "c")]
+    whole = pair_hashes(pairs, sketches=True)
+
+    parts = np.concatenate([pair_hashes([pair], sketches=True) for pair in pairs])
+    assert (whole == parts).all()
+    assert normalized("Ｆｕｌｌ　width!") == "full width"  # noqa: RUF001
