@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import logging
 import os
@@ -39,9 +40,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch, *, is_quick: bool = True) -> Itera
     frames = Frames()
 
     def read() -> None:
+        decode = codecs.getincrementaldecoder("utf-8")().decode  # a read may end within a character
         try:
             while data := os.read(master, 1 << 16):
-                frames.text += data.decode()
+                frames.text += decode(data)
         except OSError:  # closed on the other side
             pass
 

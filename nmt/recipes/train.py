@@ -236,7 +236,8 @@ def _run(
     run_dir, is_first = config.run_dir, processes.rank == 0
     data = PreparedData.open(config.prepared_dir)
     checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
-    setup, record, measured_once = _build(config, data, checkpoint, processes)
+    with stop.ending_at_once():  # compiling takes minutes
+        setup, record, measured_once = _build(config, data, checkpoint, processes)
     notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
     progress = Progress()
     if checkpoint is not None:
@@ -266,8 +267,9 @@ def _run(
         reporter.report(Event(progress.step, text, "start", facts))
         trained = trainer.run()
         if is_first and trained.reason != "signal":
-            make_shortlist(run_dir, data)
-            calibrate_guard(run_dir, data)
+            with stop.ending_at_once():  # all is saved
+                make_shortlist(run_dir, data)
+                calibrate_guard(run_dir, data)
         return average_at_end(setup, trained, validator, reporter)
     finally:
         reporter.close()

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _NOTICE = "stop"
 _SECONDS_TO_REPORT = 5
+_SECONDS_TO_END = 10.0
 
 
 class StoppedBySignal(SystemExit):
@@ -45,6 +46,8 @@ class StopSignal:
     the process at once; the last checkpoint is whole in any case. Both are answered on standard
     error when they come: what happens now, and what the second costs.
 
+    Where there is nothing to save, `ending_at_once` ends the process instead.
+
     Outside the main thread, where Python takes no signals, nothing is changed.
     """
 
@@ -54,6 +57,9 @@ class StopSignal:
         self.unsaved: Callable[[], str] = lambda: "nothing"
         """Asked what ending at once would lose."""
         self._before: dict[int, Any] = {}
+        self._ends = self._is_ending = False
+        self._has_ended = threading.Event()
+        self._notices = -1, -1
 
     @property
     def requested(self) -> bool:
@@ -69,10 +75,39 @@ class StopSignal:
         if self.number is not None:
             raise Interrupted(self.number)
 
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """Let a signal end the process while this is open, as there is nothing to save.
+
+        Compilers take minutes, and Python runs no handler while the main thread waits inside of
+        one; so a thread ends the process some seconds after the signal, if it is still there.
+
+        Raises:
+            StoppedBySignal: A signal came.
+        """
+        self._ends = True
+        try:
+            yield
+        finally:
+            self._ends = False
+
+    def _end_late(self, notices: int) -> None:
+        """Read the signals from where Python writes them when they come, whatever else it does."""
+        while read := os.read(notices, 1):
+            if self._ends and (number := read[0]) in (signal.SIGINT, signal.SIGTERM):
+                is_late = not self._has_ended.wait(_SECONDS_TO_END)
+                if is_late and (self._ends or self._is_ending):
+                    os._exit(128 + number)
+        os.close(notices)
+
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             _answer(f"ended at once. Lost: {self.unsaved()}.")
             os._exit(128 + number)
+        if self._ends:
+            self.number, self._is_ending = number, True
+            _answer("ended at once. Lost: nothing.")
+            raise StoppedBySignal(number)
         if not self.requested:
             again = f"Ctrl-C again ends at once and loses {self.unsaved()}."
             _answer(f"finishing the update, then saving. {again}")
@@ -82,9 +117,18 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._receive)
+            read, write = os.pipe()
+            os.set_blocking(write, False)
+            self._notices = write, signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+            threading.Thread(target=self._end_late, args=(read,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._before:
+            self._has_ended.set()
+            write, before = self._notices
+            signal.set_wakeup_fd(before)
+            os.close(write)
         while self._before:
             number, handler = self._before.popitem()
             # None stands for a handler that was not set from Python, and cannot be put back.

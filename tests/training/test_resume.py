@@ -84,6 +84,40 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
     assert_equal(run, whole)
 
 
+# `nmt` of what follows the first argument, with layers that take for ever to be compiled.
+COMPILES_FOR_EVER = """
+import sys, time
+from pathlib import Path
+from nmt.training import setup
+begun = Path(sys.argv.pop(1))
+def compile_layers(*_, **__):
+    begun.touch()
+    try:
+        time.sleep(1000)
+    except Exception:  # as `auto` does: then layers are not compiled
+        pass
+setup.compile_layers = compile_layers
+from nmt.cli import main
+main()
+"""
+
+
+def test_a_signal_while_layers_are_compiled_waits_for_nothing(run: Run, tmp_path: Path) -> None:
+    """As `timeout -k 20 185 nmt train` sends it on a GPU, where compiling takes a minute."""
+    begun = tmp_path / "begun"
+    command = [sys.executable, "-c", COMPILES_FOR_EVER, str(begun), "train", str(run.config)]
+    command.append(f"--run-dir={run.folder}")
+    with subprocess.Popen(
+        command, cwd=run.config.parent, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and not begun.exists():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("nmt: ended at once. Lost: nothing.\n")
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_signal_while_validating_is_granted_and_the_validation_made_again(
     run: Run, whole: Run, count: int

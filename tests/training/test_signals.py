@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -67,6 +69,49 @@ def test_a_second_interrupt_ends_the_process_at_once(
             signal.raise_signal(getattr(signal, name))
 
     assert ended == codes
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_where_nothing_is_to_be_saved_a_signal_ends_the_process_at_once(
+    number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Compiling takes minutes, and who asked for the end may not wait for so long."""
+    with StopSignal() as stop:
+        with pytest.raises(StoppedBySignal) as caught, stop.ending_at_once():
+            os.kill(os.getpid(), number)
+        assert caught.value.code == code
+        assert stop.requested  # should a library have swallowed the exception
+    assert "ended at once. Lost: nothing." in capfd.readouterr().err
+
+
+# The main thread waits inside of a library, where Python runs no handler: as `backward` does while
+# another thread compiles.
+STUCK = """
+import ctypes, sys, time
+from nmt.training import signals
+signals._SECONDS_TO_END = 0.1
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+end = (ctypes.c_long * 2)(int(time.time()) + int(sys.argv[1]), 0)
+with signals.StopSignal() as stop:
+    with stop.ending_at_once() if sys.argv[2] == "ends" else signals.suppress():
+        print("stuck", flush=True)
+        libc.pthread_mutex_timedlock(mutex, end)
+print(stop.number)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "phase", "code"), [("100", "ends", 143), ("2", "asks", 0)])
+def test_a_library_that_does_not_return_keeps_no_process(
+    seconds: str, phase: str, code: int
+) -> None:
+    command = [sys.executable, "-c", STUCK, seconds, phase]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stuck\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == code
+        assert process.stdout.read() == ("" if code else "15\n")
 
 
 def test_outside_the_main_thread_nothing_is_changed() -> None:
