@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import time
@@ -54,8 +53,8 @@ def compiled(forward: Forward) -> Forward:
     if hasattr(shapes, "use_duck_shape"):
         shapes.use_duck_shape = False
     options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": _BACKEND}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        options["recompile_limit"] = _MAX_GRAPHS
+    limits: Any = torch.compiler.config
+    limits.recompile_limit = _MAX_GRAPHS  # not an argument before torch 2.12; torch's own is 8
     if _BACKEND == "inductor":
         with suppress(RuntimeError):  # an older one has no such option
             # No kernel is chosen by timing it: a run that is resumed finds the same ones.

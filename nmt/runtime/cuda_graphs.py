@@ -3,7 +3,8 @@
 A step of one sentence or a few is some hundred kernels, and launching them from Python takes
 several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
 that stay in their places and never change their sizes, so there is one for each of a few sizes; a
-step is copied into the next larger one, with room to spare that is masked out.
+step is copied into the next larger one, with room to spare that is masked out. Keys and values stay
+there from step to step, until beams are reordered or sentences leave.
 
 Shapes: `nmt.model.decoder_state`.
 """
@@ -101,9 +102,16 @@ class _Step:
         self._source: Callable[[], Tensor | None] = lambda: None
 
     def __call__(
-        self, ids: Tensor, position: Tensor, mask: Tensor, cross_kv: Tensor, self_kv: Tensor
+        self,
+        ids: Tensor,
+        position: Tensor,
+        mask: Tensor,
+        cross_kv: Tensor,
+        self_kv: Tensor,
+        *,
+        is_held: bool,
     ) -> Tensor:
-        """Do what `Transformer.decode_token` does."""
+        """Do what `Transformer.decode_token` does; ``is_held``: earlier positions stand here."""
         rows, last = len(ids), self_kv.shape[4] - 1
         if self._source() is not cross_kv:
             # What was left here is of another text: nothing of it may be read, not even times 0.
@@ -113,10 +121,11 @@ class _Step:
             self.cross_kv[:, :, :sentences, :, :width].copy_(cross_kv)
             self.mask[..., width:] = -torch.inf
             self.mask[:sentences, ..., :width].copy_(mask)
-            self._source = weakref.ref(cross_kv)
+            self._source, is_held = weakref.ref(cross_kv), False
         self.ids[:rows].copy_(ids)
         self.position.copy_(position)
-        self.self_kv[:, :, :rows, :, :last].copy_(self_kv[..., :last, :])
+        if not is_held:
+            self.self_kv[:, :, :rows, :, :last].copy_(self_kv[..., :last, :])
         self._repeat()
         self_kv[..., last, :].copy_(self.self_kv[:, :, :rows, :, last])
         return self._hidden[:rows].clone()
@@ -138,6 +147,8 @@ class GraphedDecodeToken:
         self._uses: Counter[_Sizes] = Counter()
         self._lock = Lock()
         self._works = True
+        self._held: tuple[object, ...] = ()
+        self._caches: Any = None
         device = model.output_weight.device
         self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
 
@@ -165,7 +176,13 @@ class GraphedDecodeToken:
             with self._lock:
                 step = self._step(sizes, table, cross_kv, self_kv)
                 if step is not None:
-                    return step(ids, position, source_mask, cross_kv, self_kv)
+                    # Kept, the memory of these caches is given to no others.
+                    caches = self_kv.untyped_storage()
+                    held = step, caches.data_ptr(), len(ids)
+                    is_held = self._held == (*held, length - 1)
+                    self._held, self._caches = (*held, length), caches
+                    inputs = ids, position, source_mask, cross_kv, self_kv
+                    return step(*inputs, is_held=is_held)
         return self._model.decode_token(ids, position, table, source_mask, cross_kv, self_kv)
 
     @property
@@ -189,6 +206,7 @@ class GraphedDecodeToken:
             except RuntimeError as error:
                 self._steps.clear()
                 self._uses.clear()
+                self._held, self._caches = (), None
                 lack = ("out of memory", "ALLOC_FAILED")
                 if not any(text in str(error) for text in lack):  # of room, which may come back
                     self._works = False

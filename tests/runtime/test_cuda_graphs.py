@@ -103,6 +103,26 @@ def test_nothing_is_left_of_the_text_before() -> None:
     assert_alike(model, run, ([3], 1, 2))
 
 
+def test_caches_that_stand_where_steps_read_them_are_not_copied_again() -> None:
+    model = small_model()
+    run, _ = with_fixed_sizes(model)
+    tokens, found = torch.tensor([[7], [8]]), list[Tensor]()
+    with torch.inference_mode():
+        for own, spoilt in ((None, None), (run, None), (run, 0), (run, 1)):
+            state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
+            for _ in range(2):
+                logits, state = model.decode_step(state, tokens, own)
+            if spoilt is not None:  # what the state has is read where its beams were reordered
+                state.self_kv.fill_(torch.nan)
+            if spoilt == 1:
+                state = state.select(torch.arange(2), torch.zeros(2, 1, dtype=torch.int64))
+            logits, state = model.decode_step(state, tokens, own)
+            found.append(logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[2], found[1])
+    assert found[3].isnan().all()
+
+
 def test_a_result_outlives_the_next_step() -> None:
     model = small_model()
     run, _ = with_fixed_sizes(model)
