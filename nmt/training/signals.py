@@ -96,7 +96,7 @@ class StopSignal:
         while read := os.read(notices, 1):
             if self._ends and (number := read[0]) in (signal.SIGINT, signal.SIGTERM):
                 is_late = not self._has_ended.wait(_SECONDS_TO_END)
-                if is_late and (self._ends or self._is_ending):
+                if is_late and any((self._ends, self._is_ending)):
                     os._exit(128 + number)
         os.close(notices)
 
