@@ -38,7 +38,7 @@ Exit codes:
   3         bad input data
   4         bad model or checkpoint
   5         training diverged
-  6         a quality gate (--fail-under) was not met
+  6         a quality gate was not met: --fail-under, --fail-if-worse
   75        another process of this training was lost; the same command resumes
   130, 143  stopped by SIGINT, SIGTERM; training saves first
   141       the reader of standard output went away

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import typer
 
@@ -20,24 +20,28 @@ from nmt.cli.options import (
 )
 from nmt.errors import ConfigError
 from nmt.metrics.metric import METRICS
+from nmt.metrics.significance import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 
 EPILOG = """\b
 Examples:
   nmt evaluate runs/demo
   nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
   nmt evaluate out.en test.en
-  nmt evaluate --hypothesis out.en --reference test.en --baseline old.en
+  nmt evaluate --hypothesis out.en --reference test.en --baseline old.en --fail-if-worse
+  nmt evaluate runs/new --baseline runs/old --report report.json --report comment.md
+  nmt evaluate runs/a runs/b -t wmt14 -t wmt17 -l en-de
   nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
 
-Exit code 6 means that a score is below --fail-under.
+Exit code 6 means that a score is below --fail-under, or significantly worse than the baseline's
+with --fail-if-worse.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringOptions:
-    """What is scored, and how."""
+class TestOptions:
+    """What is scored, and against what."""
 
-    title: ClassVar[str] = "General"
+    title: ClassVar[str] = "Test set and systems"
 
     hypothesis: list[Path] = flag(
         default=[], metavar="FILE", help="Translations to score; - is standard input. Repeatable."
@@ -52,11 +56,12 @@ class ScoringOptions:
         metavar="FILE",
         help="Reference translations. Repeatable: several references per sentence.",
     )
-    test: str | None = flag(
+    test: list[str] = flag(
         "--test",
         "-t",
+        default=[],
         metavar="NAME",
-        help="Test set named in the model's configuration, or one of sacrebleu's. "
+        help="Test set named in the model's configuration, or one of sacrebleu's. Repeatable. "
         "Default: the configuration's, if it names just one.",
         show_default=False,
     )
@@ -69,6 +74,14 @@ class ScoringOptions:
     limit: int | None = flag(
         min=1, metavar="N", help="Score the first N sentences only.", show_default=False
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOptions:
+    """How it is scored."""
+
+    title: ClassVar[str] = "Scores"
+
     metric: list[str] = flag(
         default=["bleu", "chrf"],
         metavar="NAME",
@@ -80,24 +93,69 @@ class ScoringOptions:
         show_default="by target language, else 13a",
     )
     lowercase: bool = flag(default=False, help="Ignore case.")
-    baseline: Path | None = flag(
-        metavar="FILE",
-        help="Translations to compare with: shows differences and paired bootstrap p-values.",
+    external: str | None = flag(
+        metavar="COMMAND",
+        help="Also score with a program of yours (COMET, ...): it reads JSON lines with source, "
+        "hypothesis and references, and writes one number a line; higher is better.",
         show_default=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What the scores are compared with, and when the command fails."""
+
+    title: ClassVar[str] = "Comparison and gates"
+
+    baseline: Path | None = flag(
+        metavar="FILE|RUN|REPORT.json",
+        help="Compare with translations, with a model, or with an earlier --report FILE.json: "
+        "shows differences and p-values.",
+        show_default=False,
+    )
+    significance: Literal["bs", "ar"] = flag(
+        default="bs", help="Paired test: bootstrap resampling, or approximate randomisation."
+    )
+    alpha: float = flag(
+        default=0.05, min=0, max=1, metavar="P", help="p-values below are significant."
+    )
+    fail_if_worse: bool = flag(
+        default=False,
+        help="Exit with code 6 if a --metric (or --external) is significantly worse than the "
+        "baseline's.",
     )
     fail_under: list[str] = flag(
         default=[],
         metavar="METRIC=SCORE",
         help="Exit with code 6 if a score is lower, as in bleu=27,chrf=55. Repeatable.",
     )
-    resamples: int = flag(
-        default=1000,
+    resamples: int | None = flag(
         min=0,
         max=1_000_000,
         metavar="N",
-        help="Bootstrap resamples for confidence intervals and p-values; 0 for neither.",
+        help="Bootstrap resamples for confidence intervals and p-values, and exchanges of "
+        "--significance ar; 0 for neither intervals nor p-values.",
+        show_default=f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}",
     )
-    seed: int = flag(default=12345, min=0, metavar="N", help="Seed of the resamples.")
+    seed: int = flag(default=DEFAULT_SEED, min=0, metavar="N", help="Seed of the resamples.")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is written."""
+
+    title: ClassVar[str] = "Output"
+
+    report: list[Path] = flag(
+        default=[],
+        metavar="FILE",
+        help="Also write the result, by the ending of FILE: .json (serves as --baseline later), "
+        ".md (a comment for a pull request), .xml (JUnit, for a CI). Repeatable.",
+    )
+    sentence_level: bool = flag(
+        default=False,
+        help="Print JSON lines instead: one object for each sentence, with its scores.",
+    )
     save_hypotheses: Path | None = flag(
         metavar="FILE", help="Write the model's translations here.", show_default=False
     )
@@ -105,91 +163,122 @@ class ScoringOptions:
 
 def evaluate(
     ctx: typer.Context,
+    test: TestOptions,
+    metric: MetricOptions,
+    gate: GateOptions,
+    output: OutputOptions,
     search: SearchOptions,
     mbr: MbrOptions,
     engine: EngineOptions,
-    model: Path | None = typer.Argument(
-        None,
-        metavar="MODEL",
-        help="Run folder or model folder whose translations are scored.",
-        show_default=False,
-    ),
-    files: list[Path] = typer.Argument(
+    models: list[Path] = typer.Argument(
         default_factory=list,
-        metavar="FILE",
-        help="Without MODEL: translations, and their reference, instead of --hypothesis and "
-        "--reference.",
+        metavar="MODEL",
+        help="Run folders or model folders whose translations are scored; or a file of "
+        "translations and its reference, instead of --hypothesis and --reference.",
         show_default=False,
     ),
     *,
-    scoring: ScoringOptions,
     json: bool = JSON,
 ) -> None:
-    """Score translations of a model, or from files, with BLEU, chrF, chrF++ or TER."""
-    from nmt.evaluation.scoring import Resampling, parse_gates, raise_if_missed
+    """Score translations of models, or from files, with BLEU, chrF, chrF++ or TER."""
+    from nmt.evaluation.gates import parse_gates, raise_if_missed
+    from nmt.evaluation.render import as_text
+    from nmt.evaluation.scoring import Resampling
     from nmt.evaluation.test_set import SetChoice
-    from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
+    from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
+    from nmt.recipes.evaluated_model import ModelUse
 
-    model, scoring = _named_by_position(model, files, scoring)
-    use = None
-    if model is not None:
-        use = ModelUse(
-            folder=model,
-            loading=engine.loading() | search.loading(),
-            mbr=mbr.choice(search.beam_size),
-            overrides=search.set_,
-            decoding=search.decoding(),
-            save_hypotheses=scoring.save_hypotheses,
+    folders, test = _named_by_position(models, test)
+    base: Path | ModelUse | None = gate.baseline
+    if gate.baseline is not None and gate.baseline.is_dir():
+        loading = engine.loading() | search.loading() | {"checkpoint": "best", "ensemble": None}
+        base = ModelUse(
+            folder=gate.baseline, loading=loading, overrides=search.set_, decoding=search.decoding()
         )
-    elif flags := given_flags(ctx, EngineOptions, SearchOptions, MbrOptions, "save_hypotheses"):
+    groups = [EngineOptions, SearchOptions, MbrOptions]
+    is_idle = not folders and not isinstance(base, ModelUse)
+    flags = given_flags(
+        ctx, *(groups if is_idle else []), *([] if folders else ["save_hypotheses"])
+    )
+    if flags:
         is_one = len(flags) == 1
         raise ConfigError(
             f"{', '.join(flags)} {'needs' if is_one else 'need'} a model.",
             fix=f"Name a model folder, or drop the flag{'' if is_one else 's'}.",
         )
-    evaluation = run_evaluation(
+    uses = [
+        ModelUse(
+            folder=folder,
+            loading=engine.loading() | search.loading(),
+            mbr=mbr.choice(search.beam_size),
+            overrides=search.set_,
+            decoding=search.decoding(),
+            save_hypotheses=output.save_hypotheses,
+        )
+        for folder in folders
+    ]
+    found = run_evaluation(
         EvaluateOptions(
-            model=use,
-            hypotheses=tuple(scoring.hypothesis),
-            test=SetChoice(
-                name=scoring.test,
-                pair=scoring.languages,
-                source=scoring.source,
-                references=tuple(scoring.reference),
+            models=tuple(uses),
+            hypotheses=tuple(test.hypothesis),
+            tests=tuple(
+                SetChoice(
+                    name=name,
+                    pair=test.languages,
+                    source=test.source,
+                    references=tuple(test.reference),
+                )
+                for name in (test.test or (None,))
             ),
-            limit=scoring.limit,
-            metrics=tuple(name.strip() for text in scoring.metric for name in text.split(",")),
-            tokenize=scoring.tokenize,
-            lowercase=scoring.lowercase,
-            baseline=scoring.baseline,
-            gates=parse_gates(scoring.fail_under),
-            resampling=Resampling(scoring.resamples, scoring.seed),
+            limit=test.limit,
+            metrics=tuple(name.strip() for text in metric.metric for name in text.split(",")),
+            tokenize=metric.tokenize,
+            lowercase=metric.lowercase,
+            external=metric.external,
+            baseline=base,
+            gates=parse_gates(gate.fail_under),
+            fail_if_worse=gate.fail_if_worse,
+            alpha=gate.alpha,
+            resampling=Resampling(
+                count=DEFAULT_RESAMPLES if gate.resamples is None else gate.resamples,
+                seed=gate.seed,
+                significance=gate.significance,
+                trials=gate.resamples or DEFAULT_TRIALS,
+            ),
+            sentence_level=output.sentence_level,
+            reports=tuple(output.report),
         )
     )
-    print_result(evaluation.as_text(), evaluation.as_dict(), json=json)
-    if evaluation.unsaved is not None:
-        raise evaluation.unsaved
-    raise_if_missed(evaluation.gates)
+    if output.sentence_level:
+        for each in found.evaluations:
+            for sentence in each.sentences():
+                print_result("", sentence, json=True)
+    else:
+        print_result(as_text(found), found.as_dict(), json=json)
+    for error in found.failures:
+        raise error
+    raise_if_missed(found.gates)
 
 
 def _named_by_position(
-    model: Path | None, files: Sequence[Path], scoring: ScoringOptions
-) -> tuple[Path | None, ScoringOptions]:
-    """Tell a model from translations and their reference: a model is a folder.
+    paths: Sequence[Path], test: TestOptions
+) -> tuple[Sequence[Path], TestOptions]:
+    """Tell models from translations and their reference: a model is a folder.
 
     Raises:
         ConfigError: What the files are is not clear; names the flags that say it.
     """
-    if model is None or model.is_dir() or not (files or model.is_file()):
-        if not files:
-            return model, scoring
+    if all(path.is_dir() for path in paths) or (len(paths) == 1 and not paths[0].is_file()):
+        return paths, test
+    model, *files = paths
+    if model.is_dir():
         *sources, reference = files
         flags = [*(f"--source {file}" for file in sources), f"--reference {reference}"]
         problem, command = f"{model} is a model: say what the files are.", [str(model), *flags]
-    elif len(files) == 1 and not (scoring.hypothesis or scoring.reference):
-        return None, replace(scoring, hypothesis=[model], reference=list(files))
+    elif len(files) == 1 and not (test.hypothesis or test.reference):
+        return [], replace(test, hypothesis=[model], reference=list(files))
     else:
         *systems, reference = (model, *files) if files else (model, Path("REFERENCE"))
-        flags = [f"--hypothesis {file}" for file in (*systems, *scoring.hypothesis)]
+        flags = [f"--hypothesis {file}" for file in (*systems, *test.hypothesis)]
         problem, command = f"{model} is no model.", [*flags, f"--reference {reference}"]
     raise ConfigError(problem, fix=f"Type: nmt evaluate {' '.join(command)}")

@@ -69,6 +69,11 @@ METRICS: dict[str, MetricKind] = {}
 """The metrics by name, as in flags, configurations and results."""
 
 
+def label_of(metric: str) -> str:
+    """Return the name of a metric in tables; an external one is in no registry."""
+    return METRICS[metric].label if metric in METRICS else metric
+
+
 def register_metric(
     name: str,
     build: str | MetricBuilder,
@@ -162,6 +167,14 @@ class Scorer:
         """Return the score of a system; see `statistics`."""
         return self.total(self.statistics(hypotheses))
 
+    def sentence_scores(self, statistics: Floats) -> list[float]:
+        """Return the score of each sentence by itself, as ``sacrebleu --sentence-level`` does.
+
+        BLEU then takes the orders that a short sentence has (``eff:yes``).
+        """
+        score = getattr(self.metric, "sentence_score", self.metric.score)
+        return list(map(score, statistics.tolist()))
+
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
     if len(lines) != len(others):
@@ -175,4 +188,5 @@ def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence
 
 def as_quality(scores: Mapping[str, float], metric: str) -> float:
     """Return the score by ``metric`` with its sign such that higher is better."""
-    return -scores[metric] if METRICS[metric].lower_is_better else scores[metric]
+    kind = METRICS.get(metric)
+    return -scores[metric] if kind and kind.lower_is_better else scores[metric]

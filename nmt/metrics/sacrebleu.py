@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ class SacreBleuMetric:
 
     def __init__(self, metric: SacreBleuBase) -> None:
         self._metric: Any = metric
+        single: Any = copy(metric)
+        single.effective_order = True  # of BLEU
+        self._single = single
 
     @property
     def signature(self) -> str:
@@ -53,6 +57,10 @@ class SacreBleuMetric:
     def score(self, sums: Sequence[float]) -> float:
         """Return the score of summed counts."""
         return float(self._metric._compute_score_from_stats(list(sums)).score)
+
+    def sentence_score(self, sums: Sequence[float]) -> float:
+        """Return the score of one sentence, whose missing orders of n-grams do not count."""
+        return float(self._single._compute_score_from_stats(list(sums)).score)
 
 
 def make_bleu(references: References, options: MetricOptions) -> SacreBleuMetric:

@@ -1,77 +1,43 @@
-"""Score translations: of a model or of files, with confidence, significance and gates."""
+"""Score translations: of models or of files, with confidence, significance and gates."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from nmt.checkpoint.model_folder import load_folder_config
-from nmt.config.loader import load_config, refuse_idle
-from nmt.config.run import RunConfig
-from nmt.errors import ConfigError, DataError
-from nmt.evaluation.scoring import (
-    Evaluation,
-    Resampling,
-    System,
-    check_gates,
-    measure,
-    odd_texts,
-    score_systems,
-)
+from nmt.errors import ConfigError, DataError, NmtError
+from nmt.evaluation.baseline import read_baseline_report
+from nmt.evaluation.external import ExternalError, ExternalScorer
+from nmt.evaluation.gates import USUAL_ALPHA, check_gates, check_regressions
+from nmt.evaluation.render import REPORTS
+from nmt.evaluation.result import Evaluation, EvaluationReport, GateResult, System
+from nmt.evaluation.scoring import Resampling, Scored, measure, odd_texts, score_systems
 from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.files.lines import is_standard
-from nmt.files.progress import progress_bar
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
-from nmt.translation.mbr import Mbr
-from nmt.translation.result import GuardCounts
+from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse, check_place
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_METRICS = ("bleu", "chrf")
 """What is computed when no metric is named."""
-_READ = ("decoding", "data", "source_language", "target_language")
-"""Sections of a model's configuration that an evaluation reads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUse:
-    """A model, and how it is loaded and searched."""
-
-    folder: Path
-    """Run folder or model folder."""
-    loading: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `Translator.load`, for example ``checkpoint``."""
-    mbr: Mbr | None = None
-    """Minimum Bayes risk decoding."""
-    overrides: Sequence[str] = ()
-    """``key=value`` changes of the model's configuration."""
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the decoding section to change, for example ``beam_size``."""
-    save_hypotheses: Path | None = None
-    """Write the translations to this file."""
-
-    @property
-    def name(self) -> str:
-        """The model, with those that translate together with it, in reports."""
-        ensemble = self.loading.get("ensemble")
-        return " + ".join(map(str, (self.folder, *(ensemble.others if ensemble else ()))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOptions:
     """All options of ``nmt evaluate``."""
 
-    model: ModelUse | None = None
-    """The model whose translations are scored."""
+    models: tuple[ModelUse, ...] = ()
+    """The models whose translations are scored."""
     hypotheses: tuple[Path, ...] = ()
     """Files of translations to score; ``-`` is standard input."""
-    test: SetChoice = field(default_factory=SetChoice)
-    """What to score against."""
+    tests: tuple[SetChoice, ...] = (SetChoice(),)
+    """What to score against; files of translations need just one."""
     limit: int | None = None
     """Score the first sentences only."""
     metrics: tuple[str, ...] = DEFAULT_METRICS
@@ -80,12 +46,23 @@ class EvaluateOptions:
     """BLEU's tokenizer; by target language when None."""
     lowercase: bool = False
     """Ignore case."""
-    baseline: Path | None = None
-    """File of translations that every system is compared with."""
+    external: str | None = None
+    """Command of an external metric; see `nmt.evaluation.external`."""
+    baseline: Path | ModelUse | None = None
+    """What every system is compared with: a file of translations, a report of an evaluation
+    (``.json``), or a model."""
     gates: Mapping[str, float] = field(default_factory=dict)
     """Lowest scores allowed, by metric; their metrics are computed too."""
+    fail_if_worse: bool = False
+    """Whether a score that is significantly worse than the baseline's misses a gate."""
+    alpha: float = USUAL_ALPHA
+    """A difference whose p-value is below is significant."""
     resampling: Resampling = field(default_factory=Resampling)
     """Behind confidence intervals and p-values."""
+    sentence_level: bool = False
+    """Whether to score each sentence by itself, too."""
+    reports: tuple[Path, ...] = ()
+    """Files to write; their endings say what: see `nmt.evaluation.render.REPORTS`."""
 
 
 def evaluate(
@@ -125,106 +102,204 @@ def evaluate(
         references = [cast("Sequence[str]", references)]
     options = MetricOptions(tokenize=tokenize, lowercase=lowercase, target_language=target_language)
     scorers = [Scorer(metric, references, options) for metric in metrics]
-    return [measure(scorer, hypotheses, Resampling(resamples))[0] for scorer in scorers]
+    tables = [scorer.statistics(hypotheses) for scorer in scorers]
+    (found,) = measure([tables], scorers, Resampling(resamples))
+    return [each.score for each in found]
 
 
-def run_evaluation(options: EvaluateOptions) -> Evaluation:
+def run_evaluation(options: EvaluateOptions) -> EvaluationReport:
     """Do what ``nmt evaluate`` does, up to printing.
 
     Args:
         options: What to score, against what, and how.
 
     Returns:
-        The scores of every system, whether the gates were met, and what kept the translations
-        from being saved.
+        The scores of every system on every test set, whether the gates were met, and what could not
+        be computed or saved.
 
     Raises:
         ConfigError: Flags that contradict each other, unknown names.
         DataError: Files that are missing, damaged or not parallel.
-        CheckpointError: The model cannot be loaded.
+        CheckpointError: A model cannot be loaded.
     """
     _check_options(options)
-    model = options.model
-    config = _load_model_config(model) if model else None
-    whole = load_evaluation_set(options.test, config)
-    chosen = whole.first(options.limit)
-    tokenize, language = options.tokenize, chosen.target_language
-    metric_options = MetricOptions(
-        tokenize=tokenize, lowercase=options.lowercase, target_language=language
-    )
-    metrics = dict.fromkeys(map(check_metric, (*options.metrics, *options.gates)))
-    scorers = [Scorer(metric, chosen.references, metric_options) for metric in metrics]
-    systems = _read_systems(options.hypotheses, whole, options.limit)
-    others = [options.baseline] if options.baseline else []
-    baseline = next(iter(_read_systems(others, whole, options.limit)), None)
-    unsaved = None
-    if model and config:
-        _check_place(model, [*options.hypotheses, *others, *whole.files])
-        systems.insert(0, _translate(model, config, chosen))
-        unsaved = _save(model.save_hypotheses, systems[0].lines)
-    for text in odd_texts(systems, chosen.references[0], tokenize, language):
-        logger.warning("%s", text)
-    if model and model.mbr and model.mbr.utility in metrics:
-        text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
-        logger.warning(text, *[METRICS[model.mbr.utility].label] * 2)
-    scored, base, pairs = score_systems(
-        systems, scorers, baseline=baseline, resampling=options.resampling
-    )
-    if len(systems) > 1 and not baseline:
-        logger.info("--baseline FILE compares every system with FILE instead of each other")
-    if model and config and not model.loading.get("ensemble"):
-        _record(model, config, chosen, scored[0])
-    return Evaluation(
-        test=chosen.name,
-        num_sentences=len(chosen),
-        num_references=len(chosen.references),
-        systems=scored,
-        baseline=base,
-        pairs=pairs,
-        gates=tuple(
-            gate for each in scored for gate in check_gates(each.name, each.scores, options.gates)
-        ),
-        unsaved=unsaved,
-    )
+    models = [EvaluatedModel(use) for use in options.models]
+    base = EvaluatedModel(options.baseline) if isinstance(options.baseline, ModelUse) else None
+    config = next((model.config for model in (*models, *([base] if base else []))), None)
+    tests = [_TestSet(load_evaluation_set(test, config), options) for test in options.tests]
+    inputs = [path for test in tests for path in test.inputs]
+    for model in models:
+        model.check_place(inputs)
+    folders = [model.use.folder for model in (*models, *([base] if base else []))]
+    for path in options.reports:
+        check_place(path, [*inputs, *folders])
+    failures = _translate(models, base, tests)
+    evaluations = tuple(test.evaluate(failures) for test in tests)
+    for number, model in enumerate(models):
+        for test, found in zip(tests, evaluations, strict=True):
+            model.record(test.chosen, found.systems[number])
+    report = EvaluationReport(evaluations=evaluations)
+    for path in options.reports:
+        failures += _save(path, REPORTS[path.suffix](report).splitlines())
+    return replace(report, failures=tuple(failures))
+
+
+def _translate(
+    models: Iterable[EvaluatedModel], base: EvaluatedModel | None, tests: Sequence[_TestSet]
+) -> list[NmtError]:
+    """Translate all test sets, one model after the other. Return what could not be saved."""
+    failures: list[NmtError] = []
+    for model in models:
+        for test in tests:
+            test.systems.append(model.translate(test.chosen.name, test.source))
+        model.release()
+        failures += _save(model.use.save_hypotheses, tests[0].systems[-1].lines)
+    if base:
+        for test in tests:
+            test.baseline = base.translate(test.chosen.name, test.source)
+        base.release()
+    return failures
+
+
+class _TestSet:
+    """A test set while it is evaluated: its systems, and what their scores are computed by.
+
+    Args:
+        whole: All of its sentences.
+        options: Of the evaluation.
+    """
+
+    def __init__(self, whole: EvaluationSet, options: EvaluateOptions) -> None:
+        self.chosen, self._options = whole.first(options.limit), options
+        metric_options = MetricOptions(
+            tokenize=options.tokenize,
+            lowercase=options.lowercase,
+            target_language=whole.target_language,
+        )
+        references = self.chosen.references
+        metrics = dict.fromkeys(map(check_metric, (*options.metrics, *options.gates)))
+        self.scorers = [Scorer(metric, references, metric_options) for metric in metrics]
+        self.systems = list[System]()
+        self._files = _read_systems(options.hypotheses, whole, options.limit)
+        self.baseline: System | None = None
+        self.inputs = [*options.hypotheses, *whole.files]
+        path = options.baseline
+        if isinstance(path, Path):
+            self.inputs.append(path)
+            if path.suffix == ".json":
+                self.baseline = read_baseline_report(path, whole.name, references, self.scorers)
+            else:
+                (self.baseline,) = _read_systems([path], whole, options.limit)
+
+    @property
+    def source(self) -> Sequence[str]:
+        """Source lines.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if self.chosen.source is None:
+            raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
+        return self.chosen.source
+
+    def evaluate(self, failures: list[NmtError]) -> Evaluation:
+        """Score all systems; what cannot be computed is added to ``failures``."""
+        options, chosen = self._options, self.chosen
+        systems = [*self.systems, *self._files]
+        for text in odd_texts(
+            systems, chosen.references[0], options.tokenize, chosen.target_language
+        ):
+            logger.warning("%s", text)
+        utilities = {model.mbr.utility for model in options.models if model.mbr}
+        for metric in utilities & {scorer.name for scorer in self.scorers}:
+            text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
+            logger.warning(text, *[METRICS[metric].label] * 2)
+        scored, scorers = self._score(systems, failures)
+        if len(systems) > 1 and not self.baseline:
+            logger.info("--baseline FILE compares every system with FILE instead of each other")
+        found = scored.systems
+        if options.sentence_level:
+            found = tuple(
+                replace(system, sentence_scores={
+                    scorer.name: scorer.sentence_scores(table)
+                    for scorer, table in zip(scorers, tables, strict=True)
+                })
+                for system, tables in zip(found, scored.tables, strict=True)
+            )  # fmt: skip
+        return Evaluation(
+            test=chosen.name,
+            references=chosen.references,
+            source=chosen.source,
+            systems=found,
+            baseline=scored.baseline,
+            pairs=scored.pairs,
+            gates=tuple(gate for system in found for gate in self._gates(system)),
+        )
+
+    def _score(
+        self, systems: Sequence[System], failures: list[NmtError]
+    ) -> tuple[Scored, Sequence[Scorer]]:
+        """Score with the external metric, too; without it if that fails."""
+        options, chosen = self._options, self.chosen
+        score = partial(score_systems, baseline=self.baseline, resampling=options.resampling)
+        if options.external is not None:
+            external = ExternalScorer(options.external, chosen.references, chosen.source)
+            scorers = [*self.scorers, external]
+            try:
+                return score(systems, scorers), scorers
+            except ExternalError as error:
+                failures.append(error)
+        return score(systems, self.scorers), self.scorers
+
+    def _gates(self, system: System) -> Iterable[GateResult]:
+        options = self._options
+        found = check_gates(system.name, system.scores, options.gates)
+        if options.fail_if_worse:
+            # Metrics that only --fail-under names do not count, an external one does.
+            names = [score.metric for score in system.scores]
+            chosen = [name for name in names if name in options.metrics or name not in METRICS]
+            found += check_regressions(system, chosen, options.alpha)
+        return found
 
 
 def _check_options(options: EvaluateOptions) -> None:
     """Check what can be checked before anything is read."""
-    if options.model is None and not options.hypotheses:
+    if not (options.models or options.hypotheses):
         raise ConfigError(
             "There is nothing to score.", fix="Name a model folder, or give --hypothesis FILE."
         )
-    inputs = [*options.hypotheses, *options.test.references, options.test.source, options.baseline]
-    if inputs.count(Path("-")) > 1:
+    baseline = options.baseline if isinstance(options.baseline, Path) else None
+    files = [x for test in options.tests for x in (*test.references, test.source)]
+    if [*options.hypotheses, *files, baseline].count(Path("-")) > 1:
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
-
-
-def _check_place(model: ModelUse, inputs: Iterable[Path]) -> None:
-    """Refuse to save translations where they cannot be, or over something that is read."""
-    place, ensemble = model.save_hypotheses, model.loading.get("ensemble")
-    if place is None:
-        return
-    if is_standard(place):
+    is_single = len(options.models) <= 1 and len(options.tests) == 1
+    for use in options.models:
+        if use.save_hypotheses and not is_single:
+            raise ConfigError(
+                "--save-hypotheses is for one model and one test set.",
+                fix="Use --report FILE.json, which keeps the translations of all.",
+            )
+        if use.loading.get("ensemble") and len(options.models) > 1:
+            raise ConfigError(
+                "--with does not go with several models.", fix="Evaluate the ensemble by itself."
+            )
+    if len(options.tests) > 1 and (options.hypotheses or (baseline and baseline.suffix != ".json")):
         raise ConfigError(
-            "--save-hypotheses - is standard output, which gets the scores.", fix="Name a file."
+            "A file of translations belongs to one test set, and several are given.",
+            fix="Name one test set, or models and reports instead of the file.",
         )
-    if not place.parent.is_dir():
-        raise ConfigError(f"The folder of {place} does not exist.", fix="Create it first.")
-    check_output(place, model.folder, *(ensemble.others if ensemble else ()), *inputs)
-
-
-def _load_model_config(model: ModelUse) -> RunConfig:
-    """Read the configuration of the model, before anything slow is loaded.
-
-    Decoding flags are overrides of its decoding section, so that they are checked as such.
-    """
-    load_folder_config(model.folder)  # says what is no model
-    flags = [f"decoding.{name}={value}" for name, value in model.decoding.items()]
-    # One translation is scored; a beam smaller than the model's n_best is no contradiction here.
-    overrides = [*model.overrides, *flags, "decoding.n_best=1"]
-    config = load_config(model.folder / "config.yaml", overrides)
-    refuse_idle(model.overrides, _READ)
-    return config
+    if options.fail_if_worse and (options.baseline is None or not options.resampling.count):
+        what = "--baseline" if options.baseline is None else "resamples"
+        raise ConfigError(
+            f"--fail-if-worse needs {what}.", fix="Add --baseline FILE, and leave --resamples out."
+        )
+    for path in options.reports:
+        if path.suffix not in REPORTS:
+            raise ConfigError(
+                f"--report {path}: the ending says what to write, and {path.suffix or 'none'} is "
+                "unknown.",
+                fix=f"Name it {', '.join(f'*{ending}' for ending in REPORTS)}.",
+            )
 
 
 def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
@@ -250,44 +325,13 @@ def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None
     return systems
 
 
-def _translate(model: ModelUse, config: RunConfig, chosen: EvaluationSet) -> System:
-    if chosen.source is None:
-        raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
-    from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
-
-    translator = Translator.load(model.folder, prepare=False, **model.loading)
-    if model.mbr is not None:
-        translator = translator.with_mbr(model.mbr.of_language(config.target_language))
-    logger.info("translating %s lines of %s with %s", f"{len(chosen):,}", chosen.name, model.name)
-    translator = translator.with_options(**config.decoding.model_dump())
-    with progress_bar("translating", unit="lines", total=len(chosen)) as bar:
-        begin = time.perf_counter()
-        results = translator.with_progress(bar.update).translate(chosen.source)
-    seconds, retries = time.perf_counter() - begin, translator.retry_seconds
-    counts = GuardCounts.of(results, retry_seconds=retries, seconds=seconds)
-    if found := counts.message(len(results)):
-        logger.info("%s", found)
-    engine = translator.engine
-    return System(model.name, [result.text for result in results], engine.name, engine.dtype)
-
-
-def _record(model: ModelUse, config: RunConfig, chosen: EvaluationSet, system: System) -> None:
-    """Have the page of a run show its scores."""
-    from nmt.training.html_report import record_evaluation  # noqa: PLC0415 - draws with jinja2
-
-    scores = {score.metric: score.value for score in system.scores}
-    checkpoint = model.loading.get("checkpoint", "best")
-    line = {"test": chosen.name, "checkpoint": checkpoint, "scores": scores}
-    record_evaluation(model.folder, config.name, line | {"sentences": len(chosen)})
-
-
-def _save(path: Path | None, lines: Iterable[str]) -> DataError | None:
+def _save(path: Path | None, lines: Iterable[str]) -> list[NmtError]:
     """Write lines to a file. Return why that is impossible: the scores must not be lost by it."""
     if path is None:
-        return None
+        return []
     try:
         with open_output(path) as stream:
             stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     except DataError as error:
-        return error
-    return None
+        return [error]
+    return []

@@ -22,7 +22,7 @@ from nmt import Score, evaluate
 from nmt.cli.app import app
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.recipes.evaluate import ModelUse
+from nmt.recipes.evaluated_model import ModelUse
 from nmt.runtime.engine import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
@@ -348,11 +348,11 @@ def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
         ("--hypothesis", missing, "--reference", reference),
         ("--hypothesis", hypothesis, "--reference", cut),
         ("--hypothesis", empty, "--reference", reference),
-        ("--hypothesis", hypothesis, "--reference", reference, "--baseline", folder),
+        ("--hypothesis", hypothesis, "--reference", reference, "--baseline", missing),
     ):
         result = invoke(*flags)
         assert result.exit_code == 3
-        assert sum(str(path) in result.stderr for path in (missing, cut, empty, folder)) >= 1
+        assert sum(str(path) in result.stderr for path in (missing, cut, empty)) >= 1
         assert "fix:" in result.stderr
 
 

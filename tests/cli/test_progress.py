@@ -10,7 +10,8 @@ import pytest
 from nmt.diagnostics.selfcheck import NUM_LINES
 from nmt.evaluation.scoring import Resampling
 from nmt.evaluation.test_set import SetChoice
-from nmt.recipes.evaluate import EvaluateOptions, ModelUse, run_evaluation
+from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
+from nmt.recipes.evaluated_model import ModelUse
 from nmt.recipes.export import export
 from nmt.recipes.score import score
 from nmt.recipes.translate import selfcheck, translate
@@ -82,7 +83,7 @@ def test_score_and_evaluate_show_each_batch(
         score(runs["plain"], source, source, source.with_name("out"), loading=loading)
         use = ModelUse(folder=runs["plain"], loading=LOADING, decoding={"batch_tokens": 1})
         test = SetChoice(source=source, references=(source,))
-        run_evaluation(EvaluateOptions(model=use, test=test, resampling=Resampling(0)))
+        run_evaluation(EvaluateOptions(models=(use,), tests=(test,), resampling=Resampling(0)))
     assert frames.counts("scoring") == ["0/9", "7/9", "9/9"]
     assert frames.counts("translating") == ["0/9", *COUNTS]
     assert_complete(frames)

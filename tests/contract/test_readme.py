@@ -11,8 +11,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -90,6 +92,44 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
 
     hypothesis = (tmp_path / "test.hypothesis").read_bytes()
     assert hypothesis.count(b"\n") == (tmp_path / "test.de").read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize(("system", "code"), [("Online-A", 0), ("ICL", 6)])
+def test_the_steps_of_the_ci_job_pass_and_fail(
+    shared_data: Path, tmp_path: Path, system: str, code: int
+) -> None:
+    """On 60 lines of WMT21: the baseline passes itself, a worse system does not."""
+    (job,) = (yaml.safe_load(b.text)["jobs"] for b in blocks() if b.mark == "actions")
+    (tmp_path / "wmt").mkdir()
+    for name, part in (
+        ("reference", "ref.A"),
+        ("base", "hyp.Online-A"),
+        ("system", f"hyp.{system}"),
+    ):
+        path = shared_data / "wmt_sample" / f"newstest2021.en-de.{part}.de"
+        lines = path.read_text("utf-8").split("\n")[:60]
+        (tmp_path / "wmt" / f"{name}.de").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    keep = ["wmt/base.de", "wmt/reference.de", "--report", "wmt/baseline.json"]
+    summary = tmp_path / "summary.md"
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    place: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": environment,
+        "check": False,
+        "capture_output": True,
+    }
+    assert subprocess.run(["nmt", "evaluate", *keep], **place).returncode == 0
+    steps = [step["run"] for step in job["quality"]["steps"] if "run" in step]
+    assert steps[0] == "pip install ."
+    gate, *after = (subprocess.run(["bash", "-ec", step], **place) for step in steps[1:])
+    assert gate.returncode == code, gate.stderr
+    assert [step.returncode for step in after] == [0]
+    assert ("gates missed" if code else "all gates met") in summary.read_text("utf-8")
+    assert (b"<failure" in (tmp_path / "gate.xml").read_bytes()) == bool(code)
 
 
 @pytest.mark.parametrize("line", commands())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import ConfigError, GateError
-from nmt.evaluation.scoring import check_gates, parse_gates, raise_if_missed
+from nmt.evaluation.gates import check_gates, parse_gates, raise_if_missed
 from nmt.metrics.metric import Score
 
 

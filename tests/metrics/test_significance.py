@@ -18,7 +18,9 @@ from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.significance import (
     Floats,
     confidence_interval,
+    least_p_value,
     paired_p_value,
+    randomised_differences,
     resample_scores,
 )
 
@@ -26,7 +28,7 @@ from nmt.metrics.significance import (
 def resampled_means(values: list[float], **options: int) -> Floats:
     """Resample a metric that is simply the mean of one number a sentence."""
     table = np.array(values)[:, None]
-    return resample_scores(table, lambda sums: sums[0] / len(values), **options)
+    return resample_scores([table], [lambda sums: sums[0] / len(values)], **options)[0]
 
 
 NUMBERS = st.lists(st.floats(0, 100), min_size=1, max_size=20)
@@ -38,7 +40,8 @@ def test_the_same_seed_draws_the_same_and_equal_systems_do_not_differ(
 ) -> None:
     first, second = (resampled_means(values, resamples=50, seed=seed) for _ in range(2))
     assert np.array_equal(first, second)
-    assert paired_p_value(first, second, delta=0.0) == 1.0
+    table = np.array(values)[:, None]
+    assert least_p_value(table, table) == 1.0
 
 
 @given(NUMBERS)
@@ -66,6 +69,36 @@ def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.M
     assert resampled_means(values, resamples=40) == pytest.approx(whole, rel=1e-12)
 
 
+@given(NUMBERS, st.integers(0, 1000))
+def test_exchanges_of_outputs_keep_the_sum_and_no_difference_exceeds_the_largest(
+    values: list[float], seed: int
+) -> None:
+    one = np.array(values)[:, None]
+    other = np.roll(one, 1, axis=0)
+    found = randomised_differences(one, other, lambda sums: sums[0], trials=40, seed=seed)
+    assert found.shape == (40,)
+    assert found.max() <= np.abs(one - other).sum() + 1e-6
+    assert (randomised_differences(one, one, lambda sums: sums[0], trials=40) == 0).all()
+
+
+def test_exchanges_are_bounded_in_memory_by_chunks_that_change_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = (np.random.default_rng(n).integers(0, 9, (17, 1)).astype(float) for n in (1, 2))
+    whole = randomised_differences(one, other, lambda sums: sums[0], trials=200)
+    monkeypatch.setattr(significance, "_CHUNK_DRAWS", 50)
+    again = randomised_differences(one, other, lambda sums: sums[0], trials=200)
+    assert np.array_equal(again, whole)
+
+
+@given(st.integers(0, 30))
+def test_few_different_sentences_show_little(count: int) -> None:
+    one = np.zeros((30, 3))
+    other = one.copy()
+    other[:count, 1] = 1
+    assert least_p_value(one, other) == min(1, 2 ** (1 - count))
+
+
 @pytest.fixture(scope="module")
 def wmt(shared_data: Path) -> dict[str, list[str]]:
     folder = shared_data / "wmt_sample"
@@ -84,11 +117,11 @@ def test_intervals_and_p_values_are_those_of_sacrebleu(wmt: dict[str, list[str]]
     for metric, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
         scorer = Scorer(metric, [wmt["ref.A"]], MetricOptions())
         base = scorer.statistics(wmt[names[0]])
-        base_samples = resample_scores(base, scorer.metric.score, resamples=300)
+        base_samples = resample_scores([base], [scorer.metric.score], resamples=300)[0]
         for name, expected in zip(names, theirs[key], strict=True):
             assert not isinstance(expected, str)
             ours = scorer.statistics(wmt[name])
-            samples = resample_scores(ours, scorer.metric.score, resamples=300)
+            samples = resample_scores([ours], [scorer.metric.score], resamples=300)[0]
             interval = confidence_interval(samples)
             assert scorer.total(ours).value == expected.score
             # There the resampled sums are divided in single precision.

@@ -1,0 +1,238 @@
+"""An evaluation as text for a terminal, Markdown for a pull request, and JUnit XML for a CI."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from xml.etree import ElementTree
+
+from nmt.evaluation.gates import USUAL_ALPHA, describe
+from nmt.evaluation.result import Evaluation, EvaluationReport, NoiseLoss, Slice, System
+from nmt.metrics.metric import Score, as_quality, label_of
+
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML document may hold."""
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
+
+
+def as_text(report: EvaluationReport) -> str:
+    """Return tables with two decimals, the 95% intervals, and the signatures below."""
+    evaluations = report.evaluations
+    first = evaluations[0]
+    parts = [_title(each) for each in evaluations]
+    blocks = ["\n".join(parts), _columns(_score_rows(evaluations))]
+    for each in evaluations:
+        prefix = f"{each.test}: " if len(evaluations) > 1 else ""
+        blocks += (prefix + text for text in _details(each))
+    if report.contrastive:
+        rows = [[x.system, x.category, f"{x.num_pairs:,}", f"{100 * x.accuracy:.1f}%"]
+                for x in report.contrastive]  # fmt: skip
+        blocks.append(_columns([["system", "contrastive pairs", "number", "accuracy"], *rows]))
+    engines = dict.fromkeys(
+        f"{system.name}: engine {system.engine}, dtype {system.dtype}"
+        for each in evaluations
+        for system in each.systems
+        if system.engine is not None
+    )
+    signatures = dict.fromkeys(
+        (score.metric, score.signature)
+        for each in evaluations
+        for score in (each.systems or (first.systems[0],))[0].scores
+    )
+    return "\n\n".join([*blocks, *engines, _columns(list(map(list, signatures)))])
+
+
+def _title(evaluation: Evaluation) -> str:
+    count, references = evaluation.num_sentences, evaluation.num_references
+    sentences = "1 sentence" if count == 1 else f"{count:,} sentences"
+    return f"{evaluation.test}: {sentences}, {references} reference{'s' * (references != 1)}"
+
+
+def _score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+    """One row for each system, one column for each metric of each test set."""
+    head, rows = ["system"], dict[str, list[str]]()
+    for each in evaluations:
+        named = [(system.name, system) for system in each.systems]
+        if each.baseline:
+            named.insert(0, (f"{each.baseline.name} (baseline)", each.baseline))
+        prefix = f"{each.test} " if len(evaluations) > 1 else ""
+        head += (prefix + score.metric for score in named[-1][1].scores)
+        for name, system in named:
+            rows.setdefault(name, [name]).extend(map(_cell, system.scores))
+    return [head, *rows.values()]
+
+
+def _details(evaluation: Evaluation) -> Iterator[str]:
+    """Yield tables of pairs, slices and robustness, as far as there are any."""
+    if evaluation.pairs:
+        rows: dict[str, list[str]] = {}
+        for pair in evaluation.pairs:
+            name = f"{pair.second} - {pair.first}"
+            cell = f"{pair.delta:+.2f} ({_probability(pair.p_value)})"
+            rows.setdefault(name, [name]).append(cell)
+        metrics = dict.fromkeys(pair.metric for pair in evaluation.pairs)
+        yield _columns([["difference", *metrics], *rows.values()])
+    if evaluation.slices:
+        yield _columns(slice_rows(evaluation))
+    if evaluation.robustness:
+        yield _columns(noise_rows(evaluation.robustness))
+
+
+def slice_rows(evaluation: Evaluation) -> list[list[str]]:
+    """Return a table of slices: group, slice, sentences, and a column for each score."""
+    names = [system.name for system in evaluation.systems]
+    metrics = [score.metric for score in evaluation.systems[0].scores]
+    several = len(names) > 1
+    head = ["slice", "", "sentences"]
+    head += (f"{name} {metric}" if several else metric for name in names for metric in metrics)
+    return [head, *(_slice_row(each, names, len(metrics)) for each in evaluation.slices)]
+
+
+def _slice_row(found: Slice, names: Iterable[str], num_metrics: int) -> list[str]:
+    mark = " (few)" if found.num_sentences and found.is_small else ""
+    row = [found.group, found.name, f"{found.num_sentences:,}{mark}"]
+    for name in names:
+        row += (
+            map(_cell, found.systems.get(name, ())) if found.num_sentences else ["-"] * num_metrics
+        )
+    return row
+
+
+def noise_rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
+    """Return a table of losses to noise: system, noise, and a column for each metric."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for loss in losses:
+        cell = f"{loss.clean:.2f} -> {loss.noisy:.2f}, loss {loss.loss:.2f}"
+        if loss.confidence is not None:
+            cell += f" ± {loss.confidence.half_width:.2f}"
+        rows.setdefault((loss.system, loss.noise), [loss.system, loss.noise]).append(cell)
+    return [["system", "noise", *dict.fromkeys(loss.metric for loss in losses)], *rows.values()]
+
+
+def _cell(score: Score) -> str:
+    text = f"{score.value:.2f}"
+    if score.confidence is not None:
+        text += f" ± {score.confidence.half_width:.2f}"
+    if (found := score.comparison) is not None:
+        p_value = "" if found.p_value is None else f", {_probability(found.p_value)}"
+        text += f" ({found.delta:+.2f}{p_value})"
+    return text
+
+
+def _probability(p_value: float) -> str:
+    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def as_markdown(report: EvaluationReport) -> str:
+    """Return a comment for a pull request: what changed, by how much, and whether it is real."""
+    missed = [gate for gate in report.gates if not gate.met]
+    verdict = f": {len(missed)} of {len(report.gates)} gates missed" if missed else ""
+    passed = ": all gates met" if report.gates and not missed else ""
+    blocks = [f"### Translation quality{verdict or passed}"]
+    if missed:
+        blocks.append("\n".join(f"- **missed** {_escaped(describe(gate))}" for gate in missed))
+    for each in report.evaluations:
+        blocks.append(f"**{_escaped(_title(each))}**")
+        blocks.append(_changes(each) if each.baseline else _markdown_table(_score_rows([each])))
+        if each.slices:
+            blocks.append(_folded("Slices", slice_rows(each)))
+        if each.robustness:
+            blocks.append(_folded("Robustness", noise_rows(each.robustness)))
+        signatures = (f"{x.metric} `{x.signature}`" for x in each.systems[0].scores)
+        blocks.append(f"<sub>{', '.join(signatures)}</sub>")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _changes(evaluation: Evaluation) -> str:
+    rows = [["system", "metric", "before", "now", "change", "95% interval", "real?"]]
+    alphas = {gate.alpha for gate in evaluation.gates if gate.alpha is not None}
+    alpha = next(iter(alphas), USUAL_ALPHA)
+    for system in evaluation.systems:
+        rows += (_change(system, score, alpha) for score in system.scores)
+    return _markdown_table(rows)
+
+
+def _change(system: System, score: Score, alpha: float) -> list[str]:
+    found = score.comparison
+    row = [system.name, label_of(score.metric)]
+    if found is None:
+        return [*row, "", f"{score.value:.2f}", "", "", ""]
+    row += [f"{score.value - found.delta:.2f}", f"{score.value:.2f}", f"{found.delta:+.2f}"]
+    if found.p_value is None or found.low is None or found.high is None:
+        return [*row, "", "not tested"]
+    word = "no significant difference"
+    if found.p_value < alpha:
+        word = "worse" if as_quality({score.metric: found.delta}, score.metric) < 0 else "better"
+    return [
+        *row,
+        f"{found.low:+.2f} to {found.high:+.2f}",
+        f"{word} ({_probability(found.p_value)})",
+    ]
+
+
+def _folded(title: str, rows: Sequence[Sequence[str]]) -> str:
+    table = _markdown_table(rows)
+    return f"<details><summary>{title}</summary>\n\n{table}\n\n</details>"
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
+
+
+def _escaped(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+
+
+def as_junit(report: EvaluationReport) -> str:
+    """Return JUnit XML: a test case for each gate, or for each score where there are no gates."""
+    root = ElementTree.Element("testsuites", name="nmt evaluate")
+    for each in report.evaluations:
+        suite = ElementTree.SubElement(root, "testsuite", name=_clean(each.test))
+        for gate in each.gates:
+            limit = f" {gate.required:g}" if gate.kind == "fail-under" else ""
+            name = f"{gate.system}: {gate.metric} {gate.kind}{limit}"
+            case = _case(suite, each, name)
+            if not gate.met:
+                kind = {"message": _clean(describe(gate)), "type": gate.kind}
+                ElementTree.SubElement(case, "failure", kind)
+        if not each.gates:
+            for system in each.systems:
+                for score in system.scores:
+                    _case(suite, each, f"{system.name}: {score.metric} {_cell(score)}")
+        suite.set("tests", str(len(suite)))
+        suite.set("failures", str(sum(not gate.met for gate in each.gates)))
+        suite.set("errors", "0")
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+
+
+def _case(suite: ElementTree.Element, evaluation: Evaluation, name: str) -> ElementTree.Element:
+    names = {"classname": _clean(f"nmt.evaluate.{evaluation.test}"), "name": _clean(name)}
+    return ElementTree.SubElement(suite, "testcase", names)
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def as_json(report: EvaluationReport) -> str:
+    """Return the object that ``--json`` prints, which also serves as a baseline."""
+    return json.dumps(report.as_dict(), ensure_ascii=False) + "\n"
+
+
+REPORTS: dict[str, Callable[[EvaluationReport], str]] = {
+    ".json": as_json,
+    ".md": as_markdown,
+    ".xml": as_junit,
+}
+"""What ``--report FILE`` writes, by the ending of the file's name."""

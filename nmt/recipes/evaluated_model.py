@@ -1,0 +1,154 @@
+"""Models that are evaluated: how they are loaded, and their translations of a test set."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmt.checkpoint.model_folder import load_folder_config
+from nmt.config.loader import load_config, refuse_idle
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+from nmt.evaluation.result import System
+from nmt.evaluation.test_set import EvaluationSet
+from nmt.files.atomic import check_output
+from nmt.files.lines import is_standard
+from nmt.files.progress import progress_bar
+from nmt.translation.mbr import Mbr
+from nmt.translation.result import GuardCounts
+
+if TYPE_CHECKING:
+    from nmt.translation.translator import Translator
+
+logger = logging.getLogger(__name__)
+
+_READ = ("decoding", "data", "source_language", "target_language")
+"""Sections of a model's configuration that an evaluation reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUse:
+    """A model, and how it is loaded and searched."""
+
+    folder: Path
+    """Run folder or model folder."""
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Translator.load`, for example ``checkpoint``."""
+    mbr: Mbr | None = None
+    """Minimum Bayes risk decoding."""
+    overrides: Sequence[str] = ()
+    """``key=value`` changes of the model's configuration."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the decoding section to change, for example ``beam_size``."""
+    save_hypotheses: Path | None = None
+    """Write the translations to this file."""
+
+    @property
+    def name(self) -> str:
+        """The model, with those that translate together with it, in reports."""
+        ensemble = self.loading.get("ensemble")
+        return " + ".join(map(str, (self.folder, *(ensemble.others if ensemble else ()))))
+
+
+class EvaluatedModel:
+    """A model and its configuration; its weights are loaded with the first translation.
+
+    Args:
+        use: Which model, and how.
+
+    Raises:
+        ConfigError: A flag or override is wrong.
+        CheckpointError: The folder is no model.
+    """
+
+    def __init__(self, use: ModelUse) -> None:
+        self.use, self.config = use, _load_config(use)
+        self._translator: Translator | None = None
+
+    def translate(self, name: str, lines: Sequence[str]) -> System:
+        """Translate lines.
+
+        Args:
+            name: What they are, for messages.
+            lines: One sentence each.
+        """
+        translator = self._loaded()
+        logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.use.name)
+        before = translator.retry_seconds
+        with progress_bar("translating", unit="lines", total=len(lines)) as bar:
+            begin = time.perf_counter()
+            results = translator.with_progress(bar.update).translate(lines)
+        seconds, retries = time.perf_counter() - begin, translator.retry_seconds - before
+        counts = GuardCounts.of(results, retry_seconds=retries, seconds=seconds)
+        if found := counts.message(len(results)):
+            logger.info("%s", found)
+        engine, texts = translator.engine, [result.text for result in results]
+        return System(self.use.name, texts, engine.name, engine.dtype, results=results)
+
+    def release(self) -> None:
+        """Let the weights go."""
+        self._translator = None
+
+    def _loaded(self) -> Translator:
+        if self._translator is None:
+            from nmt.translation.translator import Translator  # noqa: PLC0415 - files need no torch
+
+            translator = Translator.load(self.use.folder, prepare=False, **self.use.loading)
+            if self.use.mbr is not None:
+                translator = translator.with_mbr(
+                    self.use.mbr.of_language(self.config.target_language)
+                )
+            self._translator = translator.with_options(**self.config.decoding.model_dump())
+        return self._translator
+
+    def check_place(self, inputs: Iterable[Path]) -> None:
+        """Refuse to save translations where they cannot be, or over something that is read."""
+        place, ensemble = self.use.save_hypotheses, self.use.loading.get("ensemble")
+        if place is None:
+            return
+        if is_standard(place):
+            raise ConfigError(
+                "--save-hypotheses - is standard output, which gets the scores.", fix="Name a file."
+            )
+        others = ensemble.others if ensemble else ()
+        check_place(place, [self.use.folder, *others, *inputs])
+
+    def record(self, chosen: EvaluationSet, system: System) -> None:
+        """Have the page of a run show its scores."""
+        if self.use.loading.get("ensemble"):
+            return
+        from nmt.training.html_report import record_evaluation  # noqa: PLC0415 - draws with jinja2
+
+        scores = {score.metric: score.value for score in system.scores}
+        checkpoint = self.use.loading.get("checkpoint", "best")
+        line = {"test": chosen.name, "checkpoint": checkpoint, "scores": scores}
+        record_evaluation(self.use.folder, self.config.name, line | {"sentences": len(chosen)})
+
+
+def check_place(place: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output file whose folder does not exist, or that is read.
+
+    Raises:
+        ConfigError: Names the file.
+    """
+    if not place.parent.is_dir():
+        raise ConfigError(f"The folder of {place} does not exist.", fix="Create it first.")
+    check_output(place, *inputs)
+
+
+def _load_config(model: ModelUse) -> RunConfig:
+    """Read the configuration of the model, before anything slow is loaded.
+
+    Decoding flags are overrides of its decoding section, so that they are checked as such.
+    """
+    load_folder_config(model.folder)  # says what is no model
+    flags = [f"decoding.{name}={value}" for name, value in model.decoding.items()]
+    # One translation is scored; a beam smaller than the model's n_best is no contradiction here.
+    overrides = [*model.overrides, *flags, "decoding.n_best=1"]
+    config = load_config(model.folder / "config.yaml", overrides)
+    refuse_idle(model.overrides, _READ)
+    return config
