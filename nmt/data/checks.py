@@ -1,12 +1,9 @@
-"""Cheap signs that a corpus is not what it should be. They warn, and never drop a pair.
-
-Also, how much of the held-out sets the training data holds.
-"""
+"""Cheap signs that a corpus is not what it should be. They warn, and never drop a pair."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -133,41 +130,3 @@ def _correlation(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) 
     left, right = left - left.mean(), right - right.mean()
     spread = float(np.sqrt((left**2).sum() * (right**2).sum()))
     return float(left @ right) / spread if spread > 1e-9 else 0.0
-
-
-class HeldOut:
-    """Sentences that training must not have seen, and how often it did.
-
-    Args:
-        sets: Pairs of each held-out set, by its name.
-    """
-
-    def __init__(self, sets: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-        self._sets = {
-            name: [(source.strip(), target.strip()) for source, target in pairs]
-            for name, pairs in sets.items()
-        }
-        self._pairs = {pair for pairs in self._sets.values() for pair in pairs}
-        self._sources = {source for source, _ in self._pairs if source}
-        self._found: set[str | tuple[str, str]] = set()
-
-    def update(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Look for training pairs in the sets."""
-        for source, target in pairs:
-            stripped = source.strip()
-            if stripped in self._sources:
-                self._found.add(stripped)
-                pair = (stripped, target.strip())
-                if pair in self._pairs:
-                    self._found.add(pair)
-
-    def overlap(self) -> dict[str, dict[str, int]]:
-        """Return, for each set, its size and how many of its sources and pairs training has."""
-        return {
-            name: {
-                "pairs": len(pairs),
-                "sources_in_train": sum(source in self._found for source, _ in pairs),
-                "pairs_in_train": sum(pair in self._found for pair in pairs),
-            }
-            for name, pairs in self._sets.items()
-        }

@@ -494,6 +494,22 @@ def _published_pairs(
     return zip(sources, targets, strict=True)
 
 
+def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
+    """Return source and reference of the test sets that sacrebleu has downloaded, by its names.
+
+    Args:
+        pair: Source and target language, for example ``en-de``.
+    """
+    from sacrebleu.utils import SACREBLEU_DIR  # noqa: PLC0415 - most corpora do without
+
+    folder, found = Path(SACREBLEU_DIR), {}
+    for source in sorted(folder.rglob(f"*.{pair}.src")):
+        references = sorted(source.parent.glob(f"{source.stem}.ref*"))
+        if references:
+            found[source.parent.relative_to(folder).as_posix()] = source, references[0]
+    return found
+
+
 def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
     """Return the source and reference files of a test set of sacrebleu, downloaded on first use.
 

@@ -21,8 +21,15 @@ import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.checks import CorpusCheck, HeldOut
-from nmt.data.corpus import BadPair, ReadOptions, SentencePair, corpus_names, read_corpus
+from nmt.data.checks import CorpusCheck
+from nmt.data.corpus import (
+    BadPair,
+    ReadOptions,
+    SentencePair,
+    cached_test_sets,
+    corpus_names,
+    read_corpus,
+)
 from nmt.data.filters import held_out_filters, training_filters
 from nmt.data.findings import (
     DROPPED,
@@ -33,6 +40,7 @@ from nmt.data.findings import (
     ReasonTally,
     examine,
 )
+from nmt.data.leakage import HeldOut
 from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
 from nmt.data.reasons import reasons_not_found
 from nmt.data.repeats import RepeatFinder, Repeats, pair_hashes
@@ -106,12 +114,9 @@ class Preparation:
             return self._run(start)
 
     def _run(self, start: float) -> tuple[PrepareReport, Tokenizers]:
-        sets = {VALID: self._config.data.valid, **self._config.data.test}
-        remote = [name for name, each in sets.items() if each.sacrebleu or each.huggingface]
+        sets, remote = self._held_out_sets()
         held_out = HeldOut({
-            name: self._held_out(name, corpus)
-            for name, corpus in sets.items()
-            if name not in remote  # which might have to be downloaded
+            name: self._held_out(name, corpus) for name, corpus in sets.items()
         })  # fmt: skip
         sample, repeats = self._look(held_out)
         tokenizers = self._learn(sample)
@@ -133,6 +138,7 @@ class Preparation:
             counts={name: _plain(counts) for name, counts in self._counts.items()},
             findings=self._tally.reported(self._corpora, actions),
             reasons=self._tally.report(actions),
+            leakage=held_out.leaks,
             overlap=held_out.overlap(),
             unchecked=remote,
             sides=[side.report() for side in sides],
@@ -142,11 +148,30 @@ class Preparation:
         )
         return report, tokenizers
 
-    def _held_out(self, name: str, corpus: CorpusConfig) -> list[tuple[str, str]]:
+    def _held_out_sets(self) -> tuple[dict[str, CorpusConfig], list[str]]:
+        """Return the sets to look for, and the names of those that might have to be downloaded.
+
+        The first are those of the configuration, and all that sacrebleu has in its cache.
+        """
+        data, cached = self._config.data, cached_test_sets("-".join(self._languages))
+        sets = {VALID: data.valid, **data.test}
+        remote = [
+            name for name, each in sets.items()
+            if each.huggingface or (each.sacrebleu and each.sacrebleu not in cached)
+        ]  # fmt: skip
+        named = {each.sacrebleu for each in sets.values()}
+        for name, (source, target) in cached.items():
+            if name not in named:
+                sets.setdefault(name, CorpusConfig(source=source, target=target))
+        return {name: each for name, each in sets.items() if name not in remote}, remote
+
+    def _held_out(self, name: str, corpus: CorpusConfig) -> list[SentencePair]:
         """Return the usable pairs of a held-out set, and check them as those of training."""
         pairs = list(read_corpus(corpus, self._options))
         where = name if name == VALID else f"data.test.{name}"
-        return self._checked(where, pairs, examine(pairs, self._filters[VALID], where).kept)
+        usable = examine(pairs, self._filters[VALID], where).kept
+        self._checked(where, pairs, usable)
+        return usable
 
     def _checked(
         self, name: str, block: Sequence[AnyPair], usable: Sequence[SentencePair]
@@ -174,7 +199,7 @@ class Preparation:
                     counts[READ] += len(block)
                     kept.append(np.packbits(examined.is_kept))
                     usable = self._checked(name, block, examined.kept)
-                    held_out.update(usable)
+                    held_out.update(examined.kept, name)
                     finder.add(pair_hashes(usable, sketches="near_duplicate" in actions))
                     for source, target in usable:
                         sample.add(source, target)

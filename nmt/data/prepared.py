@@ -67,7 +67,8 @@ class PrepareReport:
     """Held-out sentences (``set``, ``line``) that training has (``corpus``, ``train_line``), and
     whether ``exact`` or ``near`` (``kind``)."""
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Per held-out set: its pairs, and how many sources and whole pairs the training has too."""
+    """Per held-out set: its pairs, and how many sources, targets and whole pairs the training has
+    too; ``near_sources_in_train``: with one or two words changed, or joined to others."""
     unchecked: Sequence[str] = ()
     """Held-out sets that were not looked for, as they might have to be downloaded."""
     sides: Sequence[SideReport] = ()
@@ -131,11 +132,12 @@ class PrepareReport:
         """Name the sets without overlap too: silence could mean that nobody looked."""
         clean = []
         for name, found in self.overlap.items():
-            if found["sources_in_train"]:
+            near = found.get("near_sources_in_train", 0)
+            if found["sources_in_train"] or near:
                 yield (
                     f"{found['sources_in_train']:,} of {found['pairs']:,} source sentences of "
                     f"{name} are in the training data, {found['pairs_in_train']:,} with the same "
-                    "translation"
+                    f"translation, and {near:,} nearly"
                 )
             else:
                 clean.append(f"{name} ({found['pairs']:,} pairs)")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nmt.config.data import FilterConfig
-from nmt.data.checks import CorpusCheck, HeldOut
+from nmt.data.checks import CorpusCheck
 from nmt.data.filters import training_filters
 from nmt.files.lines import read_lines
 
@@ -108,19 +108,3 @@ def test_markup_control_characters_and_numbers_are_counted() -> None:
     found = Counter(each.reason for pair in pairs for each in filters.text_findings(*pair))
 
     assert found == {"markup": 2, "control": 3, "numbers": 1}
-
-
-def test_overlap_counts_held_out_sources_and_pairs() -> None:
-    """FAULTS 39."""
-    held_out = HeldOut({
-        "valid": [("eins", "one"), ("zwei", "two"), ("drei", "three")],
-        "test": [("eins", "a"), ("vier", "four")],
-    })  # fmt: skip
-
-    held_out.update([("eins ", "one"), ("zwei", "deux"), ("five", "four")])
-    held_out.update([("eins", "one")])
-
-    assert held_out.overlap() == {
-        "valid": {"pairs": 3, "sources_in_train": 2, "pairs_in_train": 1},
-        "test": {"pairs": 2, "sources_in_train": 1, "pairs_in_train": 0},
-    }

@@ -179,7 +179,17 @@ def test_what_is_odd_is_counted_or_dropped_and_reported(tmp_path: Path) -> None:
     text = report.as_text()
     assert report.counts["numbers"]["characters"] == 1
     assert text.startswith("numbers: 120 pairs read, 117 kept\n  dropped 1: blank\n")
-    assert report.overlap["valid"] == {"pairs": 5, "sources_in_train": 4, "pairs_in_train": 4}
+    assert report.overlap["valid"] == {
+        "pairs": 5, "sources_in_train": 4, "near_sources_in_train": 1, "targets_in_train": 4,
+        "pairs_in_train": 4,
+    }  # fmt: skip
+    assert report.leakage[0] == {
+        "set": "valid",
+        "line": 1,
+        "corpus": "numbers",
+        "train_line": 1,
+        "kind": "exact",
+    }
     assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
     assert report.findings["numbers"]["markup"] == 1
     assert report.findings["numbers"]["control"] == 1

@@ -1,0 +1,322 @@
+"""Held-out sentences in training text: the same, with a word or two changed, or joined to others.
+
+Only the held-out side is indexed: memory does not grow with the training text, which is streamed.
+A held-out sentence of few words is indexed by what is left of it without one or two of them: two
+texts with at most two edits share such a rest. One of more words is indexed by three runs of four
+words, one of which two edits leave whole. Candidates are then compared word by word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.repeats import Hashes, normalized, word_hash
+
+Ints = npt.NDArray[np.int64]
+_RUN = 4
+_MAX_DELETED_FROM = 13
+_MIN_RUNS_FROM = 8
+_MIN_JOINED = 5
+_MIN_UNMARKED = 12
+"""Words from which a sentence in a longer line is no chance, without marks around it."""
+_MAX_LISTED = 100
+_FILTER_BITS = 22
+_BASE = 0x9E3779B97F4A7C15
+_MODULUS = 1 << 64
+_END_OF_SENTENCE = re.compile(
+    r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201d\u00bb)]*\s+"
+)
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{9,}")
+_POWERS = np.array([pow(_BASE, n, _MODULUS) for n in range(16)], dtype=np.uint64)
+
+
+class Leak(NamedTuple):
+    """A training line that holds a held-out sentence."""
+
+    row: int
+    """Of the training lines that were given."""
+    held_out: int
+    """Index of the held-out line."""
+    kind: Literal["exact", "near"]
+
+
+class _Unit(NamedTuple):
+    """A line, or one of several sentences of a line."""
+
+    line: int
+    words: list[str]
+    is_whole: bool
+
+
+def max_edits(num_words: int) -> int:
+    """Return how many words of a sentence may differ: fewer say nothing about its origin.
+
+    >>> [max_edits(n) for n in (3, 4, 5, 6)]
+    [0, 1, 1, 2]
+    """
+    return (num_words >= 4) + (num_words >= 6)
+
+
+def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
+    """Whether at most `max_edits` words are replaced, added or left out (Levenshtein 1966)."""
+    most = max_edits(min(len(left), len(right)))
+    if abs(len(left) - len(right)) > most:
+        return False
+    start = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        start += 1
+    left, right = left[start:], right[start:]
+    while left and right and left[-1] == right[-1]:
+        left, right = left[:-1], right[:-1]
+    costs = list(range(len(right) + 1))
+    for row, one in enumerate(left, start=1):
+        before, costs[0] = costs[0], row
+        for column, other in enumerate(right, start=1):
+            before, costs[column] = (
+                costs[column],
+                min(costs[column] + 1, costs[column - 1] + 1, before + (one != other)),
+            )
+        if min(costs) > most:
+            return False
+    return costs[-1] <= most
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words that are compared; long runs of a script without spaces give characters."""
+    return _UNSPACED.sub(lambda run: " ".join(run[0]), normalized(text)).split()
+
+
+def _units(lines: Sequence[str]) -> list[_Unit]:
+    units = []
+    for number, line in enumerate(lines):
+        units.append(_Unit(number, words_of(line), is_whole=True))
+        parts = _END_OF_SENTENCE.split(line.strip())
+        if len(parts) > 1:
+            found = (words_of(part) for part in parts)
+            units += [_Unit(number, x, is_whole=False) for x in found if len(x) >= _MIN_JOINED]
+    return units
+
+
+class _Table:
+    """Hashes and what belongs to each; most that are not in it are told apart by a bit array."""
+
+    def __init__(self, hashes: Hashes, values: Ints) -> None:
+        order = np.argsort(hashes, kind="stable")
+        self._hashes, self._values = hashes[order], values[order]
+        self._filter = np.zeros(1 << _FILTER_BITS, dtype=np.bool_)
+        self._filter[self._bits(hashes)] = True
+
+    @staticmethod
+    def _bits(hashes: Hashes) -> Ints:
+        return (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+
+    def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
+        """Return the indices of hashes in the table, and the values there. (matches, ...)."""
+        asked = np.flatnonzero(self._filter[self._bits(hashes)])
+        low = np.searchsorted(self._hashes, hashes[asked], "left")
+        count = np.searchsorted(self._hashes, hashes[asked], "right") - low
+        ends = np.cumsum(count)
+        places = np.arange(count.sum()) + np.repeat(low - ends + count, count)
+        return np.repeat(asked, count), self._values[places]
+
+
+class LeakageIndex:
+    """Finds held-out sentences in training lines.
+
+    Args:
+        lines: The held-out sentences.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = [" ".join(line.split()) for line in lines]
+        self._units = [unit for unit in _units(lines) if unit.words]
+        words = [unit.words for unit in self._units]
+        hashes, owners = _rests(words)
+        self._rests = _Table(hashes, owners)
+        hashes, owners, places = _runs(words)
+        chosen = np.array([self._is_seed(*each) for each in zip(owners, places, strict=True)], bool)
+        self._seeds = _Table(hashes[chosen], np.stack([owners, places], 1)[chosen])
+
+    def _is_seed(self, unit: int, place: int) -> bool:
+        length = len(self._units[unit].words)
+        third = length // 3
+        return place in ((0, length - _RUN) if length < 3 * _RUN else (0, third, 2 * third))
+
+    def find(self, lines: Sequence[str]) -> list[Leak]:
+        """Return which training lines hold which held-out lines, by row and held-out line."""
+        units = [unit for unit in _units(lines) if unit.words]
+        words = [unit.words for unit in units]
+        found: dict[tuple[int, int], Literal["exact", "near"]] = {}
+        for ours, theirs in self._candidates(words):
+            mine, held_out = units[ours], self._units[theirs]
+            place = mine.line, held_out.line
+            if found.get(place) == "exact":
+                continue
+            if mine.is_whole and held_out.is_whole and self._is_same(lines[mine.line], place[1]):
+                found[place] = "exact"
+            elif place not in found and _holds(mine, held_out):
+                found[place] = "near"
+        return [Leak(*place, kind) for place, kind in sorted(found.items())]
+
+    def _is_same(self, line: str, held_out: int) -> bool:
+        return " ".join(line.split()) == self._lines[held_out]
+
+    def _candidates(self, words: Sequence[Sequence[str]]) -> Iterable[tuple[int, int]]:
+        """Return pairs of a training unit and a held-out unit that are worth comparing."""
+        hashes, owners = _rests(words)
+        asked, theirs = self._rests.find(hashes)
+        pairs = {*zip(owners[asked].tolist(), theirs.tolist(), strict=True)}
+        hashes, owners, places = _runs(words)
+        asked, seeds = self._seeds.find(hashes)
+        if len(asked):
+            ours, at = owners[asked], places[asked]
+            theirs, there = seeds.T
+            mine = np.array([len(each) for each in words])[ours]
+            other = np.array([len(each.words) for each in self._units])[theirs]
+            is_shifted_little = (abs(at - there) <= 2) & (abs(mine - other) <= 2)
+            is_at_an_end = (at == there) | (mine - at == other - there)
+            possible = is_shifted_little | (is_at_an_end & (mine > other))
+            pairs |= {*zip(ours[possible].tolist(), theirs[possible].tolist(), strict=True)}
+        return sorted(pairs)
+
+
+def _holds(mine: _Unit, held_out: _Unit) -> bool:
+    """Whether a training text is near a held-out one, or starts or ends with it."""
+    words, sought = mine.words, held_out.words
+    count = len(sought)
+    is_long = count >= _MIN_UNMARKED
+    may_differ = is_long or (mine.is_whole and held_out.is_whole)
+    if words == sought or (may_differ and are_near(words, sought)):
+        return True
+    return is_long and len(words) >= count + 3 and sought in (words[:count], words[-count:])
+
+
+def _flat(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
+    """Return the hashes of all words and the place after each text's last one."""
+    flat = np.array([word_hash(word) for text in words for word in text], dtype=np.uint64)
+    return flat, np.cumsum([len(text) for text in words], dtype=np.int64)
+
+
+def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
+    """Return hashes of short texts without up to `max_edits` words, and of long ones as they are.
+
+    Returns:
+        Hashes, and the index of the text of each.
+    """
+    flat, ends = _flat(words)
+    lengths = np.diff(ends, prepend=0)
+    hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        matrix = flat[(ends[rows] - length)[:, None] + np.arange(length)]
+        found = matrix @ _weights(length)
+        hashes.append(found.ravel())
+        owners.append(np.repeat(rows, found.shape[1]))
+    return np.concatenate(hashes), np.concatenate(owners)
+
+
+@lru_cache(maxsize=512)
+def _weights(length: int) -> Hashes:
+    """Return factors that sum words to polynomial hashes: a column for each set of words left."""
+    most = max_edits(length) if length <= _MAX_DELETED_FROM else 0
+    deleted = [gone for count in range(most + 1) for gone in combinations(range(length), count)]
+    weights = np.zeros((length, len(deleted)), dtype=np.uint64)
+    for column, gone in enumerate(deleted):
+        left = [place for place in range(length) if place not in gone]
+        for power, place in enumerate(left):
+            weights[place, column] = pow(_BASE, power + 1, _MODULUS)
+    return weights
+
+
+def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
+    """Return hashes of all runs of four words in texts long enough, their texts and places."""
+    flat, ends = _flat(words)
+    lengths = np.diff(ends, prepend=0)
+    if len(flat) < _RUN:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    count = len(flat) - _RUN + 1
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(_RUN):
+        hashes += flat[offset : offset + count] * _POWERS[offset + 1]
+    owners = np.repeat(np.arange(len(words)), lengths)[:count]
+    places = np.arange(count) - (ends - lengths)[owners]
+    is_inside = (places + _RUN <= lengths[owners]) & (lengths[owners] >= _MIN_RUNS_FROM)
+    return hashes[is_inside], owners[is_inside], places[is_inside]
+
+
+class HeldOut:
+    """Held-out sets, and where training text holds their sentences.
+
+    Args:
+        sets: Pairs of each set, by its name, and the line of each.
+    """
+
+    def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
+        self._sets = sets
+        self._places = [(name, row) for name, pairs in sets.items() for row in range(len(pairs))]
+        self._index = LeakageIndex([pair[0] for pairs in sets.values() for pair in pairs])
+        self._targets = {pair[1].strip() for pairs in sets.values() for pair in pairs}
+        self._seen_targets: set[str] = set()
+        self._in_train: dict[tuple[str, int], str] = {}
+        self._pairs: set[tuple[str, int]] = set()
+        self._listed: dict[tuple[str, int], int] = {}
+        self.leaks: list[dict[str, Any]] = []
+        """What was found, in the order of the training text; at most 100 for each sentence."""
+
+    def update(self, pairs: Sequence[tuple[str, str, int]], corpus: str) -> None:
+        """Look at training pairs."""
+        self._seen_targets.update({pair[1].strip() for pair in pairs} & self._targets)
+        for leak in self._index.find([pair[0] for pair in pairs]):
+            place = name, row = self._places[leak.held_out]
+            _, target, line = pairs[leak.row]
+            held_out = self._sets[name][row]
+            if leak.kind == "exact" or place not in self._in_train:
+                self._in_train[place] = leak.kind
+            if leak.kind == "exact" and target.strip() == held_out[1].strip():
+                self._pairs.add(place)
+            self._listed[place] = self._listed.get(place, 0) + 1
+            if self._listed[place] <= _MAX_LISTED:
+                self.leaks.append({
+                    "set": name, "line": held_out[2], "corpus": corpus, "train_line": line,
+                    "kind": leak.kind,
+                })  # fmt: skip
+
+    def overlap(self) -> dict[str, dict[str, int]]:
+        """Return, for each set, its size and how many of its sentences training has."""
+
+        def count(name: str, kind: str) -> int:
+            return sum(key[0] == name and value == kind for key, value in self._in_train.items())
+
+        return {
+            name: {
+                "pairs": len(pairs),
+                "sources_in_train": count(name, "exact"),
+                "near_sources_in_train": count(name, "near"),
+                "targets_in_train": sum(pair[1].strip() in self._seen_targets for pair in pairs),
+                "pairs_in_train": sum(key[0] == name for key in self._pairs),
+            }
+            for name, pairs in self._sets.items()
+        }
+
+
+def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:
+    """Yield where training text holds held-out lines, for example those of a new test set.
+
+    Args:
+        lines: The held-out sentences.
+        training: Blocks of training lines of the same side; rows are counted over all of them.
+    """
+    index, start = LeakageIndex(lines), 0
+    for block in training:
+        for leak in index.find(block):
+            yield leak._replace(row=start + leak.row)
+        start += len(block)

@@ -1,0 +1,105 @@
+"""Leaked sentences are found wherever they stand; the truth compares all pairs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.data.corpus import SentencePair
+from nmt.data.leakage import HeldOut, LeakageIndex, are_near, find_leakage, max_edits
+
+SENTENCE = st.lists(st.sampled_from("abc"), min_size=1, max_size=16)
+
+
+def distance(left: Sequence[str], right: Sequence[str]) -> int:
+    """Levenshtein distance by its definition."""
+    table = [[max(i, j) for j in range(len(right) + 1)] for i in range(len(left) + 1)]
+    for i, one in enumerate(left, start=1):
+        for j, other in enumerate(right, start=1):
+            table[i][j] = min(
+                table[i - 1][j] + 1, table[i][j - 1] + 1, table[i - 1][j - 1] + (one != other)
+            )
+    return table[-1][-1]
+
+
+@given(left=SENTENCE, right=SENTENCE)
+def test_near_is_what_the_distance_says(left: list[str], right: list[str]) -> None:
+    limit = max_edits(min(len(left), len(right)))
+
+    assert are_near(left, right) == (distance(left, right) <= limit)
+
+
+@settings(max_examples=60, deadline=None)
+@given(held_out=st.lists(SENTENCE, max_size=5), training=st.lists(SENTENCE, max_size=12))
+def test_all_and_only_near_lines_are_found(
+    held_out: list[list[str]], training: list[list[str]]
+) -> None:
+    found = LeakageIndex([*map(" ".join, held_out)]).find([*map(" ".join, training)])
+    expected = {
+        (row, index)
+        for row, line in enumerate(training)
+        for index, sentence in enumerate(held_out)
+        if distance(line, sentence) <= max_edits(min(len(line), len(sentence)))
+    }
+    longer = {  # at an end of a longer line, which is near too
+        (leak.row, leak.held_out) for leak in found
+        if len(training[leak.row]) >= len(held_out[leak.held_out]) + 3
+    }  # fmt: skip
+
+    assert {(leak.row, leak.held_out) for leak in found} - longer == expected
+    assert all(
+        (leak.kind == "exact") == (training[leak.row] == held_out[leak.held_out]) for leak in found
+    )
+
+
+def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> None:
+    rng = random.Random(3)
+    words = ["Haus", "Baum", "größer", "läuft", "дом", "شجرة", "42", "Über", "neu", "alt"]
+    held_out = [" ".join(rng.choices(words, k=rng.randint(6, 30))) + "." for _ in range(60)]
+    others = [" ".join(rng.choices(words, k=9)) + "!" for _ in range(60)]
+    training = [
+        *(f"{line} {other}" for line, other in zip(held_out[:20], others, strict=False)),
+        *(f"{other} {line}" for line, other in zip(held_out[20:40], others, strict=False)),
+        *(line.upper().replace(".", " ...") for line in held_out[40:]),
+    ]
+
+    found = LeakageIndex(held_out).find(training)
+
+    kinds = {(leak.row, leak.held_out): leak.kind for leak in found}
+    assert [kinds.get((row, row)) for row in range(60)] == ["near"] * 60
+    assert [*find_leakage(held_out, [training[:25], training[25:]])] == found
+
+
+def test_text_without_spaces_is_compared_by_characters() -> None:
+    held_out = ["彼は昨日の夜遅くに東京から帰ってきました。"]
+
+    index = LeakageIndex(held_out)
+
+    assert index.find(["彼は昨日の朝遅くに東京から帰ってきました。"]) == [(0, 0, "near")]
+    assert index.find(["彼女は明日の朝に大阪へ行くつもりでした。"]) == []
+
+
+def test_lines_and_numbers_of_both_sides_are_told() -> None:
+    """FAULTS 39."""
+    held_out = HeldOut({
+        "valid": [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)],
+        "test": [SentencePair("eins", "a", 1), SentencePair("vier", "four", 3)],
+    })  # fmt: skip
+
+    held_out.update([SentencePair("eins ", "one", 8), SentencePair("zwei", "deux", 9)], "web")
+    held_out.update([SentencePair("fünf", "four", 10)], "web")
+
+    assert held_out.leaks == [
+        {"set": "valid", "line": 1, "corpus": "web", "train_line": 8, "kind": "exact"},
+        {"set": "test", "line": 1, "corpus": "web", "train_line": 8, "kind": "exact"},
+        {"set": "valid", "line": 2, "corpus": "web", "train_line": 9, "kind": "exact"},
+    ]
+    assert held_out.overlap() == {
+        "valid": {"pairs": 2, "sources_in_train": 2, "near_sources_in_train": 0,
+                  "targets_in_train": 1, "pairs_in_train": 1},
+        "test": {"pairs": 2, "sources_in_train": 1, "near_sources_in_train": 0,
+                 "targets_in_train": 1, "pairs_in_train": 0},
+    }  # fmt: skip
