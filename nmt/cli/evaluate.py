@@ -11,6 +11,7 @@ import typer
 
 from nmt.cli.options import (
     JSON,
+    TAG,
     EngineOptions,
     MbrOptions,
     SearchOptions,
@@ -65,6 +66,7 @@ class TestOptions:
         "Default: the configuration's, if it names just one.",
         show_default=False,
     )
+    tag: str | None = TAG
     languages: str | None = flag(
         "--languages",
         "-l",
@@ -193,12 +195,16 @@ def evaluate(
     if gate.baseline is not None and gate.baseline.is_dir():
         loading = engine.loading() | search.loading() | {"checkpoint": "best", "ensemble": None}
         base = ModelUse(
-            folder=gate.baseline, loading=loading, overrides=search.set_, decoding=search.decoding()
+            folder=gate.baseline,
+            loading=loading,
+            overrides=search.set_,
+            decoding=search.decoding(),
+            tag=test.tag,
         )
     groups = [EngineOptions, SearchOptions, MbrOptions]
     is_idle = not folders and not isinstance(base, ModelUse)
     flags = given_flags(
-        ctx, *(groups if is_idle else []), *([] if folders else ["save_hypotheses"])
+        ctx, *(groups if is_idle else []), *([] if folders else ["save_hypotheses", "tag"])
     )
     if flags:
         is_one = len(flags) == 1
@@ -214,6 +220,7 @@ def evaluate(
             overrides=search.set_,
             decoding=search.decoding(),
             save_hypotheses=output.save_hypotheses,
+            tag=test.tag,
         )
         for folder in folders
     ]

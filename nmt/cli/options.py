@@ -154,6 +154,12 @@ OUTPUT_FOLDER: Any = typer.Option(
     help="Model folder to write; it must be missing or empty.",
     show_default=False,
 )
+TAG: Any = flag(
+    metavar="TAG",
+    help="What sources begin with, if the model was trained with tags: a target language (de for "
+    "<2de>) or a domain.",
+    show_default=False,
+)
 JSON: Any = flag("--json", default=False, help="Print the result as one JSON object.")
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nmt.cli.options import MODEL, OUTPUT_FILE, SET, Format, ModelOptions, file_name, flag, given
+from nmt.cli.options import (
+    MODEL,
+    OUTPUT_FILE,
+    SET,
+    TAG,
+    Format,
+    ModelOptions,
+    file_name,
+    flag,
+    given,
+)
 
 EPILOG = """\b
 Examples:
@@ -41,6 +51,7 @@ def score(
     length_penalty: float | None = flag(
         min=0, metavar="X", help="Exponent of the length normalisation."
     ),
+    tag: str | None = TAG,
     batch_tokens: int | None = flag(
         min=1, metavar="N", help="Source tokens, and target tokens, of a batch."
     ),
@@ -62,6 +73,7 @@ def score(
         target,
         output_file,
         style=ScoreFormat(format_, plain_sum),
+        tag=tag,
         overrides=set_,
         loading=options.loading(),
         **given(length_penalty=length_penalty, batch_tokens=batch_tokens),

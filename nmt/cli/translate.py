@@ -11,6 +11,7 @@ import typer
 from nmt.cli.options import (
     MODEL,
     OUTPUT_FILE,
+    TAG,
     EngineOptions,
     Format,
     MbrOptions,
@@ -60,8 +61,8 @@ class InputOutput:
         metavar="[text|json]",
         parser=format_name,
         help='Input plain text, or JSON objects such as {"source": ..., "prefix": ..., '
-        '"required": [...], "forbidden": [...]}. Other fields pass through to JSON output, '
-        "except those that have the name of a field of the output.",
+        '"required": [...], "forbidden": [...], "tag": ...}. Other fields pass through to JSON '
+        "output, except those that have the name of a field of the output.",
     )
     n_best: int | None = flag(
         min=1,
@@ -79,6 +80,7 @@ class InputOutput:
         default=False, help="In JSON output: add every token with its natural-log probability."
     )
     stream: bool = flag(default=False, help="Translate every line before reading the next one.")
+    tag: str | None = TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def translate(
         reads_json=files.input_format == "json",
         attention=files.attention,
         token_scores=files.token_scores,
+        tag=files.tag,
     )
     decoding = search.decoding() | given(
         n_best=files.n_best,

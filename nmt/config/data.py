@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Field, field_validator
 from nmt.config import FilePath, Many, Pair, Section
 
 _Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+TAG_PATTERN = r"^<[^<>\s]+>$"
 
 
 class AugmentConfig(Section):
@@ -31,6 +34,16 @@ class AugmentConfig(Section):
     def rates(self) -> dict[str, float]:
         """Kinds with a rate above 0."""
         return {name: rate for name, rate in self.model_dump().items() if rate}
+
+
+def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
+    """Return the symbol that a tag names: itself, ``<2tag>`` or ``<tag>``; None if there is none.
+
+    >>> tag_symbol("de", ["<2de>", "<2en>"]), tag_symbol("<bt>", ["<bt>"]), tag_symbol("fr", [])
+    ('<2de>', '<bt>', None)
+    """
+    known = set(symbols)
+    return next((each for each in (tag, f"<2{tag}>", f"<{tag}>") if each in known), None)
 
 
 class CorpusConfig(Section):
@@ -71,6 +84,11 @@ class CorpusConfig(Section):
     """How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half."""
     max_pairs: int | None = Field(default=None, ge=1)
     """Read at most this many pairs from the start."""
+    tag: str | None = Field(default=None, min_length=1)
+    """Token that its sources begin with: a domain, ``<bt>`` for back-translation (Caswell et al.
+    2019), or a target language such as ``<2de>`` (Johnson et al. 2017). One of
+    ``tokenizer.user_defined_symbols``, of which ``de`` names ``<2de>`` or ``<de>``; if these are
+    not given, they are the tags of the training corpora."""
     augment: AugmentConfig = AugmentConfig()
 
     def _disagreements(self) -> Iterator[str]:
@@ -155,6 +173,8 @@ class TokenizerConfig(Section):
     whatever characters they have."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     """Unicode normalisation of SentencePiece; ``_cf`` lower-cases too."""
+    user_defined_symbols: Many[Annotated[str, Field(pattern=TAG_PATTERN)]] = ()
+    """Entries of the source vocabulary that are never split, such as ``<2de>``, to be tags."""
     sample_sentences: int = Field(default=2_000_000, ge=1000)
     """Learn from at most this many sentences, drawn at random."""
 

@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from nmt.config import FilePath, Section
-from nmt.config.data import BatchConfig, DataConfig, FilterConfig, TokenizerConfig
+from nmt.config.data import (
+    TAG_PATTERN,
+    BatchConfig,
+    DataConfig,
+    FilterConfig,
+    TokenizerConfig,
+    tag_symbol,
+)
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import TrainingConfig
@@ -71,6 +78,15 @@ class RunConfig(Section):
         """The codes of both languages, by their keys."""
         return {"source_language": self.source_language, "target_language": self.target_language}
 
+    @property
+    def tag_symbols(self) -> tuple[str, ...]:
+        """The user-defined symbols of a new vocabulary: those given, else the tags of training."""
+        if given := self.tokenizer.user_defined_symbols:
+            return given
+        tags = [corpus.tag for corpus in self.data.train if corpus.tag is not None]
+        named = (tag if re.fullmatch(TAG_PATTERN, tag) else f"<{tag}>" for tag in tags)
+        return tuple(dict.fromkeys(named))
+
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str) -> str:
@@ -120,8 +136,19 @@ class RunConfig(Section):
             )
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
+        yield from self._unknown_tags()
         if self.filters.min_length > longest:
             yield f"filters.min_length is above filters.max_length ({longest})"
+
+    def _unknown_tags(self) -> Iterator[str]:
+        if self.training.start_from is not None:  # whose vocabulary has others
+            return
+        corpora = {f"data.train.{number}": x for number, x in enumerate(self.data.train)}
+        corpora |= {f"data.test.{name}": corpus for name, corpus in self.data.test.items()}
+        for key, corpus in {**corpora, "data.valid": self.data.valid}.items():
+            if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
+                known = ", ".join(self.tag_symbols) or "none"
+                yield f"{key}.tag {corpus.tag} is no user-defined symbol (there are: {known})"
 
 
 def check_languages(codes: Mapping[str, str]) -> None:

@@ -65,6 +65,7 @@ class Augmenter:
             if any(of_corpus.get(kind) for of_corpus in rates)
         }
         self._seed, self._longest = seed, longest
+        self._tags = set(tokenizers.source.tags.values())
 
     def drawn(self, epoch: int, rows: IntArray) -> dict[str, npt.NDArray[np.bool_]]:
         """Return, by kind of noise, which of the rows get it in an epoch. (len(rows),) each."""
@@ -91,12 +92,18 @@ class Augmenter:
     ) -> tuple[list[int], list[int]]:
         if UNK_ID in source or UNK_ID in target:
             return source, target
-        texts = self._tokenizers.source.decode(source), self._tokenizers.target.decode(target)
+        tag = [index for index in source[:1] if index in self._tags]
+        texts = (
+            self._tokenizers.source.decode(source[len(tag) :]),
+            self._tokenizers.target.decode(target),
+        )
         for kind in kinds:
             noise, is_of_both = _NOISES[kind]
             texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
-        new = self._tokenizers.source.encode(texts[0]), self._tokenizers.target.encode(texts[1])
-        return new if all(0 < len(side) <= self._longest for side in new) else (source, target)
+        words = self._tokenizers.source.encode(texts[0])
+        new = tag + words, self._tokenizers.target.encode(texts[1])
+        fits = words and all(0 < len(side) <= self._longest for side in new)
+        return new if fits else (source, target)
 
 
 def _rows(flat: Flat) -> list[list[int]]:

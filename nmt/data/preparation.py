@@ -221,6 +221,7 @@ class Preparation:
                 fix="Check the files that data.train names.",
             )
         folder, config = self._folder / TOKENIZER, self._config.tokenizer
+        config = config.model_copy(update={"user_defined_symbols": self._config.tag_symbols})
         folder.mkdir()
         texts: dict[str, Iterable[str]] = {}
         if (start_from := self._config.training.start_from) is not None:
@@ -301,6 +302,8 @@ class Preparation:
     ) -> tuple[Sequence[SentencePair], tuple[Ids, Ids]]:
         """Encode pairs, drop repetitions and those of unfit length; return the others' ids too."""
         source = tokenizers.source.encode_batch([pair.source for pair in pairs], self._threads)
+        if tag := self._corpora.get(name, self._config.data.valid).tag:
+            source = [[tokenizers.source.tag_id(tag), *ids] for ids in source]
         target = tokenizers.target.encode_batch([pair.target for pair in pairs], self._threads)
         filters, counts = self._filters[part], self._counts[name]
         kept, found = [], []

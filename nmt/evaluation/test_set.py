@@ -36,6 +36,8 @@ class EvaluationSet:
     """Language code of the references, if known."""
     files: tuple[Path, ...] = ()
     """What it was read from; nothing may be written there."""
+    tag: str | None = None
+    """What its sources begin with, as the model's configuration says."""
 
     def __len__(self) -> int:
         return len(self.references[0])
@@ -91,7 +93,7 @@ def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> Evaluati
                 f"Test set {name} of the model's configuration is {own}, not {pair}.",
                 fix="Leave -l out: it is for files and for sacrebleu's test sets.",
             )
-        return _from_config(name, config)
+        return replace(_from_config(name, config), tag=config.data.test[name].tag)
     if pair is None:
         raise ConfigError(
             f"The languages of test set {name} are not known.", fix="Add -l PAIR, as in -l en-de."

@@ -151,12 +151,12 @@ def _translate(
     failures: list[NmtError] = []
     for model in models:
         for test in tests:
-            test.systems.append(model.translate(test.chosen.name, test.source))
+            test.systems.append(model.translate(test.chosen.name, test.source, test.chosen.tag))
         model.release()
         failures += _save(model.use.save_hypotheses, tests[0].systems[-1].lines)
     if base:
         for test in tests:
-            test.baseline = base.translate(test.chosen.name, test.source)
+            test.baseline = base.translate(test.chosen.name, test.source, test.chosen.tag)
         base.release()
     return failures
 

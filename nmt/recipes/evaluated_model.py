@@ -46,6 +46,8 @@ class ModelUse:
     """Fields of the decoding section to change, for example ``beam_size``."""
     save_hypotheses: Path | None = None
     """Write the translations to this file."""
+    tag: str | None = None
+    """What sources begin with; that of the test set when None."""
 
     @property
     def name(self) -> str:
@@ -69,19 +71,20 @@ class EvaluatedModel:
         self.use, self.config = use, _load_config(use)
         self._translator: Translator | None = None
 
-    def translate(self, name: str, lines: Sequence[str]) -> System:
+    def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
         """Translate lines.
 
         Args:
             name: What they are, for messages.
             lines: One sentence each.
+            tag: What they begin with, unless the use has a tag.
         """
         translator = self._loaded()
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.use.name)
         before = translator.retry_seconds
         with progress_bar("translating", unit="lines", total=len(lines)) as bar:
             begin = time.perf_counter()
-            results = translator.with_progress(bar.update).translate(lines)
+            results = translator.with_progress(bar.update).translate(lines, tag=self.use.tag or tag)
         seconds, retries = time.perf_counter() - begin, translator.retry_seconds - before
         counts = GuardCounts.of(results, retry_seconds=retries, seconds=seconds)
         if found := counts.message(len(results)):

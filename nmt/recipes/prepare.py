@@ -157,13 +157,16 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     # Folders that were made before there were such keys stay valid.
     for corpus in (*data["train"], data["valid"]):
         del corpus["augment"]  # drawn while training reads
-        if corpus["csv"] is None:
-            del corpus["csv"]
+        for key in ("csv", "tag"):
+            if corpus[key] is None:
+                del corpus[key]
     without = {name for name, value in _new_filter_keys(config) if value}
-    unsaid = None if config.tokenizer.unused_entries else {"unused_entries"}
+    tokenizer = config.tokenizer
+    new = ("unused_entries", "user_defined_symbols")
+    unsaid = {key for key in new if not getattr(tokenizer, key)}
     parts = {
         "data": data,
-        "tokenizer": config.tokenizer.model_dump(mode="json", exclude=unsaid),
+        "tokenizer": tokenizer.model_dump(mode="json", exclude=unsaid),
         "filters": config.filters.model_dump(mode="json", exclude=without),
         "languages": [config.source_language, config.target_language],
         "format": FORMAT_VERSION,

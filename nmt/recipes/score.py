@@ -47,6 +47,7 @@ def score(
     output: Path | None = None,
     *,
     style: ScoreFormat | None = None,
+    tag: str | None = None,
     overrides: Sequence[str] = (),
     loading: Mapping[str, Any] | None = None,
     **decoding: Any,
@@ -59,6 +60,7 @@ def score(
         target: Line i translates line i of the source. None as ``source`` is.
         output: Where scores go; standard output when None. A file appears when it is complete.
         style: How scores are written; a number per line when None.
+        tag: What sources begin with, if the model was trained with tags.
         overrides: ``decoding.key=value`` changes of the model's configuration.
         loading: Arguments of `Scorer.load`, such as device or checkpoint.
         decoding: Decoding options, such as length_penalty; they beat ``overrides``.
@@ -67,7 +69,7 @@ def score(
         The number of pairs.
 
     Raises:
-        ConfigError: Only one of the files is named, or an option is wrong.
+        ConfigError: Only one of the files is named, or an option or the tag is wrong.
         CheckpointError: The model is missing or damaged.
         DataError: The input cannot be read or is not parallel, or the output cannot be written.
     """
@@ -83,13 +85,14 @@ def score(
     check_output(output, source, target, Path(model))
     scorer = Scorer.load(model, **(loading or {}))
     scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
+    scorer.score([], tag=tag)  # an unknown one before anything is read
     number = 0
     with (
         open_output(output) as writer,
         file_bar("scoring", source, unit="pairs") as bar,
     ):
         for chunk in _read_files(source, target) if source and target else _read_table():
-            for found in scorer.score(chunk, progress=bar.update):
+            for found in scorer.score(chunk, tag=tag, progress=bar.update):
                 writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
             writer.flush()
             number += len(chunk)

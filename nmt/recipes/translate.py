@@ -73,6 +73,7 @@ def translate(
         with team.loading() if team else nullcontext():
             translator = _load(Path(model), mbr, overrides, loading, decoding)
             translator.prepare(style.outputs)
+            translator.translate([], tag=style.tag)  # an unknown one before anything is read
         run = team.translate_files if team else translate_files
         style = replace(style, n_best=translator.options.n_best)
         shown = team is None or team.is_first

@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import sentencepiece
 
-from nmt.config.data import TokenizerConfig
-from nmt.errors import TokenizerError, VocabularySizeError
-from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.config.data import TAG_PATTERN, TokenizerConfig, tag_symbol
+from nmt.config.keys import did_you_mean
+from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
+from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _MAX_SENTENCE_BYTES = 40_000
@@ -121,10 +123,44 @@ class Tokenizer:
         """Return text, score and whether it is an ordinary piece, for each id."""
         model = self._processor
         special = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
+        is_tag = set(self.tags.values()).__contains__
         return [
-            (str(model.id_to_piece(i)), float(model.get_score(i)), not any(f(i) for f in special))
+            (
+                str(model.id_to_piece(i)),
+                float(model.get_score(i)),
+                not (is_tag(i) or any(f(i) for f in special)),
+            )
             for i in range(self.vocab_size)
         ]
+
+    @cached_property
+    def tags(self) -> dict[str, int]:
+        """User-defined symbols such as ``<2de>``, with their ids."""
+        # SentencePiece tells their kind to nobody. They come first, and score 0; of ordinary
+        # pieces at most the first merge does, which joins two characters.
+        is_other, found = self._processor.is_control, {}
+        for index in range(NUM_SPECIAL, self.vocab_size):
+            piece, score = self.piece(index), self._processor.get_score(index)
+            if self._processor.is_byte(index) or score:
+                break
+            if re.fullmatch(TAG_PATTERN, piece) and not is_other(index):
+                found[piece] = index
+        return found
+
+    def tag_id(self, tag: str) -> int:
+        """Return the id of the symbol that a tag names: see `nmt.config.data.tag_symbol`.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        symbol = tag_symbol(tag, self.tags)
+        if symbol is None:
+            known = ", ".join(self.tags)
+            raise ConfigError(
+                f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}",
+                fix=f"Use one of {known}." if known else "Leave it out: it was made without tags.",
+            )
+        return self.tags[symbol]
 
     def piece(self, index: int) -> str:
         """Return the text of one id, with U+2581 where a word begins."""
@@ -167,6 +203,7 @@ def train_sentencepiece(
                 model_writer=file,
                 model_type=config.kind,
                 vocab_size=size,
+                user_defined_symbols=[] if is_target else list(config.user_defined_symbols),
                 control_symbols=[f"<unused{number}>" for number in range(unused)],
                 # Of words, it would leave out all that have a rare character.
                 character_coverage=1.0 if config.kind == "word" else config.character_coverage,

@@ -115,6 +115,7 @@ class Validator:
         loader = replace(setup.loader, store=setup.data.valid, resegment=None)
         self._batches = _fixed_batches(loader, self._processes)
         validation, language = config.training.validation, config.target_language
+        self._tag = config.data.valid.tag
         self._source = setup.data.valid_source[: validation.max_sentences]
         self._reference = setup.data.valid_target[: validation.max_sentences]
         if self._source:
@@ -167,7 +168,8 @@ class Validator:
         seconds = _warm_seconds(part) * len(self._batches) / max(len(part._batches), 1)
         if self._source:
             few = own[:: -(-len(own) // _LINES) or 1]
-            translate = partial(self._stop.gather, lambda: bool(self._estimator.translate(few)))
+            estimate = partial(self._estimator.translate, few, tag=self._tag)
+            translate = partial(self._stop.gather, lambda: bool(estimate()))
             model = self._updater.model
             was_training = model.training
             with torch.inference_mode():
@@ -184,7 +186,9 @@ class Validator:
         options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
         with lent, progress_bar("validating", unit="lines", **options) as bar:
             translate = self._translator.with_progress(bar.update).translate
-            parts = self._stop.gather(lambda: [(r.text, bool(r.alarms)) for r in translate(own)])
+            parts = self._stop.gather(
+                lambda: [(r.text, bool(r.alarms)) for r in translate(own, tag=self._tag)]
+            )
         hypotheses, alarms = zip(*interleave(parts), strict=True)
         tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
         chrf = next(scorer.metric for scorer in self._scorers if scorer.name == "chrf")

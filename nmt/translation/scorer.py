@@ -119,26 +119,29 @@ class Scorer:
         self,
         pairs: Iterable[tuple[str, str]],
         *,
+        tag: str | None = None,
         progress: Callable[[int], object] = lambda _: None,
     ) -> list[PairScore]:
         """Score pairs of source and target lines; results come in the same order.
 
         Args:
             pairs: Any number.
+            tag: What the sources begin with; see `nmt.translation.translator.Translator.translate`.
             progress: Called with the number of pairs of each batch, once it is scored.
 
         Raises:
+            ConfigError: There is no such tag.
             CheckpointError: The model's weights are broken.
         """
         texts, tokenizers = list(pairs), self._loaded.tokenizers
-        sources = _encode(
-            tokenizers.source, [source for source, _ in texts], self._longest_source, "source"
-        )
+        first = [] if tag is None else [tokenizers.source.tag_id(tag)]
+        longest = self._longest_source - len(first)
+        sources = _encode(tokenizers.source, [source for source, _ in texts], longest, "source")
         targets = _encode(
             tokenizers.target, [target for _, target in texts], self._longest_target, "target"
         )
         usable = {
-            row: (source, target)
+            row: (first + source, target)
             for row, (source, target) in enumerate(zip(sources, targets, strict=True))
             if source and target is not None
         }

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from nmt.config.decoding import DecodingConfig
-from nmt.errors import CheckpointError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.runtime.engine import Task
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizer
@@ -45,7 +45,9 @@ class Segment:
     line: int
     """The line it is part of, from 0."""
     ids: list[int]
-    """Its source ids, without EOS; never empty."""
+    """Its source ids, without tag and EOS; never empty."""
+    tag: tuple[int, ...] = ()
+    """The id that asks for a domain or a language, if one is asked for."""
     constraints: Constraints = NONE
     """What its translation must look like."""
     hypotheses: Sequence[Hypothesis] = ()
@@ -58,6 +60,11 @@ class Segment:
     """Its words and those of the best, where asked for."""
     tokens: tuple[TokenScore, ...] = ()
     """Of the best, where asked for."""
+
+    @property
+    def read_ids(self) -> list[int]:
+        """What the model reads: tag and source."""
+        return [*self.tag, *self.ids]
 
 
 SearchResults: TypeAlias = Iterable[tuple[Segment, list[Hypothesis]]]
@@ -129,6 +136,32 @@ def segment_lines(
         # A text of characters that normalisation drops is blank, too.
         segments += [Segment(row, part) for part in parts if part]
     return segments
+
+
+def tag_ids(
+    tokenizer: Tokenizer, tag: str | Sequence[str | None] | None, num_lines: int, first_line: int
+) -> list[tuple[int, ...]]:
+    """Return the ids of the tag of each line: one, or none.
+
+    Args:
+        tokenizer: Of the source language.
+        tag: Of all lines, or of each.
+        num_lines: How many lines there are.
+        first_line: The number of the first line in messages.
+
+    Raises:
+        ConfigError: The vocabulary has no such tag, of all lines.
+        DataError: It has none such as that of a line.
+    """
+    if tag is None or isinstance(tag, str):
+        return [() if tag is None else (tokenizer.tag_id(tag),)] * num_lines
+    found: list[tuple[int, ...]] = []
+    for number, own in enumerate(tag, first_line):
+        try:
+            found.append(() if own is None else (tokenizer.tag_id(own),))
+        except ConfigError as error:
+            raise DataError(f"Line {number:,}: {error.problem}", fix=error.fix) from error
+    return found
 
 
 def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
@@ -348,4 +381,4 @@ def make_task(segments: Sequence[Segment]) -> Task:
     """Return a batch of segments as an engine takes it."""
     constraints = [segment.constraints for segment in segments]
     is_free = all(own == NONE for own in constraints)
-    return Task([segment.ids for segment in segments], None if is_free else constraints)
+    return Task([segment.read_ids for segment in segments], None if is_free else constraints)

@@ -41,8 +41,8 @@ from nmt.translation.translator import Translator
 logger = logging.getLogger(__name__)
 
 _ERROR = "error"
-_RESERVED = {"prefix", "required", "forbidden", _ERROR, *RESULT_FIELDS}
-_REQUESTS = {"source": "source", "prefix": "prefix", "required": "required"}
+_RESERVED = {"prefix", "required", "forbidden", "tag", _ERROR, *RESULT_FIELDS}
+_REQUESTS = {"source": "source", "prefix": "prefix", "required": "required", "tag": "tag"}
 _REQUESTS |= {"forbidden": "forbidden", "forced": "required", "constraints": "required"}
 _REQUESTS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
 """What somebody means who writes such a field, or one spelt like it."""
@@ -61,6 +61,8 @@ class Request:
     """Phrases that it contains."""
     forbidden: tuple[str, ...] = ()
     """Phrases that it does not contain."""
+    tag: str | None = None
+    """Language or domain that it asks for."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Fields that pass through to the output. None has the name of a field of results."""
 
@@ -102,8 +104,8 @@ def parse_request(line: str, number: int) -> Request:
     if not isinstance(values, dict):
         raise refused("holds no JSON object")
     others = {name: value for name, value in values.items() if name not in _RESERVED}
-    texts, phrases = {"source": None, "prefix": "", **values}, []
-    for name in ("source", "prefix"):
+    texts, phrases = {"source": None, "prefix": "", "tag": "", **values}, []
+    for name in ("source", "prefix", "tag"):
         if not isinstance(texts[name], str):
             raise refused(f"has no text in {name}")
         texts[name] = _SURROGATES.sub("\ufffd", texts[name])
@@ -114,7 +116,7 @@ def parse_request(line: str, number: int) -> Request:
         phrases.append(tuple(_SURROGATES.sub("\ufffd", each) for each in given))
     # A line break would make two lines of one; other separators of Unicode are text.
     source = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
-    return Request(source, texts["prefix"], phrases[0], phrases[1], others)
+    return Request(source, texts["prefix"], phrases[0], phrases[1], texts["tag"] or None, others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ class LineFormat:
     """Write the attention of each word; in JSON only."""
     token_scores: bool = False
     """Write every token with its log probability; in JSON only."""
+    tag: str | None = None
+    """Language or domain that lines ask for which name none."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -302,6 +306,7 @@ def _translate_all(
             prefixes=[request.prefix for request in requests],
             required=[request.required for request in requests],
             forbidden=[request.forbidden for request in requests],
+            tag=[request.tag or style.tag for request in requests],
             first_line=first_number,
             **dict.fromkeys(style.outputs, True),
         )

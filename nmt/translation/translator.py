@@ -51,6 +51,7 @@ from nmt.translation.segment import (
     make_task,
     segment_lines,
     stands_past_end,
+    tag_ids,
 )
 
 if TYPE_CHECKING:  # its metrics take time to load
@@ -221,13 +222,14 @@ class Translator:
             yield from self.translate(chunk, first_line=first_line, **options)
             first_line += len(chunk)
 
-    def translate(
+    def translate(  # noqa: PLR0913 - what a line may ask for
         self,
         lines: Iterable[str],
         *,
         prefixes: Sequence[str] | None = None,
         required: Phrases | None = None,
         forbidden: Phrases | None = None,
+        tag: str | Sequence[str | None] | None = None,
         alignments: bool = False,
         attention: bool = False,
         token_scores: bool = False,
@@ -246,6 +248,8 @@ class Translator:
             prefixes: What each translation begins with; with ``prefix_bias_beta``, is biased to.
             required: Phrases that each translation contains.
             forbidden: Phrases that it does not contain.
+            tag: What the sources begin with, if the model was trained with tags: a target language,
+                a domain. One for all lines, or one for each. ``de`` names ``<2de>`` or ``<de>``.
             alignments: Add word alignments.
             attention: Add the attention of each target word to each source word.
             token_scores: Add the model's probability of each token, before any rule of the search.
@@ -253,8 +257,9 @@ class Translator:
             changes: Decoding options that differ from the translator's, for example beam_size=1.
 
         Raises:
-            ConfigError: An option is unknown or out of bounds, or the engine lacks it.
-            DataError: A line's constraints cannot be met.
+            ConfigError: An option or the tag of all lines is unknown, or an option is out of bounds
+                or not in the engine.
+            DataError: A line's constraints cannot be met, or its own tag is unknown.
             CheckpointError: The model's weights are broken.
             TypeError: The lines are a single text, or no texts.
         """
@@ -266,8 +271,12 @@ class Translator:
         translator, target = self.with_options(**changes), self._tokenizers.target
         constraints = encode_constraints(target, len(texts), prefixes, required, forbidden)
         is_constrained = any(own != NONE for own in constraints)
-        segments = segment_lines(texts, self._tokenizers.source, self._max_length, first_line)
-        longest = max((len(segment.ids) for segment in segments), default=0)
+        tags = tag_ids(self._tokenizers.source, tag, len(texts), first_line)
+        room = self._max_length and self._max_length - any(tags)
+        segments = segment_lines(texts, self._tokenizers.source, room, first_line)
+        for segment in segments:
+            segment.tag = tags[segment.line]
+        longest = max((len(segment.read_ids) for segment in segments), default=0)
         request = Request(translator._search_options, is_constrained, wanted, longest)
         translator._engine = self._engine.serving(request)
         if is_constrained:
@@ -346,11 +355,12 @@ class Translator:
         source, target = subwords(self._tokenizers.source), subwords(self._tokenizers.target)
         for batch in self._batches(segments):
             best = [segment.hypotheses[0].ids for segment in batch]
-            pairs = [segment.ids for segment in batch], best
+            pairs = [segment.read_ids for segment in batch], best
             if wanted & {"alignments", "attention"}:
                 attention = self._engine.attention(*pairs)
                 for segment, ids, weights in zip(batch, best, attention, strict=True):
                     words = [source[i] for i in segment.ids], [target[i] for i in ids]
+                    weights = [row[len(segment.tag) :] for row in weights]
                     segment.aligned = align_words(weights, *words)
             if "token_scores" in wanted:
                 log_probs = self._engine.token_log_probs(*pairs)

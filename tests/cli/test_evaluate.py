@@ -385,7 +385,7 @@ class UpperCaser:
     def with_progress(self, _progress: object) -> UpperCaser:
         return self
 
-    def translate(self, lines: Sequence[str]) -> list[Translation]:
+    def translate(self, lines: Sequence[str], **_: object) -> list[Translation]:
         return [Translation(line.upper()) for line in lines]
 
 

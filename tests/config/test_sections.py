@@ -83,6 +83,16 @@ SCHEDULE_FREE: dict[str, Any] = {
         ),
         (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
         (BatchConfig, {**AUTO, "max_sentences": 9}, "leave max_sentences out"),
+        (
+            RunConfig,
+            {**RUN, "data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}},
+            r"data.valid.tag fr is no user-defined symbol \(there are: none\)",
+        ),
+        (
+            DataConfig,
+            {**DATA, "valid": {"demo": "valid", "augment": {"typos": 0.1}}},
+            "valid has an augment section",
+        ),
         (TokenizerConfig, {"vocab_size": 200}, "byte_fallback takes 256.*raise it to 300"),
         (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
         (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),

@@ -476,3 +476,22 @@ def test_validation_text_is_kept_as_it_was_read(tmp_path: Path) -> None:
     assert data.valid_source == ["eins\u2028zwei", "drei\x85vier"]
     assert data.valid_target == ["one two", "three four"]
     assert len(data.valid) == 2
+
+
+def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
+    plain = config_for(tmp_path)
+    data = plain.data.model_dump()
+    train = [{**data["train"][0], "tag": tag, "name": tag} for tag in ("<2en>", "<bt>")]
+    valid = {**data["valid"], "tag": "en"}
+    tagged = config_for(tmp_path, data={**data, "train": train, "valid": valid})
+    prepare(tagged)
+    prepared = PreparedData.open(tagged.prepared_dir)
+    tags = load_tokenizers(prepared.tokenizer_dir).source.tags
+    rows = [np.array([0]), np.array([len(prepared.train) - 1])]
+
+    assert [*tags] == ["<2en>", "<bt>"]
+    assert [int(prepared.train.source_ids(row)[0][0]) for row in rows] == [*tags.values()]
+    assert int(prepared.valid.source_ids(rows[0])[0][0]) == tags["<2en>"]
+    assert not {*tags.values()} & {*map(int, prepared.train.target_ids(np.arange(9))[0])}
+    assert config_hash(plain) == config_hash(config_for(tmp_path, tokenizer=plain.tokenizer))
+    assert config_hash(plain) != config_hash(tagged)
