@@ -23,6 +23,8 @@ Forward = Callable[..., Any]
 
 _MAX_GRAPHS = 64
 _BACKEND: Any = "inductor"
+INDUCTOR: dict[str, Any] = {"deterministic": True}
+"""Its options: no kernel is chosen by timing it, so that a run that is resumed finds the same."""
 _LIMIT_REACHED = "FailOnRecompileLimitHit"
 _CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _SECONDS_TO_COMPILE = 40.0
@@ -57,8 +59,7 @@ def compiled(forward: Forward) -> Forward:
     limits.recompile_limit = _MAX_GRAPHS  # not an argument before torch 2.12; torch's own is 8
     if _BACKEND == "inductor":
         with suppress(RuntimeError):  # an older one has no such option
-            # No kernel is chosen by timing it: a run that is resumed finds the same ones.
-            return _limited(torch.compile(forward, **options, options={"deterministic": True}))
+            return _limited(torch.compile(forward, **options, options=INDUCTOR))
     return _limited(torch.compile(forward, **options))
 
 
