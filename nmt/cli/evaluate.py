@@ -115,8 +115,9 @@ class GateOptions:
         "shows differences and p-values.",
         show_default=False,
     )
-    significance: Literal["bs", "ar"] = flag(
-        default="bs", help="Paired test: bootstrap resampling, or approximate randomisation."
+    significance: Literal["bs", "ar"] | None = flag(
+        help="Paired test: bootstrap resampling, or approximate randomisation.",
+        show_default="bs; ar with --fail-if-worse, as it raises fewer false alarms",
     )
     alpha: float = flag(
         default=0.05, min=0, max=1, metavar="P", help="p-values below are significant."
@@ -140,6 +141,42 @@ class GateOptions:
         show_default=f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}",
     )
     seed: int = flag(default=DEFAULT_SEED, min=0, metavar="N", help="Seed of the resamples.")
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisOptions:
+    """Where a system is weak."""
+
+    title: ClassVar[str] = "Analysis"
+
+    slices: bool = flag(
+        default=False,
+        help="Score parts of the test set: by length, case, words that training had rarely or "
+        "never, numbers and names kept or lost, length ratio, alarms of the guard.",
+    )
+    slice_: list[str] = flag(
+        "--slice",
+        default=[],
+        metavar="NAME=FILE",
+        help="Score parts of the test set by labels of yours: FILE has one for each sentence. "
+        "Repeatable.",
+    )
+
+    def labels(self) -> dict[str, Path]:
+        """Return the files of labels by name.
+
+        Raises:
+            ConfigError: One has no name or no file.
+        """
+        found = {}
+        for text in self.slice_:
+            name, _, path = text.partition("=")
+            if not (name and path):
+                raise ConfigError(
+                    f"--slice {text}: write NAME=FILE.", fix="For example --slice domain=labels.txt"
+                )
+            found[name] = Path(path)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +205,7 @@ def evaluate(
     test: TestOptions,
     metric: MetricOptions,
     gate: GateOptions,
+    analysis: AnalysisOptions,
     output: OutputOptions,
     search: SearchOptions,
     mbr: MbrOptions,
@@ -249,9 +287,11 @@ def evaluate(
             resampling=Resampling(
                 count=DEFAULT_RESAMPLES if gate.resamples is None else gate.resamples,
                 seed=gate.seed,
-                significance=gate.significance,
+                significance=gate.significance or ("ar" if gate.fail_if_worse else "bs"),
                 trials=gate.resamples or DEFAULT_TRIALS,
             ),
+            slices=analysis.slices,
+            labels=analysis.labels(),
             sentence_level=output.sentence_level,
             reports=tuple(output.report),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from xml.etree import ElementTree
 
 from nmt.evaluation.gates import USUAL_ALPHA, describe
@@ -80,22 +80,26 @@ def _details(evaluation: Evaluation) -> Iterator[str]:
 
 
 def slice_rows(evaluation: Evaluation) -> list[list[str]]:
-    """Return a table of slices: group, slice, sentences, and a column for each score."""
+    """Return a table of slices: group, slice, and sentences and scores of each system."""
     names = [system.name for system in evaluation.systems]
-    metrics = [score.metric for score in evaluation.systems[0].scores]
-    several = len(names) > 1
-    head = ["slice", "", "sentences"]
-    head += (f"{name} {metric}" if several else metric for name in names for metric in metrics)
-    return [head, *(_slice_row(each, names, len(metrics)) for each in evaluation.slices)]
+    head = ["slice", ""]
+    for system in evaluation.systems:
+        prefix = f"{system.name} " if len(names) > 1 else ""
+        head += (prefix + text for text in ("sentences", *(x.metric for x in system.scores)))
+    return [head, *(_slice_row(each, names, len(head)) for each in evaluation.slices)]
 
 
-def _slice_row(found: Slice, names: Iterable[str], num_metrics: int) -> list[str]:
-    mark = " (few)" if found.num_sentences and found.is_small else ""
-    row = [found.group, found.name, f"{found.num_sentences:,}{mark}"]
+def _slice_row(found: Slice, names: Sequence[str], width: int) -> list[str]:
+    row = [found.group, found.name]
+    num_metrics = (width - 2) // len(names) - 1
     for name in names:
-        row += (
-            map(_cell, found.systems.get(name, ())) if found.num_sentences else ["-"] * num_metrics
-        )
+        own = found.systems.get(name)
+        if own is None:
+            row += ["-"] * (num_metrics + 1)
+            continue
+        mark = " (few)" if own.num_sentences and own.is_small else ""
+        row.append(f"{own.num_sentences:,}{mark}")
+        row += map(_cell, own.scores) if own.scores else ["-"] * num_metrics
     return row
 
 

@@ -86,6 +86,20 @@ class PairComparison:
     """Of the paired test; not corrected for the number of pairs."""
 
 
+@dataclass(frozen=True, slots=True)
+class SliceScores:
+    """How well one system translates one slice."""
+
+    num_sentences: int
+    scores: tuple[Score, ...] = ()
+    """One for each metric; none for an empty slice."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it has too few sentences to say much."""
+        return self.num_sentences < SMALL_SLICE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """The sentences that have something in common, and how well each system translates them."""
@@ -94,25 +108,21 @@ class Slice:
     """What the sentences are told apart by, for example ``source words``."""
     name: str
     """Which of them these are, for example ``10-19``."""
-    num_sentences: int
-    systems: Mapping[str, tuple[Score, ...]]
-    """Scores by system; an empty slice has none."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it has too few sentences to say much."""
-        return self.num_sentences < SMALL_SLICE
+    systems: Mapping[str, SliceScores]
+    """By system: in groups such as ``numbers`` each has sentences of its own."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        systems = {name: [score.as_dict() for score in x] for name, x in self.systems.items()}
-        return {
-            "group": self.group,
-            "name": self.name,
-            "num_sentences": self.num_sentences,
-            "is_small": self.is_small,
-            "systems": systems,
-        }
+        systems = [
+            {
+                "name": name,
+                "num_sentences": each.num_sentences,
+                "is_small": each.is_small,
+                "scores": [score.as_dict() for score in each.scores],
+            }
+            for name, each in self.systems.items()
+        ]
+        return {"group": self.group, "name": self.name, "systems": systems}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,15 @@ from nmt.evaluation.baseline import read_baseline_report
 from nmt.evaluation.external import ExternalError, ExternalScorer
 from nmt.evaluation.gates import USUAL_ALPHA, check_gates, check_regressions
 from nmt.evaluation.render import REPORTS
-from nmt.evaluation.result import Evaluation, EvaluationReport, GateResult, System
+from nmt.evaluation.result import Evaluation, EvaluationReport, GateResult, Slice, System
 from nmt.evaluation.scoring import Resampling, Scored, measure, odd_texts, score_systems
+from nmt.evaluation.slices import groups_of_source, groups_of_system, score_slices, user_group
 from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
 from nmt.files.atomic import open_output
 from nmt.files.lines import is_standard
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
-from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse, check_place
+from nmt.metrics.significance import Floats
+from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse, check_place, counts_in_training
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,10 @@ class EvaluateOptions:
     """A difference whose p-value is below is significant."""
     resampling: Resampling = field(default_factory=Resampling)
     """Behind confidence intervals and p-values."""
+    slices: bool = False
+    """Whether to score parts of each test set by themselves."""
+    labels: Mapping[str, Path] = field(default_factory=dict)
+    """Groups of slices of the user's own: files with a label for each sentence, by name."""
     sentence_level: bool = False
     """Whether to score each sentence by itself, too."""
     reports: tuple[Path, ...] = ()
@@ -181,8 +187,12 @@ class _TestSet:
         self.scorers = [Scorer(metric, references, metric_options) for metric in metrics]
         self.systems = list[System]()
         self._files = _read_systems(options.hypotheses, whole, options.limit)
+        self._labels = {
+            name: _fitting(read_text(path), path, whole, options.limit)
+            for name, path in options.labels.items()
+        }
         self.baseline: System | None = None
-        self.inputs = [*options.hypotheses, *whole.files]
+        self.inputs = [*options.hypotheses, *options.labels.values(), *whole.files]
         path = options.baseline
         if isinstance(path, Path):
             self.inputs.append(path)
@@ -234,7 +244,27 @@ class _TestSet:
             baseline=scored.baseline,
             pairs=scored.pairs,
             gates=tuple(gate for system in found for gate in self._gates(system)),
+            slices=tuple(self._slices(found, scored.tables, scorers)),
         )
+
+    def _slices(
+        self,
+        systems: Sequence[System],
+        tables: Sequence[Sequence[Floats]],
+        scorers: Sequence[Scorer],
+    ) -> Iterator[Slice]:
+        options, source = self._options, self.chosen.source
+        common = [user_group(name, labels) for name, labels in self._labels.items()]
+        if options.slices and source is not None:
+            folders = [use.folder for use in options.models[:1]]
+            counts = next((counts_in_training(folder, source) for folder in folders), None)
+            common += groups_of_source(source, counts)
+        groups = {system.name: list(common) for system in systems}
+        if options.slices:
+            for system in systems:
+                own = groups_of_system(system, source, self.chosen.references)
+                groups[system.name] += own
+        return score_slices(systems, tables, scorers, options.resampling, groups)
 
     def _score(
         self, systems: Sequence[System], failures: list[NmtError]
@@ -283,9 +313,11 @@ def _check_options(options: EvaluateOptions) -> None:
             raise ConfigError(
                 "--with does not go with several models.", fix="Evaluate the ensemble by itself."
             )
-    if len(options.tests) > 1 and (options.hypotheses or (baseline and baseline.suffix != ".json")):
+    if len(options.tests) > 1 and (
+        options.hypotheses or options.labels or (baseline and baseline.suffix != ".json")
+    ):
         raise ConfigError(
-            "A file of translations belongs to one test set, and several are given.",
+            "A file of translations or labels belongs to one test set, and several are given.",
             fix="Name one test set, or models and reports instead of the file.",
         )
     if options.fail_if_worse and (options.baseline is None or not options.resampling.count):
@@ -312,17 +344,27 @@ def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None
         names = list(map(str, paths))
     systems = []
     for name, path in zip(names, paths, strict=True):
-        lines = read_text(path)
-        if len(lines) not in (len(whole), limit):
-            raise DataError.not_parallel(
-                str(path),
-                whole.name,
-                (len(lines), len(whole)),
-                fix="Line i must translate sentence i of the test set: translate all of it, and "
-                "drop no line.",
-            )
-        systems.append(System(name, lines[:limit]))
+        systems.append(System(name, _fitting(read_text(path), path, whole, limit)))
     return systems
+
+
+def _fitting(
+    lines: Sequence[str], path: Path, whole: EvaluationSet, limit: int | None
+) -> Sequence[str]:
+    """Return the lines of the sentences that are scored.
+
+    Raises:
+        DataError: There are more or fewer than the test set or its chosen part has.
+    """
+    if len(lines) not in (len(whole), limit):
+        raise DataError.not_parallel(
+            str(path),
+            whole.name,
+            (len(lines), len(whole)),
+            fix="Line i must translate sentence i of the test set: translate all of it, and "
+            "drop no line.",
+        )
+    return lines[:limit]
 
 
 def _save(path: Path | None, lines: Iterable[str]) -> list[NmtError]:

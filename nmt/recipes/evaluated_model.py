@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.run import trained_on
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedData
+from nmt.data.word_counts import LineCounts, count_in_training
 from nmt.errors import ConfigError
 from nmt.evaluation.result import System
 from nmt.evaluation.test_set import EvaluationSet
 from nmt.files.atomic import check_output
 from nmt.files.lines import is_standard
 from nmt.files.progress import progress_bar
+from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.mbr import Mbr
 from nmt.translation.result import GuardCounts
 
@@ -130,6 +134,20 @@ class EvaluatedModel:
         checkpoint = self.use.loading.get("checkpoint", "best")
         line = {"test": chosen.name, "checkpoint": checkpoint, "scores": scores}
         record_evaluation(self.use.folder, self.config.name, line | {"sentences": len(chosen)})
+
+
+def counts_in_training(folder: Path, source: Sequence[str]) -> list[LineCounts] | None:
+    """Count the words of source lines in the training data of a run.
+
+    Returns:
+        None, with a note, where the prepared data are gone or others by now.
+    """
+    config = load_config(folder / "config.yaml")
+    if trained_on(folder, config) is None:
+        logger.info("slices by frequency in training are left out: %s has no training data", folder)
+        return None
+    data = PreparedData.open(config.prepared_dir)
+    return count_in_training(data.train, load_tokenizers(data.tokenizer_dir).source, source)
 
 
 def check_place(place: Path, inputs: Iterable[Path]) -> None:

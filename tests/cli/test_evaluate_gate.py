@@ -237,3 +237,24 @@ def test_junit_has_a_case_for_each_gate_and_a_failure_for_each_missed_one(
     )
     cases = ElementTree.parse(path).getroot().iter("testcase")
     assert all(str(case.get("name")).startswith("<&\ufffd\u00e4.en: ") for case in cases)
+
+
+def test_slices_by_labels_of_the_user_are_counted_and_scored(files: dict[str, Path]) -> None:
+    labels = write(files["bad"].with_name("labels"), ["short" if n % 3 else "" for n in range(60)])
+    result = invoke(*flags(files), "--slice", f"kind={labels}", "--slices", "--json")
+    found = json.loads(result.stdout)["slices"]
+    mine = {each["name"]: each["systems"][0] for each in found if each["group"] == "kind"}
+    assert [(name, x["num_sentences"]) for name, x in mine.items()] == [("", 20), ("short", 40)]
+    assert [x["is_small"] for x in mine.values()] == [True, False]
+    ratios = [x["systems"][0] for x in found if x["group"] == "length ratio to reference"]
+    assert [x["num_sentences"] for x in ratios] == [0, 60, 0]
+    assert [len(x["scores"]) for x in ratios] == [0, 2, 0]
+    table = invoke(*flags(files), "--slice", f"kind={labels}").stdout
+    assert re.search(r"kind +short +40 +\d", table)
+    assert re.search(r"kind +20 \(few\) +\d", table)
+    for flag, code in ((f"kind={files['bad']}x", 3), ("kind", 2), ("=x", 2), (f"a={labels}", 3)):
+        more = ("--limit", 7) if flag.startswith("a=") else ()
+        if more:
+            write(labels, ["a"] * 8)
+        result = invoke(*flags(files), "--slice", flag, *more)
+        assert (result.exit_code, "fix:" in result.stderr) == (code, True)
