@@ -1,9 +1,10 @@
 """Attention over packed tokens without padding: torch's variable-length flash attention.
 
 Source: Dao (2023), "FlashAttention-2". For GPUs from compute capability 8.0 on and 16-bit types;
-`nmt.model.attention` has other backends for what it lacks. Its public function changed after torch
-2.10, which says ``is_causal`` where later ones say ``window_size``, and has no shared keys; both
-signatures are tested, with another kernel. Tests marked ``gpu`` run the kernel itself.
+`nmt.model.attention` has other backends for what it lacks. Its public function changes: torch 2.10
+says ``is_causal`` where later releases say ``window_size``, and shared keys came after 2.11. The
+signatures of 2.10, 2.11 and 2.13 are tested, with another kernel; tests marked ``gpu`` run the
+kernel itself.
 """
 
 from __future__ import annotations
