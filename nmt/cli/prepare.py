@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
 from nmt.cli.options import CONFIG, JSON, SET, flag, print_result
 
 EPILOG = """\b
 Examples:
   nmt prepare configs/demo.yaml
   nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
+  nmt prepare configs/demo.yaml --report-only --report report
 """
 
 
 def prepare(
     config: Path = CONFIG,
     set_: list[str] = SET,
-    report_only: bool = flag(default=False, help="Print the report; write nothing."),
+    report_only: bool = flag(
+        default=False, help="Print the report; write nothing but the files of --report."
+    ),
+    report: Path | None = typer.Option(
+        None, "--report", metavar="DIR", help="Folder for report.json, report.html and the lists."
+    ),
     force: bool = flag(default=False, help="Prepare again even if nothing has changed."),
     json: bool = JSON,
 ) -> None:
@@ -24,5 +32,5 @@ def prepare(
     from nmt.data.size import load_config
     from nmt.recipes.prepare import prepare as run
 
-    report = run(load_config(config, set_), force=force, report_only=report_only)
-    print_result(report.as_text(), report.as_dict(), json=json)
+    found = run(load_config(config, set_), force=force, report_only=report_only, report_dir=report)
+    print_result(found.as_text(), found.as_dict(), json=json)

@@ -71,6 +71,8 @@ class ReasonTally:
     """Per reason: pairs of each corpus."""
     examples: dict[str, list[Found]] = field(default_factory=dict)
     """Per reason: a few pairs."""
+    languages: Counter[str] = field(default_factory=Counter)
+    """Other languages that were found."""
 
     def update(self, found: Iterable[Found]) -> None:
         """Add findings."""
@@ -81,12 +83,15 @@ class ReasonTally:
             counts = self.counts.setdefault(reason, Counter())
             counts.update(each.corpus for each in group)
             self._keep(reason, group)
+            if reason == "language":
+                self.languages.update(str(each.finding.value) for each in group)
 
     def merge(self, other: Self) -> None:
         """Add the findings of another tally."""
         for reason, counts in other.counts.items():
             self.counts.setdefault(reason, Counter()).update(counts)
             self._keep(reason, other.examples[reason])
+        self.languages.update(other.languages)
 
     def _keep(self, reason: str, group: Sequence[Found]) -> None:
         both = [*self.examples.get(reason, ()), *group]
@@ -105,11 +110,13 @@ class ReasonTally:
     def report(self, actions: Mapping[str, Action]) -> dict[str, dict[str, Any]]:
         """Return for each reason its action, how many pairs have it, and examples of them."""
         names = [*actions, *(name for name in self.counts if name not in actions)]
+        values = {"language": {"values": dict(self.languages.most_common())}}
         return {
             name: {
                 "count": sum(self.counts.get(name, Counter()).values()),
                 "action": actions.get(name, "drop"),
                 "examples": [_example(each) for each in self.examples.get(name, ())],
+                **values.get(name, {}),
             }
             for name in names
         }

@@ -12,9 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from heapq import nsmallest
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +63,7 @@ from nmt.text.tokenizer import (
 _BLOCK_PAIRS = 10_000
 _SAMPLE_CHARACTERS = 100_000_000
 _SAMPLE_SEED = 1
+_NUM_LENGTHS = 400
 # Fixed: the unigram model depends on it, and should not depend on the machine.
 _LEARNING_THREADS = 16
 
@@ -97,6 +100,7 @@ class Preparation:
         self._counts: dict[str, Counter[str]] = {}
         self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}  # of each block, packed bits
         self._tally = ReasonTally()
+        self._lengths: list[tuple[int, tuple[int, int]]] = []
 
     def run(self) -> tuple[PrepareReport, Tokenizers]:
         """Do both passes.
@@ -141,6 +145,7 @@ class Preparation:
             leakage=held_out.leaks,
             overlap=held_out.overlap(),
             unchecked=remote,
+            lengths=[[*pair] for _, pair in self._lengths],
             sides=[side.report() for side in sides],
             joint=self._config.tokenizer.joint,
             warnings=warnings,
@@ -262,6 +267,8 @@ class Preparation:
                     found = {row - seen: each for row, each in found.items()}
                     seen += len(usable)
                     pairs, ids = self._fitting(usable, part, tokenizers, name, found)
+                    if part == TRAIN:
+                        self._lengths = sample_lengths(self._lengths, pairs, ids)
                     for side, rows in zip(sides, ids, strict=True):
                         side.update(rows)
                     if writer:
@@ -333,6 +340,17 @@ class Preparation:
         self._lines[name] = total
 
 
+def sample_lengths(
+    known: Sequence[tuple[int, tuple[int, int]]],
+    pairs: Sequence[SentencePair],
+    ids: tuple[Ids, Ids],
+) -> list[tuple[int, tuple[int, int]]]:
+    """Return a sample of the lengths of pairs that does not depend on how they come in blocks."""
+    keys = (crc32(f"{pair.line} {pair.source}".encode()) for pair in pairs)
+    lengths = zip(map(len, ids[0]), map(len, ids[1]), strict=True)
+    return nsmallest(_NUM_LENGTHS, [*known, *zip(keys, lengths, strict=True)])
+
+
 def _check_kept(part: str, reasons: Counter[str]) -> None:
     if reasons[KEPT]:
         return
@@ -383,6 +401,7 @@ class SideStatistics:
             p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
             max_length=int(np.flatnonzero(self._lengths)[-1]),
             fallback_rate=int(self._uses[self._is_fallback].sum()) / tokens,
+            lengths=self._lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
         )
 
 

@@ -40,6 +40,8 @@ class SideReport:
     """Subwords of the longest sentence."""
     fallback_rate: float
     """Share of the subwords that are single bytes, or unknown."""
+    lengths: Sequence[int] = field(default_factory=list)
+    """Sentences of 0, 1, 2, ... subwords, up to where 1 of 1,000 is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class PrepareReport:
     too; ``near_sources_in_train``: with one or two words changed, or joined to others."""
     unchecked: Sequence[str] = ()
     """Held-out sets that were not looked for, as they might have to be downloaded."""
+    lengths: Sequence[Sequence[int]] = field(default_factory=list)
+    """Subwords of source and target of a few kept pairs."""
     sides: Sequence[SideReport] = ()
     """Source and target of the training data."""
     joint: bool = True
@@ -112,7 +116,8 @@ class PrepareReport:
             reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
             for word, numbers in (("dropped", reasons), ("reported", self.findings.get(name, {}))):
                 for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
-                    yield f"  {word} {number:,}: {what}"
+                    lines = self._example_lines(name, what) if word == "reported" else ""
+                    yield f"  {word} {number:,}: {what}{lines}"
         yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"
         for side in self.sides:
             yield (
@@ -127,6 +132,11 @@ class PrepareReport:
         rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
         what = self.folder if self.written else "report only, nothing written"
         yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
+
+    def _example_lines(self, corpus: str, reason: str) -> str:
+        examples = self.reasons.get(reason, {}).get("examples", ())
+        lines = sorted(each["line"] for each in examples if each["corpus"] == corpus)
+        return f" (lines {', '.join(f'{line:,}' for line in lines[:3])})" if lines else ""
 
     def _overlap(self) -> Iterator[str]:
         """Name the sets without overlap too: silence could mean that nobody looked."""

@@ -19,6 +19,8 @@ from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import check_files, corpus_files
 from nmt.data.filters import REASONS
+from nmt.data.findings import DROPPED, REPORTED
+from nmt.data.page import render_report
 from nmt.data.preparation import Preparation
 from nmt.data.prepared import (
     FORMAT_VERSION,
@@ -32,7 +34,13 @@ from nmt.data.prepared import (
     PrepareReport,
 )
 from nmt.errors import ConfigError, DataError
-from nmt.files.atomic import atomic_folder, remove_leftovers, restore_replaced, write_errors
+from nmt.files.atomic import (
+    atomic_folder,
+    remove_leftovers,
+    restore_replaced,
+    write_bytes,
+    write_errors,
+)
 from nmt.files.lock import file_lock
 from nmt.files.manifest import sha256_of_file, sha256_of_json
 from nmt.text.tokenizer import tokenizer_hash
@@ -43,6 +51,7 @@ def prepare(
     *,
     force: bool = False,
     report_only: bool = False,
+    report_dir: Path | None = None,
     check: Callable[[PreparedManifest], None] = lambda _: None,
 ) -> PrepareReport:
     """Make ``config.prepared_dir``, unless it is up to date.
@@ -50,7 +59,8 @@ def prepare(
     Args:
         config: The experiment.
         force: Make it again in any case.
-        report_only: Read and report, but write nothing.
+        report_only: Read and report, but write no prepared folder.
+        report_dir: Where to write the report as JSON and as a page, and the lists of findings.
         check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
@@ -65,6 +75,19 @@ def prepare(
                 f"{path} is a pipe or device, and corpora are read twice.",
                 fix="Write the text to a file first.",
             )
+    report = _prepare(config, force, report_only, report_dir, check)
+    if report_dir is not None and not report_only:
+        _write_report(report, config.prepared_dir, report_dir)
+    return report
+
+
+def _prepare(
+    config: RunConfig,
+    force: bool,
+    report_only: bool,
+    report_dir: Path | None,
+    check: Callable[[PreparedManifest], None],
+) -> PrepareReport:
     folder, is_left_alone = config.prepared_dir, not (force or report_only)
     if is_left_alone and (current := _current_report(config)):
         remove_leftovers(folder.parent, folder.name)
@@ -73,7 +96,10 @@ def prepare(
     if report_only:
         with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
             report, _ = Preparation(config, Path(scratch), stores=False).run()
-            return replace(report, folder=str(folder), written=False)
+            report = replace(report, folder=str(folder), written=False)
+            if report_dir is not None:
+                _write_report(report, Path(scratch), report_dir)
+            return report
     fix = "Set prepared_dir to a folder you can write to, with room on its disk."
     with write_errors(folder, DataError, fix=fix):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +109,22 @@ def prepare(
             if has_waited and is_left_alone and (current := _current_report(config)):
                 return current
             return _make(config, folder, check)
+
+
+def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
+    """Write the files of a report; ``lists`` is the folder that holds its lists of findings."""
+    fix = "Name a folder you can write to, with room on its disk."
+    with write_errors(folder, DataError, fix=fix):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / REPORT, _report_text(report).encode())
+        write_bytes(folder / "report.html", render_report(report).encode())
+        for name in (DROPPED, REPORTED):
+            if (lists / name).exists():  # not in folders that an earlier release made
+                write_bytes(folder / name, (lists / name).read_bytes())
+
+
+def _report_text(report: PrepareReport) -> str:
+    return json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _make(
@@ -107,8 +149,7 @@ def _make(
                 "A corpus changed while it was read.",
                 fix="Prepare again when nothing writes to the corpora any more.",
             )
-        text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
-        (temporary / REPORT).write_text(text + "\n", encoding="utf-8")
+        (temporary / REPORT).write_text(_report_text(report), encoding="utf-8")
         whole = hashlib.sha256()
         for part in (TRAIN, VALID):
             for path in sorted((temporary / part).glob("*.bin")):

@@ -122,6 +122,8 @@ class Chart:
     from_zero: bool = False
     log_if_wide: bool = False
     """Whether values far apart get a logarithmic axis."""
+    x_name: str = "step"
+    """What is counted from left to right."""
     marks: Sequence[float] = ()
     """Steps at which training was resumed: vertical lines."""
 
@@ -252,13 +254,13 @@ def render_chart(chart: Chart) -> Markup:
         "columns": [_mark(place(n, y.low)[0], bottom + 18, text) for n, text in columns],
         "marks": [_mark(place(n, y.low)[0], top, f"resumed at step {n:,.0f}") for n in chart.marks],
         "bottom": bottom,
-        "name": _mark((left + right) / 2, height - 4, "step"),
+        "name": _mark((left + right) / 2, height - 4, chart.x_name),
     }
     return render(
         "chart.html.j2",
         chart=chart,
         unit=f"{chart.unit}, log scale" if y.log else chart.unit,
-        curves=[_draw(curve, place) for curve in chart.curves],
+        curves=[_draw(curve, place, chart.x_name) for curve in chart.curves],
         axes=axes if values else None,
     )
 
@@ -281,7 +283,7 @@ def _mark(x: float, y: float, label: str) -> dict[str, str]:
     return {"x": f"{x:.5g}", "y": f"{y:.5g}", "label": label}
 
 
-def _draw(curve: Curve, place: Callable[[float, float], Point]) -> dict[str, Any]:
+def _draw(curve: Curve, place: Callable[[float, float], Point], x_name: str) -> dict[str, Any]:
     """Return a curve as SVG paths: its points, or these (pale) and then their averages."""
     known = finite(curve.points)
     points = thin(curve.points) if known else []
@@ -294,7 +296,7 @@ def _draw(curve: Curve, place: Callable[[float, float], Point]) -> dict[str, Any
         "latest": short_number(known[-1][1]) if known else "",
         "lines": lines,
         "dots": [
-            _mark(x, y, f"step {step:,.0f}{name}: {short_number(value)}")
+            _mark(x, y, f"{x_name} {step:,.0f}{name}: {short_number(value)}")
             for step, value in points
             for x, y in [place(step, value)]
             if not math.isnan(y)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -495,3 +496,52 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     assert not {*tags.values()} & {*map(int, prepared.train.target_ids(np.arange(9))[0])}
     assert config_hash(plain) == config_hash(config_for(tmp_path, tokenizer=plain.tokenizer))
     assert config_hash(plain) != config_hash(tagged)
+
+
+def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    source[5], target[5] = "<script>alert(1)</script> eins", "\u0634\u062c\u0631\u0629 \u202eone"
+    write_pairs(tmp_path, source + source[:9], target + target[:9])
+    config = config_for(tmp_path, filters={"markup": "drop", "duplicate": "drop", "numbers": "off"})
+    folders = [tmp_path / name for name in ("first", "again", "made", "kept")]
+
+    for folder in folders[:2]:
+        prepare(config, report_only=True, report_dir=folder)
+        assert not (tmp_path / "prepared").exists()
+    for folder in folders[2:]:
+        prepare(config, report_dir=folder)
+
+    names = {"dropped.tsv.gz", "report.html", "report.json", "reported.tsv.gz"}
+    assert all({path.name for path in folder.iterdir()} == names for folder in folders)
+    for name in ("dropped.tsv.gz", "reported.tsv.gz"):
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+    rows = gzip.decompress((folders[0] / "dropped.tsv.gz").read_bytes()).decode().splitlines()
+    assert rows[1] == "numbers\t6\tmarkup\t<script>\t"
+    assert rows[3:] == [
+        f"numbers\t{line}\tduplicate\t\t" for line in (*range(121, 126), *range(127, 130))
+    ]
+    report = json.loads((folders[0] / "report.json").read_text())
+    assert report["reasons"]["markup"]["action"] == "drop"
+    assert report["reasons"]["duplicate"]["count"] == 8
+    assert report["reasons"]["control"]["examples"][0]["line"] == 6
+    assert "numbers" not in report["reasons"]
+    page = (folders[0] / "report.html").read_text()
+    ElementTree.fromstring(page)
+    assert "<script>" not in page
+    assert "\\u202eone" in page
+
+
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(DataError, match="file"):
+        prepare(config_for(tmp_path), report_only=True, report_dir=tmp_path / "file")
+
+
+def test_actions_are_read_as_yaml_has_them_and_unknown_reasons_are_told() -> None:
+    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
+
+    assert load_config(demo, ["filters.markup=off"]).filters.markup == "off"
+    with pytest.raises(NmtError, match=r"did you mean filters\.markup") as caught:
+        load_config(demo, ["filters.markp=drop"])
+    assert caught.value.exit_code == 2
