@@ -58,6 +58,7 @@ def identity(
     # It changes no update, but scores of two kinds are in no order.
     training["validation"] = {"metric": config.training.validation.metric}
     weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
+    temperature = config.data.temperature
     augment = {f"{i}": x.augment.rates for i, x in enumerate(config.data.train) if x.augment.rates}
     # With BPE-dropout or noise, pairs may get longer than those that the filters kept.
     is_redrawn = config.batch.bpe_dropout or augment
@@ -68,6 +69,8 @@ def identity(
         "training": training,
         "corpus_weights": weights,
         **({"augment": augment} if augment else {}),
+        **({"temperature": temperature} if temperature != 1 else {}),
+        **({"stages": whole["data"]["stages"]} if whole["data"]["stages"] else {}),
         "num_processes": num_processes,
         "data_hash": data_hash,
         "vocab_hash": vocab_hash,

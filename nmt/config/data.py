@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from nmt.config import FilePath, Many, Pair, Section
+from nmt.config.keys import did_you_mean
 
 _Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -105,6 +106,27 @@ class CorpusConfig(Section):
             yield "subset and streaming belong to huggingface, which is not given"
 
 
+_Amount = Annotated[float, Field(gt=0)]
+_ENDS = ("steps", "score")
+
+
+class StageConfig(Section):
+    """A part of training that mixes some corpora in its own proportions."""
+
+    mix: dict[str, _Amount] = Field(
+        min_length=1,
+        json_schema_extra={"allowed": "names of training corpora, a number above 0 each"},
+    )
+    """Shares of the pairs by the names of their corpora; others are not read. ``weight`` does not
+    count."""
+    until: dict[str, _Amount] | None = Field(
+        default=None,
+        json_schema_extra={"allowed": "one of a corpus of the mix, steps and score, with a number"},
+    )
+    """What ends the stage: epochs of a corpus (``{clean: 2}``), updates (``{steps: 5000}``), or a
+    score of the validation metric that is reached (``{score: 25}``). The last one needs none."""
+
+
 class DataConfig(Section):
     """The parallel corpora."""
 
@@ -114,11 +136,38 @@ class DataConfig(Section):
     """Held-out pairs that choose the best checkpoint."""
     test: dict[str, CorpusConfig] = Field(default={})
     """Named test sets for ``nmt evaluate MODEL -t NAME``."""
+    temperature: float = Field(default=1.0, ge=0.1, le=100)
+    """Corpora are read in proportion to (pairs x weight)^(1 / temperature), in epochs of as many
+    pairs: 1 by their sizes, 5 for small languages beside large ones (Arivazhagan et al. 2019)."""
+    stages: Many[StageConfig] = ()
+    """A curriculum: mixtures of the corpora, one after the other; the last one lasts to the end."""
 
     def _disagreements(self) -> Iterator[str]:
+        yield from self._wrong_stages()
         for name, corpus in {"valid": self.valid, **self.test}.items():
             if corpus.augment.rates:
                 yield f"{name} has an augment section, which is for training corpora"
+
+    def _wrong_stages(self) -> Iterator[str]:
+        names = [corpus.name for corpus in self.train if corpus.name is not None]
+        if self.stages and self.temperature != 1:
+            yield "temperature and stages both mix the corpora: leave one of them out"
+        if self.stages and len(set(names)) < len(names):
+            yield "stages need corpora with different names"
+        for number, stage in enumerate(self.stages):
+            where, until = f"stages.{number}", stage.until or {}
+            for name in stage.mix:
+                if name not in names or name in _ENDS:
+                    known = ", ".join(names) or "none has a name"
+                    near = did_you_mean(name, names)
+                    yield f"{where}.mix: no training corpus is named {name} (names: {known}).{near}"
+            if len(until) > 1 or not (until or number == len(self.stages) - 1):
+                yield f"{where}.until: give one of a corpus of the mix, steps and score"
+            for what in until:
+                if what not in (*stage.mix, *_ENDS):
+                    yield f"{where}.until: {what} is no corpus of the mix, steps or score"
+            if until.get("steps", 1) % 1:
+                yield f"{where}.until: steps must be a whole number"
 
     @field_validator("test")
     @classmethod

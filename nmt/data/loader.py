@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Batch, collate
+from nmt.data.mixing import Stage
 from nmt.data.order import Lengths, TokenCounts, chunks, length_order
 from nmt.data.resegment import IntArray, Resegment
 from nmt.data.store import ParallelStore
@@ -151,6 +153,16 @@ class Position:
     """Epochs read to the end."""
     batch: int = 0
     """Batches read of this epoch."""
+    stage: int = 0
+    """Stages that are over."""
+    stage_epochs: int = 0
+    """Epochs of this stage read to the end."""
+    stage_updates: int = 0
+    """Updates of this stage."""
+
+    def next_stage(self) -> Position:
+        """Return the beginning of the next stage, which begins an epoch."""
+        return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,8 @@ class Loader:
     num_workers: int = 0
     """Processes that draw subwords some updates ahead, while a thread plans the next epoch. With 0
     nothing is made before it is asked for."""
+    stages: Sequence[Stage] = ()
+    """Mixtures one after the other, in place of ``weights``."""
     longest: int | None = None
     """Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`."""
 
@@ -185,8 +199,12 @@ class Loader:
         source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
         return source.astype(np.int64) + (1 + self.source_bos), target.astype(np.int64) + 1
 
-    def plan(self, epoch: int) -> list[IntArray]:
+    def plan(self, epoch: int, stage: int = 0) -> list[IntArray]:
         """Return the store's rows of each batch of an epoch, in order.
+
+        Args:
+            epoch: Its number, from 0.
+            stage: The number of its stage, from 0.
 
         Raises:
             DataError: The weights leave no row.
@@ -194,11 +212,12 @@ class Loader:
         if self.config.max_tokens == "auto":
             raise ValueError("batch.max_tokens must be a number here")
         store = self.store
-        rows = epoch_rows(store.corpus, self.weights, seed=self.seed, epoch=epoch)
+        weights = self.stages[stage].weights if self.stages else self.weights
+        rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
         if not len(store if rows is None else rows):
             raise DataError(
                 f"An epoch reads no pair: {len(store):,} with weights of "
-                f"{', '.join(map(str, self.weights))}.",
+                f"{', '.join(map(str, weights))}.",
                 fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
             )
         plan = plan_batches(
@@ -231,19 +250,50 @@ class Loader:
 
     def _planned(self, start: Position) -> Iterator[tuple[list[IntArray], int, Position]]:
         """Yield the rows of the batches of each update, their epoch, and the position after."""
-        epochs = itertools.count(start.epoch)
-        plans = (
-            map_ahead(self.plan, epochs, threads=1, ahead=1)
-            if self.num_workers
-            else map(self.plan, epochs)
-        )
-        first = start.batch
-        for epoch, plan in enumerate(plans, start.epoch):
-            for begin in range(first, len(plan), self.config.accumulate):
-                end = min(begin + self.config.accumulate, len(plan))
-                after = Position(epoch, end) if end < len(plan) else Position(epoch + 1, 0)
-                yield plan[begin:end], epoch, after
-            first = 0
+        position = start
+        while True:
+            epochs, stage = itertools.count(position.epoch), position.stage
+            make = partial(self.plan, stage=stage)
+            is_ahead = self.num_workers > 0
+            plans = map_ahead(make, epochs, threads=1, ahead=1) if is_ahead else map(make, epochs)
+            for plan in plans:
+                epoch = position.epoch
+                for begin in range(position.batch, len(plan), self.config.accumulate):
+                    end = min(begin + self.config.accumulate, len(plan))
+                    position = self._after(position, end if end < len(plan) else None)
+                    yield plan[begin:end], epoch, position
+                    if position.epoch != epoch:
+                        break
+                if position.stage != stage:
+                    break
+
+    def _after(self, position: Position, batch: int | None) -> Position:
+        """Return the position after an update that ends before a batch, or with the epoch."""
+        is_over = batch is None
+        after = replace(position, epoch=position.epoch + is_over, batch=batch or 0)
+        if not self.stages:
+            return after
+        epochs, updates = position.stage_epochs + is_over, position.stage_updates + 1
+        after = replace(after, stage_epochs=epochs, stage_updates=updates)
+        is_last = after.stage + 1 == len(self.stages)
+        is_done = not is_last and self.stages[after.stage].is_over(epochs, updates)
+        return after.next_stage() if is_done else after
+
+    def after_score(self, position: Position, score: float) -> Position:
+        """Return where training continues after a validation: perhaps in the next stage."""
+        if position.stage + 1 >= len(self.stages):
+            return position
+        wanted = self.stages[position.stage].score
+        return position.next_stage() if wanted is not None and score >= wanted else position
+
+    def epoch_updates(self) -> Iterator[int]:
+        """Yield the updates of each epoch. A stage that ends with a score is taken to last."""
+        count = 0
+        for _, epoch, after in self._planned(Position()):
+            count += 1
+            if after.epoch > epoch:
+                yield count
+                count = 0
 
     def _made(self, planned: tuple[list[IntArray], int, Position]) -> tuple[list[Batch], Position]:
         batches, epoch, after = planned

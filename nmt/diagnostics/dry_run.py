@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -285,8 +286,7 @@ def _budget(setup: TrainingSetup, in_epoch: int, seconds: TimePlan) -> dict[str,
     if training.max_steps is not None:
         limits["training.max_steps"] = training.max_steps
     if training.max_epochs is not None:
-        later = range(1, training.max_epochs)
-        updates = in_epoch + sum(setup.loader.updates_per_epoch(number) for number in later)
+        updates = sum(islice(setup.loader.epoch_updates(), training.max_epochs))
         limits["training.max_epochs"] = updates
     if training.max_minutes is not None:
         limits["training.max_minutes"] = seconds.updates_in(training.max_minutes, training)

@@ -193,7 +193,13 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     resumes does not need it any more.
     """
     data = config.data.model_dump(
-        mode="json", exclude={"test": True, "train": {"__all__": {"weight"}}}
+        mode="json",
+        exclude={
+            "test": True,
+            "temperature": True,
+            "stages": True,
+            "train": {"__all__": {"weight"}},
+        },
     )
     # Folders that were made before there were such keys stay valid.
     for corpus in (*data["train"], data["valid"]):

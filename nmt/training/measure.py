@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,9 @@ def count_updates(loader: Loader, epochs: int, stop: SharedStop, processes: Proc
 
     def count() -> int:
         total = 0
-        for epoch in range(epochs if processes.rank == 0 else 0):
+        for updates in islice(loader.epoch_updates(), epochs if processes.rank == 0 else 0):
             stop.check()
-            total += loader.updates_per_epoch(epoch)
+            total += updates
         return total
 
     return stop.gather(count)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nmt.checkpoint.files import checkpoint_name
@@ -152,7 +152,7 @@ class Progress:
         """
         progress = cls.from_dict(state["progress"])
         updates = progress.position.batch // state["batch"]["accumulate"]
-        progress.position = Position(progress.position.epoch, updates * accumulate)
+        progress.position = replace(progress.position, batch=updates * accumulate)
         return progress
 
 

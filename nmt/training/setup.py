@@ -18,6 +18,7 @@ from nmt.config.run import RunConfig
 from nmt.data.augment import Augmenter
 from nmt.data.corpus import corpus_names
 from nmt.data.loader import Loader
+from nmt.data.mixing import build_stages, tempered_weights
 from nmt.data.prepared import KEPT, READ, PreparedData
 from nmt.data.resegment import InTurn, Resegment, Resegmenter
 from nmt.engine import own_cores
@@ -25,6 +26,7 @@ from nmt.engine.compilation import Compilation, compile_layers, pays
 from nmt.engine.device import choose_device, choose_precision, seed_rank
 from nmt.engine.distributed import Processes
 from nmt.errors import ConfigError
+from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
@@ -78,10 +80,15 @@ class TrainingSetup:
         processes = processes or Processes()
         device = choose_device(training.device)
         updater = _updater(config, data, device, processes)
+        weights = [corpus.weight for corpus in config.data.train]
+        sizes = np.bincount(data.train.corpus, minlength=len(weights)).tolist()
+        metric = training.validation.metric
+        is_error = metric == "loss" or METRICS[metric].lower_is_better
         loader = Loader(
             data.train,
             batch,
-            weights=[corpus.weight for corpus in config.data.train],
+            weights=tempered_weights(weights, sizes, config.data.temperature),
+            stages=build_stages(config.data, sizes, lower_is_better=is_error),
             seed=training.seed,
             rank=processes.rank,
             num_ranks=processes.size,

@@ -99,13 +99,20 @@ class Trainer:
 
     def _make_updates(self) -> str:
         """Make updates until there is a reason to end, and return it."""
-        config, progress, pace = self._config, self.progress, self._updater.pace
         reason = "signal" if self._is_stopping() else self._finished()
+        while reason is None:
+            reason = self._make_updates_of_stage()
+        return reason
+
+    def _make_updates_of_stage(self) -> str | None:
+        """Make updates until there is a reason to end, or another stage begins."""
+        config, progress, pace = self._config, self.progress, self._updater.pace
+        reason, stage = None, progress.position.stage
         with (
             closing(self._loader.updates(progress.position)) as batches,
             pace.stream(batches) as updates,
         ):
-            while reason is None:
+            while reason is None and progress.position.stage == stage:
                 stats = self._update(updates)
                 self._tell_saved(self._writer.finished())
                 if len(self._unread) == pace.max_inflight_updates:
@@ -119,6 +126,9 @@ class Trainer:
                     elif progress.step % config.save_every == 0:
                         self._save()
                 reason = "signal" if self._is_stopping() else self._finished()
+        if progress.position.stage != stage:
+            text = f"stage {progress.position.stage + 1} of the data begins"
+            self._reporter.report(Event(progress.step, text))
         return reason
 
     def _save_the_end(self) -> None:
@@ -230,7 +240,9 @@ class Trainer:
             self._all_stop = True  # the loop saves and leaves; the next start validates first
             return
         step, epoch = self.progress.step, self.progress.position.epoch
-        self.progress.history[step] = scores.value(self._config.validation.metric)
+        score = scores.value(self._config.validation.metric)
+        self.progress.history[step] = score
+        self.progress.position = self._loader.after_score(self.progress.position, score)
         self._reporter.report(scores.event(step, epoch, time.perf_counter() - begin))
         # Some models are worse than guessing before they have learned anything.
         warmup = self._config.schedule.warmup_updates(self.progress.total_steps)

@@ -24,6 +24,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "training.r_drop": 1.0,
     },
     "noise": {"data.train.0.augment": {"upper_case": 0.3, "typos": 0.5, "spacing": 0.5}},
+    "stages": {
+        "data.train.0.name": "toy",
+        "data.stages": [{"mix": {"toy": 1}, "until": {"toy": 0.5}}, {"mix": {"toy": 1}}],
+    },
     "schedule-free": {"training.optimizer.kind": "schedule-free"},
     "ema and frozen encoder": {"training.ema_decay": 0.9, "training.freeze": ["encoder"]},
     "recomputed": {"training.activation_checkpointing": True},
