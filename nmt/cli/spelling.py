@@ -16,6 +16,8 @@ from nmt.errors import ConfigError
 
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
 """What may follow a flag that is a switch here: ``--gpu 0``."""
+_CODE = re.compile("[a-z]{2}")
+"""A language, which some name where we have a file."""
 _PLAIN_KEY = re.compile(r"[a-z_0-9.]+")
 """Without a remark."""
 
@@ -59,9 +61,12 @@ class Spelling:
                 if self._takes_value.get(word) and rest:
                     typed.append(rest.popleft())
                 continue
-            found[name] = ours
             if not equals and rest and self._is_value(ours, rest[0]):
                 value = rest.popleft()
+            if ours in ("--input", "--output") and _CODE.fullmatch(value):
+                found[name] = "the model knows its languages"
+                continue
+            found[name] = ours
             if ours.isupper():
                 arguments.append(value or ours)
             else:
@@ -90,7 +95,8 @@ class Spelling:
         keys = [key for key in (*listed, *named) if _PLAIN_KEY.fullmatch(key)]
         yield from (f"--{key.rpartition('.')[2].replace('_', '-')}" for key in keys)
         yield from (f"--set {key}" for key in keys)
-        yield from (f"{key} in the configuration" for key in (*listed, *named))
+        of_configuration = (key for key in (*listed, *named) if not is_of_command_line(key))
+        yield from (f"{key} in the configuration" for key in of_configuration)
 
     def _has(self, ours: str) -> bool:
         if ours.startswith("--set "):  # a model that is trained has no other key to change
@@ -114,6 +120,8 @@ class Spelling:
         flag, _, fixed = ours.partition(" ")
         if not flag.startswith("--"):
             return []
+        if fixed.endswith("cuda") and value.isdecimal() and int(value):
+            fixed += f":{value}"
         if flag == "--set":
             return [flag, fixed if "=" in fixed else f"{fixed}={value or 'VALUE'}"]
         if fixed:

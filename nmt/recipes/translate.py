@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -28,6 +30,10 @@ from nmt.translation.translator import Translator
 if TYPE_CHECKING:
     from nmt.translation.distributed import Team
     from nmt.translation.mbr import Mbr
+
+logger = logging.getLogger(__name__)
+
+_JSON_NAME = re.compile(r"\.jsonl?(\.\w+)?$")
 
 
 def translate(
@@ -77,6 +83,9 @@ def translate(
         run = team.translate_files if team else translate_files
         style = replace(style, n_best=translator.options.n_best)
         shown = team is None or team.is_first
+        if shown and source and _JSON_NAME.search(source.name) and not style.reads_json:
+            advice = "--input-format json reads JSON objects"
+            logger.warning("%s is read as plain text; %s", source.name, advice)
         with file_bar("translating", source, unit="lines", shown=shown) as bar:
             lines = line_translator(translator.with_progress(bar.update), style)
             return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)

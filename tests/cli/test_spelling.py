@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shlex
 from pathlib import Path
@@ -31,6 +32,7 @@ MISTAKES = {
     # Flags of other tools.
     "translate M -s in.de": "nmt translate has no -s (here: --input).",
     "translate M -s in.de -t out": "nmt translate has no -s (here: --input), -t (here: --output).",
+    "translate M in.de -s de": "nmt translate has no -s (here: the model knows its languages).",
     "translate M --src in.de": "nmt translate has no --src (here: --input).",
     "translate M --beam 5": "nmt translate has no --beam (here: --beam-size).",
     "translate M --beam_size=5": "nmt translate has no --beam_size (here: --beam-size).",
@@ -132,6 +134,8 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
     [
         ("translate M -s in.de --beam 3 --gpu 0",
          "translate M --input in.de --beam-size 3 --device cuda"),
+        ("translate M -s de -t en --gpu 1 in.de", "translate M --device cuda:1 in.de"),
+        ("train c.yaml --gpu=2", "train c.yaml --set training.device=cuda:2"),
         ("translate --model M -q --fp16 --src=-", "translate M -q --dtype float16 --input -"),
         ("translate M -src in.de -gpu 0 -qv", "translate M --input in.de --device cuda -qv"),
         ("translate M -o 'a b' --greedy", "translate M -o 'a b' --beam-size 1"),
@@ -163,6 +167,15 @@ def test_text_and_translations_may_stand_without_flags() -> None:
     scored = nmt("evaluate in.en in.en --json --resamples 0")
     named = nmt("evaluate --hypothesis in.en --reference in.en --json --resamples 0")
     assert (scored.exit_code, scored.stdout) == (0, named.stdout)
+
+
+def test_json_that_would_be_translated_as_text_is_noticed() -> None:
+    Path("in.jsonl.gz").write_bytes(gzip.compress(b'{"source": "ein Hund"}\n'))
+    flags = "--device cpu --threads 1 --format jsonl"
+    warning = "nmt: warning: in.jsonl.gz is read as plain text; --input-format json reads JSON"
+
+    assert warning in nmt(f"translate M in.jsonl.gz {flags}").stderr
+    assert warning not in nmt(f"translate M in.jsonl.gz {flags} --input-format json").stderr
 
 
 def test_help_says_which_default_the_model_has() -> None:
