@@ -11,10 +11,7 @@ import numpy.typing as npt
 from nmt.data.languages import common_words, letters_of, script_of
 
 _IDENTICAL_SHARE = 0.1
-_WINDOW_LINES = 1000
-_SMALLEST_WINDOW = 100
-_SHIFT_GAIN = 0.2
-_SHIFT_CORRELATION = 0.3
+_FEWEST_LINES = 100
 _LOW_CORRELATION = 0.3
 _LANGUAGE_PAIRS = 5000
 
@@ -83,50 +80,19 @@ class _Alignment:
     """Compares the lengths of both sides: lines that translate each other are of like length."""
 
     def __init__(self) -> None:
-        self._rest = np.zeros((2, 0), dtype=np.int64)
         self._sums = np.zeros((3, 3))  # of products of (1, source, target), over all lines
-        self._lines = 0
-        self._shifted: list[int] = []  # lines at which windows start that look shifted
 
     def update(self, lengths: npt.NDArray[np.int64]) -> None:
         values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
         self._sums += values @ values.T
-        waiting = np.hstack((self._rest, lengths))
-        while waiting.shape[1] >= _WINDOW_LINES:
-            self._look(waiting[:, :_WINDOW_LINES])
-            waiting = waiting[:, _WINDOW_LINES:]
-        self._rest = waiting
-
-    def _look(self, lengths: npt.NDArray[np.int64]) -> None:
-        source, target = np.log1p(lengths)
-        here = _correlation(source, target)
-        beside = max(_correlation(source[:-1], target[1:]), _correlation(source[1:], target[:-1]))
-        if beside > max(here + _SHIFT_GAIN, _SHIFT_CORRELATION):
-            self._shifted.append(self._lines + 1)
-        self._lines += lengths.shape[1]
 
     def warnings(self) -> Iterator[str]:
-        if self._rest.shape[1] >= _SMALLEST_WINDOW:
-            self._look(self._rest)
-            self._rest = self._rest[:, :0]
-        if self._shifted:
-            yield (
-                f"the sides look shifted by one line, first near line {self._shifted[0]:,}: "
-                "is a line missing on one side there?"
-            )
-            return
         mean = self._sums / max(self._sums[0, 0], 1)
         covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
         spread = np.sqrt(np.diag(covariance).clip(0).prod())
         correlation = covariance[0, 1] / spread if spread > 1e-9 else 1.0
-        if self._sums[0, 0] >= _SMALLEST_WINDOW and correlation < _LOW_CORRELATION:
+        if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
             yield (
                 f"the lengths of the sides hardly agree (correlation {correlation:.2f}): do they "
                 "translate each other?"
             )
-
-
-def _correlation(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> float:
-    left, right = left - left.mean(), right - right.mean()
-    spread = float(np.sqrt((left**2).sum() * (right**2).sum()))
-    return float(left @ right) / spread if spread > 1e-9 else 0.0

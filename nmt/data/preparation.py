@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,8 @@ from nmt.data.leakage import HeldOut
 from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
 from nmt.data.reasons import reasons_not_found
 from nmt.data.repeats import RepeatFinder, Repeats, pair_hashes
-from nmt.data.store import StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.xray import LineWriter, XRay, x_ray
 from nmt.engine import usable_cores
 from nmt.errors import DataError
 from nmt.files.progress import progress_bar
@@ -124,6 +126,11 @@ class Preparation:
         })  # fmt: skip
         sample, repeats = self._look(held_out)
         tokenizers = self._learn(sample)
+        xray = self._x_ray(tokenizers, {
+            _place(name): corpus
+            for name, corpus in sets.items()
+            if name == VALID or name in self._config.data.test
+        })  # fmt: skip
         sides = self._encode(TRAIN, self._corpora, tokenizers, repeats)
         self._encode(VALID, {VALID: self._config.data.valid}, tokenizers)
         actions = self._filters[TRAIN].actions
@@ -143,6 +150,7 @@ class Preparation:
             findings=self._tally.reported(self._corpora, actions),
             reasons=self._tally.report(actions),
             leakage=held_out.leaks,
+            **xray.findings(),
             overlap=held_out.overlap(),
             unchecked=remote,
             lengths=[[*pair] for _, pair in self._lengths],
@@ -173,7 +181,7 @@ class Preparation:
     def _held_out(self, name: str, corpus: CorpusConfig) -> list[SentencePair]:
         """Return the usable pairs of a held-out set, and check them as those of training."""
         pairs = list(read_corpus(corpus, self._options))
-        where = name if name == VALID else f"data.test.{name}"
+        where = _place(name)
         usable = examine(pairs, self._filters[VALID], where).kept
         self._checked(where, pairs, usable)
         return usable
@@ -242,6 +250,18 @@ class Preparation:
         for name, lines in texts.items():
             train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
         return load_tokenizers(folder)
+
+    def _x_ray(self, tokenizers: Tokenizers, held_out: Mapping[str, CorpusConfig]) -> XRay:
+        """Score every line of the corpora, and find ranges that are misaligned."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+            folder = Path(scratch) / "lines"
+            with LineWriter(folder, tokenizers, self._threads) as writer:
+                for name, corpus in {**self._corpora, **held_out}.items():
+                    for block in self._blocks("aligning", name, corpus):
+                        writer.add(name, block)
+            return x_ray(
+                ParallelStore.open(folder), tokenizers.vocab_sizes, writer.spans, held_out.keys()
+            )
 
     def _encode(
         self,
@@ -349,6 +369,11 @@ def sample_lengths(
     keys = (crc32(f"{pair.line} {pair.source}".encode()) for pair in pairs)
     lengths = zip(map(len, ids[0]), map(len, ids[1]), strict=True)
     return nsmallest(_NUM_LENGTHS, [*known, *zip(keys, lengths, strict=True)])
+
+
+def _place(name: str) -> str:
+    """Return what reports call a held-out set, as a training corpus may have its name."""
+    return name if name == VALID else f"data.test.{name}"
 
 
 def _check_kept(part: str, reasons: Counter[str]) -> None:

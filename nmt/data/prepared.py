@@ -19,6 +19,7 @@ TRAIN, VALID, TOKENIZER = "train", "valid", "tokenizer"
 """Parts of the folder."""
 READ, KEPT = "read", "kept"
 """Keys of a corpus's counts that are no reasons."""
+_MOST_RANGES = 10
 _AGAIN = "Run `nmt prepare CONFIG --force`."
 
 
@@ -127,6 +128,7 @@ class PrepareReport:
         source, target = (f"{side.vocab_size:,}" for side in self.sides)
         both = f"vocabularies: {source} and {target} entries"
         yield f"vocabulary: {source} entries, joint" if self.joint else both
+        yield from self._misaligned()
         yield from (f"overlap: {text}" for text in self._overlap())
         yield from (f"warning: {text}" for text in self.warnings)
         rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
@@ -137,6 +139,21 @@ class PrepareReport:
         examples = self.reasons.get(reason, {}).get("examples", ())
         lines = sorted(each["line"] for each in examples if each["corpus"] == corpus)
         return f" (lines {', '.join(f'{line:,}' for line in lines[:3])})" if lines else ""
+
+    def _misaligned(self) -> Iterator[str]:
+        """Name the largest misaligned ranges."""
+        found = sorted(
+            [*self.shifts, *self.unrelated], key=lambda each: each["start"] - each["end"]
+        )
+        for each in found[:_MOST_RANGES]:
+            lines = f"{each['corpus']}: lines {each['start']:,} to {each['end']:,}"
+            if offset := each.get("offset"):
+                direction = "further down" if offset > 0 else "further up"
+                yield f"shifted: {lines} have their targets {abs(offset)} {direction}"
+            else:
+                yield f"unrelated: {lines} do not translate each other"
+        if len(found) > _MOST_RANGES:
+            yield f"and {len(found) - _MOST_RANGES:,} smaller ranges that are misaligned"
 
     def _overlap(self) -> Iterator[str]:
         """Name the sets without overlap too: silence could mean that nobody looked."""

@@ -151,20 +151,23 @@ def test_bad_utf_8_stops_or_drops_both_sides(tmp_path: Path) -> None:
     assert decoded(tmp_path / "prepared") == expected
 
 
-def test_files_shifted_against_each_other_or_identical_are_warned_about(tmp_path: Path) -> None:
+def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_about(
+    tmp_path: Path,
+) -> None:
     """FAULTS 38."""
     source, target = corpus(400)
-    lengths = [1 + (i * 37) % 11 for i in range(400)]
-    source = [" ".join(["eins"] * n) for n in lengths]
-    target = [" ".join(["one"] * n) for n in lengths]
     write_pairs(tmp_path, source, target[1:] + target[:1])
-    small = {"vocab_size": 16, "byte_fallback": False}
+    small = {"vocab_size": 60, "byte_fallback": False}
 
     shifted = prepare(config_for(tmp_path, tokenizer=small))
     write(tmp_path, "train.en", source)
     identical = prepare(config_for(tmp_path, tokenizer=small))
 
-    assert any("shifted" in warning for warning in shifted.warnings)
+    (found,) = shifted.shifts
+    assert (found["corpus"], found["offset"]) == ("numbers", -1)
+    assert found["start"] <= 3
+    assert found["end"] >= 398
+    assert "have their targets 1 further up" in shifted.as_text()
     assert any("identical" in warning for warning in identical.warnings)
 
 
