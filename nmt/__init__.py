@@ -48,6 +48,7 @@ __all__ = [
     "TranslationResult",
     "Translator",
     "__version__",
+    "augment",
     "average",
     "doctor",
     "evaluate",

@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli import config, evaluate, export, prepare, score, start, train, translate
+from nmt.cli import augment, config, evaluate, export, prepare, score, start, train, translate
 from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
 from nmt.cli.spelling import Spelling
@@ -264,6 +264,7 @@ for function, epilog in (
     (export.export, export.EXPORT_EPILOG),
     (translate.translate, translate.EPILOG),
     (score.score, score.EPILOG),
+    (augment.augment, augment.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),
     (start.doctor, start.DOCTOR_EPILOG),
     (inspect_model.inspect, inspect_model.EPILOG),
