@@ -76,6 +76,11 @@ class TestOptions:
     limit: int | None = flag(
         min=1, metavar="N", help="Score the first N sentences only.", show_default=False
     )
+    list_: bool = flag(
+        "--list",
+        default=False,
+        help="List the test sets that -t may name, those of the models first, and do nothing else.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,18 @@ class AnalysisOptions:
         "Repeatable.",
     )
 
+    robustness: bool = flag(
+        default=False,
+        help="Translate the test set again with typos, other case, no final punctuation, wrong "
+        "spaces, decomposed Unicode, and lines joined and split: shows what is lost.",
+    )
+    contrastive: Path | None = flag(
+        metavar="FILE",
+        help="Lines of source, right and wrong translation and category, with tabs between: shows "
+        "how often the right one is more probable.",
+        show_default=False,
+    )
+
     def labels(self) -> dict[str, Path]:
         """Return the files of labels by name.
 
@@ -226,9 +243,13 @@ def evaluate(
     from nmt.evaluation.scoring import Resampling
     from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
-    from nmt.recipes.evaluated_model import ModelUse
+    from nmt.recipes.evaluated_model import ModelUse, list_tests
 
     folders, test = _named_by_position(models, test)
+    if test.list_:
+        names = list_tests(folders)
+        print_result("\n".join(names), {"tests": names}, json=json)
+        return
     base: Path | ModelUse | None = gate.baseline
     if gate.baseline is not None and gate.baseline.is_dir():
         loading = engine.loading() | search.loading() | {"checkpoint": "best", "ensemble": None}
@@ -292,6 +313,8 @@ def evaluate(
             ),
             slices=analysis.slices,
             labels=analysis.labels(),
+            robustness=analysis.robustness,
+            contrastive=analysis.contrastive,
             sentence_level=output.sentence_level,
             reports=tuple(output.report),
         )

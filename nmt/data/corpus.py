@@ -510,6 +510,16 @@ def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
     return found
 
 
+def published_names() -> list[str]:
+    """Return the names of sacrebleu's test sets, each with its pairs of languages."""
+    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
+
+    return [
+        f"{name}: {', '.join(sorted(utils.get_langpairs_for_testset(name)))}"
+        for name in sorted(DATASETS)
+    ]
+
+
 def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
     """Return the source and reference files of a test set of sacrebleu, downloaded on first use.
 

@@ -11,18 +11,28 @@ from typing import cast
 
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.evaluation.baseline import read_baseline_report
+from nmt.evaluation.contrastive import read_pairs
 from nmt.evaluation.external import ExternalError, ExternalScorer
 from nmt.evaluation.gates import USUAL_ALPHA, check_gates, check_regressions
 from nmt.evaluation.render import REPORTS
-from nmt.evaluation.result import Evaluation, EvaluationReport, GateResult, Slice, System
+from nmt.evaluation.result import (
+    Evaluation,
+    EvaluationReport,
+    GateResult,
+    NoiseLoss,
+    Slice,
+    System,
+)
+from nmt.evaluation.robustness import noise_losses, noisy_sources
 from nmt.evaluation.scoring import Resampling, Scored, measure, odd_texts, score_systems
 from nmt.evaluation.slices import groups_of_source, groups_of_system, score_slices, user_group
 from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
 from nmt.files.atomic import open_output
 from nmt.files.lines import is_standard
-from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer, check_metric
+from nmt.metrics.metric import METRICS, MetricOptions, References, Score, Scorer, check_metric
 from nmt.metrics.significance import Floats
 from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse, check_place, counts_in_training
+from nmt.translation.segment import joiner_for
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +75,10 @@ class EvaluateOptions:
     """Whether to score parts of each test set by themselves."""
     labels: Mapping[str, Path] = field(default_factory=dict)
     """Groups of slices of the user's own: files with a label for each sentence, by name."""
+    robustness: bool = False
+    """Whether models translate the test set with noise in its source, too."""
+    contrastive: Path | None = None
+    """Right and wrong translations that models score; see `nmt.evaluation.contrastive`."""
     sentence_level: bool = False
     """Whether to score each sentence by itself, too."""
     reports: tuple[Path, ...] = ()
@@ -134,17 +148,20 @@ def run_evaluation(options: EvaluateOptions) -> EvaluationReport:
     config = next((model.config for model in (*models, *([base] if base else []))), None)
     tests = [_TestSet(load_evaluation_set(test, config), options) for test in options.tests]
     inputs = [path for test in tests for path in test.inputs]
+    inputs += [options.contrastive] if options.contrastive else []
     for model in models:
         model.check_place(inputs)
     folders = [model.use.folder for model in (*models, *([base] if base else []))]
     for path in options.reports:
         check_place(path, [*inputs, *folders])
+    pairs = read_pairs(options.contrastive) if options.contrastive else []
     failures = _translate(models, base, tests)
+    contrastive = [found for model in models if pairs for found in model.compare(pairs)]
     evaluations = tuple(test.evaluate(failures) for test in tests)
     for number, model in enumerate(models):
         for test, found in zip(tests, evaluations, strict=True):
             model.record(test.chosen, found.systems[number])
-    report = EvaluationReport(evaluations=evaluations)
+    report = EvaluationReport(evaluations=evaluations, contrastive=tuple(contrastive))
     for path in options.reports:
         failures += _save(path, REPORTS[path.suffix](report).splitlines())
     return replace(report, failures=tuple(failures))
@@ -157,7 +174,7 @@ def _translate(
     failures: list[NmtError] = []
     for model in models:
         for test in tests:
-            test.systems.append(model.translate(test.chosen.name, test.source, test.chosen.tag))
+            test.translate(model)
         model.release()
         failures += _save(model.use.save_hypotheses, tests[0].systems[-1].lines)
     if base:
@@ -177,14 +194,9 @@ class _TestSet:
 
     def __init__(self, whole: EvaluationSet, options: EvaluateOptions) -> None:
         self.chosen, self._options = whole.first(options.limit), options
-        metric_options = MetricOptions(
-            tokenize=options.tokenize,
-            lowercase=options.lowercase,
-            target_language=whole.target_language,
-        )
         references = self.chosen.references
-        metrics = dict.fromkeys(map(check_metric, (*options.metrics, *options.gates)))
-        self.scorers = [Scorer(metric, references, metric_options) for metric in metrics]
+        self.scorers = self._make_scorers(references)
+        self._losses = list[NoiseLoss]()
         self.systems = list[System]()
         self._files = _read_systems(options.hypotheses, whole, options.limit)
         self._labels = {
@@ -201,6 +213,16 @@ class _TestSet:
             else:
                 (self.baseline,) = _read_systems([path], whole, options.limit)
 
+    def _make_scorers(self, references: References) -> list[Scorer]:
+        options = self._options
+        metric_options = MetricOptions(
+            tokenize=options.tokenize,
+            lowercase=options.lowercase,
+            target_language=self.chosen.target_language,
+        )
+        metrics = dict.fromkeys(map(check_metric, (*options.metrics, *options.gates)))
+        return [Scorer(metric, references, metric_options) for metric in metrics]
+
     @property
     def source(self) -> Sequence[str]:
         """Source lines.
@@ -211,6 +233,21 @@ class _TestSet:
         if self.chosen.source is None:
             raise ConfigError("A model needs source lines.", fix="Add --source FILE.")
         return self.chosen.source
+
+    def translate(self, model: EvaluatedModel) -> None:
+        """Add a model's translations, and what noise in the source costs it."""
+        name, tag, options = self.chosen.name, self.chosen.tag, self._options
+        system = model.translate(name, self.source, tag)
+        self.systems.append(system)
+        if not options.robustness:
+            return
+        read, written = map(joiner_for, model.config.languages.values())
+        for noisy in noisy_sources(self.source, read, options.resampling.seed):
+            found = model.translate(f"{name} ({noisy.noise})", noisy.lines, tag)
+            self._losses += noise_losses(
+                system, noisy, found.lines, self.chosen.references, self._make_scorers, written,
+                options.resampling,
+            )  # fmt: skip
 
     def evaluate(self, failures: list[NmtError]) -> Evaluation:
         """Score all systems; what cannot be computed is added to ``failures``."""
@@ -245,6 +282,7 @@ class _TestSet:
             pairs=scored.pairs,
             gates=tuple(gate for system in found for gate in self._gates(system)),
             slices=tuple(self._slices(found, scored.tables, scorers)),
+            robustness=tuple(self._losses),
         )
 
     def _slices(
@@ -302,17 +340,7 @@ def _check_options(options: EvaluateOptions) -> None:
     files = [x for test in options.tests for x in (*test.references, test.source)]
     if [*options.hypotheses, *files, baseline].count(Path("-")) > 1:
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
-    is_single = len(options.models) <= 1 and len(options.tests) == 1
-    for use in options.models:
-        if use.save_hypotheses and not is_single:
-            raise ConfigError(
-                "--save-hypotheses is for one model and one test set.",
-                fix="Use --report FILE.json, which keeps the translations of all.",
-            )
-        if use.loading.get("ensemble") and len(options.models) > 1:
-            raise ConfigError(
-                "--with does not go with several models.", fix="Evaluate the ensemble by itself."
-            )
+    _check_models(options)
     if len(options.tests) > 1 and (
         options.hypotheses or options.labels or (baseline and baseline.suffix != ".json")
     ):
@@ -331,6 +359,24 @@ def _check_options(options: EvaluateOptions) -> None:
                 f"--report {path}: the ending says what to write, and {path.suffix or 'none'} is "
                 "unknown.",
                 fix=f"Name it {', '.join(f'*{ending}' for ending in REPORTS)}.",
+            )
+
+
+def _check_models(options: EvaluateOptions) -> None:
+    """Check what is only for models, or for one of them."""
+    if (options.robustness or options.contrastive) and not options.models:
+        flag = "--robustness" if options.robustness else "--contrastive"
+        raise ConfigError(f"{flag} needs a model.", fix="Name a model folder, or drop the flag.")
+    is_single = len(options.models) <= 1 and len(options.tests) == 1
+    for use in options.models:
+        if use.save_hypotheses and not is_single:
+            raise ConfigError(
+                "--save-hypotheses is for one model and one test set.",
+                fix="Use --report FILE.json, which keeps the translations of all.",
+            )
+        if use.loading.get("ensemble") and len(options.models) > 1:
+            raise ConfigError(
+                "--with does not go with several models.", fix="Evaluate the ensemble by itself."
             )
 
 

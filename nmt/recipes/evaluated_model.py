@@ -13,10 +13,12 @@ from nmt.checkpoint.model_folder import load_folder_config
 from nmt.checkpoint.run import trained_on
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
+from nmt.data.corpus import published_names
 from nmt.data.prepared import PreparedData
 from nmt.data.word_counts import LineCounts, count_in_training
 from nmt.errors import ConfigError
-from nmt.evaluation.result import System
+from nmt.evaluation.contrastive import ContrastivePair, contrastive_accuracy
+from nmt.evaluation.result import ContrastiveAccuracy, System
 from nmt.evaluation.test_set import EvaluationSet
 from nmt.files.atomic import check_output
 from nmt.files.lines import is_standard
@@ -96,6 +98,19 @@ class EvaluatedModel:
         engine, texts = translator.engine, [result.text for result in results]
         return System(self.use.name, texts, engine.name, engine.dtype, results=results)
 
+    def compare(self, pairs: Sequence[ContrastivePair]) -> list[ContrastiveAccuracy]:
+        """Score right and wrong translations, with the length normalisation of the search."""
+        from nmt.translation.scorer import Scorer  # noqa: PLC0415 - loads torch
+
+        names = ("device", "checkpoint", "threads", "ensemble")
+        loading = {name: value for name, value in self.use.loading.items() if name in names}
+        scorer = Scorer.load(self.use.folder, **loading)
+        return list(
+            contrastive_accuracy(
+                self.use.name, pairs, lambda texts: [x.score for x in scorer.score(texts)]
+            )
+        )
+
     def release(self) -> None:
         """Let the weights go."""
         self._translator = None
@@ -148,6 +163,12 @@ def counts_in_training(folder: Path, source: Sequence[str]) -> list[LineCounts] 
         return None
     data = PreparedData.open(config.prepared_dir)
     return count_in_training(data.train, load_tokenizers(data.tokenizer_dir).source, source)
+
+
+def list_tests(folders: Iterable[Path]) -> list[str]:
+    """Return names of test sets: those of the models' configurations, then sacrebleu's."""
+    own = (load_config(folder / "config.yaml").data.test for folder in folders)
+    return [*dict.fromkeys(name for tests in own for name in tests), *published_names()]
 
 
 def check_place(place: Path, inputs: Iterable[Path]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
@@ -210,7 +212,7 @@ def test_markdown_says_what_changed_by_how_much_and_whether_it_is_real(
     assert text.startswith("### Translation quality: 2 of 2 gates missed\n")
     row = next(line for line in text.splitlines() if line.startswith("| a"))
     assert row.startswith(r"| a\|b\*.en | BLEU | 100.00 | ")
-    assert "| worse (p = " in row
+    assert r"| worse (p \< 0.001) |" in row
     assert invoke(*flags(files, "same"), "--report", path, "--fail-if-worse").exit_code == 0
     text = path.read_text("utf-8")
     assert "all gates met" in text
@@ -258,3 +260,76 @@ def test_slices_by_labels_of_the_user_are_counted_and_scored(files: dict[str, Pa
             write(labels, ["a"] * 8)
         result = invoke(*flags(files), "--slice", flag, *more)
         assert (result.exit_code, "fix:" in result.stderr) == (code, True)
+
+
+PROGRAM = """
+import json, sys
+lines = [json.loads(line) for line in sys.stdin]
+print(*({result} for line in lines{cut}), sep="\\n")
+{after}
+"""
+
+
+def program(folder: Path, result: str = "1", cut: str = "", after: str = "") -> str:
+    path = folder / "metric.py"
+    path.write_text(PROGRAM.format(result=result, cut=cut, after=after), "utf-8")
+    return f"{sys.executable} {path}"
+
+
+def test_an_external_metric_is_tested_and_a_gate_like_the_others(files: dict[str, Path]) -> None:
+    length = "json.dumps({'score': line['hypothesis'].count('this') - len(line['references'])})"
+    command = program(files["bad"].parent, length)
+    result = invoke(*flags(files), "--external", command, "--fail-if-worse", "--json")
+    assert result.exit_code == 6
+    assert "bad.en: external is -0.50, -0.50 against same.en" in result.stderr
+    score = json.loads(result.stdout)["systems"][0]["scores"][-1]
+    assert (score["metric"], score["value"]) == ("external", -0.5)
+    assert score["signature"] == f"mean of: {command}"
+    assert score["confidence"]["low"] < -0.5 < score["confidence"]["high"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"after": "sys.exit('no model')"}, "ended with status 1: no model"),
+        ({"cut": "[1:]"}, "wrote 59 lines for 60 sentences"),
+        ({"result": "'NaN'"}, "wrote no finite number in line 1: 'NaN'"),
+        ({"result": "'{}'"}, "wrote no finite number in line 1: '{}'"),
+    ],
+)
+def test_an_external_metric_that_fails_is_named_and_costs_no_other_score(
+    files: dict[str, Path], changes: dict[str, str], message: str
+) -> None:
+    command = program(files["bad"].parent, **changes)
+    result = invoke(*flags(files), "--external", command, "--json")
+    assert (result.exit_code, message in result.stderr) == (3, True), result.stderr
+    assert command in result.stderr
+    scores = json.loads(result.stdout)["systems"][0]["scores"]
+    assert [score["metric"] for score in scores] == ["bleu", "chrf"]
+    result = invoke(*flags(files), "--external", "/no/such/program")
+    assert (result.exit_code, "/no/such/program" in result.stderr) == (3, True)
+
+
+def test_sentence_scores_are_those_of_sacrebleu(files: dict[str, Path]) -> None:
+    result = invoke(*flags(files), "--sentence-level")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(each["line"], each["system"]) for each in found[:2]] == [(1, "bad.en"), (2, "bad.en")]
+    lines = files["bad"].read_text("utf-8").splitlines()
+    for each, line, reference in zip(found, lines, LINES, strict=True):
+        assert (each["hypothesis"], each["references"]) == (line, [reference])
+        theirs = BLEU(effective_order=True).sentence_score(line, [reference]).score
+        assert each["scores"]["bleu"] == pytest.approx(theirs, abs=1e-9)
+        theirs = CHRF().sentence_score(line, [reference]).score
+        assert each["scores"]["chrf"] == pytest.approx(theirs, abs=1e-9)
+
+
+def test_test_sets_are_listed() -> None:
+    result = invoke("--list")
+    assert result.exit_code == 0
+    assert any(re.match("wmt14: .*en-de", line) for line in result.stdout.splitlines())
+
+
+def test_what_only_a_model_can_do_needs_one(files: dict[str, Path]) -> None:
+    for flag in ("--robustness", "--contrastive=x"):
+        result = invoke(*flags(files), flag)
+        assert (result.exit_code, "needs a model" in result.stderr) == (2, True)
