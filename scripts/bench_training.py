@@ -11,6 +11,10 @@ Rates are of target tokens without padding or filler.
 The table of kinds is torch's profiler over some updates more. Under it stands the time that the
 matrix products alone take, repeated with the same sizes on memory in use: the distance to what the
 machine can do. Sizes are those of products of the layers and of the loss, not of attention.
+
+With ``--hugging-face``, where transformers is installed, its MarianMTModel of the same size is
+trained in turn, too, in float32 and under autocast to bfloat16: post-norm, tied tables, attention
+by `scaled_dot_product_attention`, torch's fused Adam. It has our allocator settings.
 """
 
 from __future__ import annotations
@@ -19,10 +23,13 @@ import argparse
 import platform
 import resource
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -121,17 +128,79 @@ def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -
     return step
 
 
+def hugging_face_step(
+    config: ModelConfig, vocab_size: int, batches: Iterator[Batch], precision: str
+) -> Step:
+    """Return one update of Hugging Face's Marian model."""
+    transformers: Any = import_module("transformers")
+    shape = transformers.MarianConfig(
+        vocab_size=vocab_size,
+        d_model=config.model_dim,
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        encoder_attention_heads=config.num_heads,
+        decoder_attention_heads=config.num_heads,
+        encoder_ffn_dim=config.ff_dim,
+        decoder_ffn_dim=config.decoder_ff_dim or config.ff_dim,
+        dropout=config.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=0,
+        eos_token_id=3,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    )
+    model = transformers.MarianMTModel(shape).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
+
+    def step() -> int:
+        batch = next(batches)
+        source, target, gold = (
+            side.pad(ids)
+            for side, ids in (
+                (batch.source, batch.source.ids),
+                (batch.target, batch.target.ids),
+                (batch.target, batch.gold),
+            )
+        )
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            logits = model(
+                input_ids=source,
+                attention_mask=(source != 0).long(),
+                decoder_input_ids=target,
+                use_cache=False,
+            ).logits
+            loss = F.cross_entropy(
+                logits.float().flatten(0, 1),
+                gold.flatten(),
+                ignore_index=0,
+                label_smoothing=0.1,
+            )
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return batch.num_target_tokens
+
+    return step
+
+
 def our_step(setup: TrainingSetup) -> Step:
     """Return one update as `nmt train` makes it."""
     updates = setup.loader.updates(Position())
     return lambda: setup.updater(next(updates)[0], 1e-4).target_tokens
 
 
-def rate(step: Step, count: int) -> float:
+def batches_of(setup: TrainingSetup) -> Iterator[Batch]:
+    """Yield those of training, one by one."""
+    return (batch for batches, _ in setup.loader.updates(Position()) for batch in batches)
+
+
+def rate(step: Step, count: int, clock: Callable[[], float]) -> float:
     """Return target tokens per second over ``count`` updates."""
-    begin = time.perf_counter()
+    begin = clock()
     tokens = sum(step() for _ in range(count))
-    return tokens / (time.perf_counter() - begin)
+    return tokens / (clock() - begin)
 
 
 def resident_mib() -> int:
@@ -192,7 +261,9 @@ def print_kinds(setup: TrainingSetup, step: Step) -> None:
         rest -= seconds
         print(f"| {kind} | {seconds * 1e3:.1f} | {seconds / whole:.1%} |")
     print(f"| rest | {rest * 1e3:.1f} | {rest / whole:.1%} |")
-    bare = bare_seconds(products, setup.updater.precision.dtype) / _PROFILED
+    precision = setup.updater.precision
+    with precision.fast_products():
+        bare = bare_seconds(products, precision.dtype) / _PROFILED
     print(f"| an update | {whole * 1e3:.1f} | 100% |\n")
     print(f"its products alone: {bare * 1e3:.1f} ms, {bare / whole:.1%} of the update\n")
 
@@ -211,26 +282,38 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=10, help="in a round")
-    parser.add_argument("--precision", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--precision", nargs="*", default=["float32", "bf16-products", "bfloat16"])
     parser.add_argument("--without-plain", action="store_true", help="leave the plain loop out")
+    parser.add_argument("--hugging-face", action="store_true", help="train its Marian model, too")
+    parser.add_argument(
+        "--without-kinds", action="store_true", help="leave the tables of kinds out"
+    )
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="for one thread on a machine with other jobs"
+    )
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
     prepare_process(config.training.threads)
     use_huge_pages()
     setups = {name: build(config, name) for name in options.precision}
     steps = {f"nmt {name}": our_step(setup) for name, setup in setups.items()}
+    setup = build(config, "float32")
+    vocab_size = len(setup.updater.model.output_weight)
+    if options.hugging_face:
+        for name in ("bfloat16", "float32"):
+            step = hugging_face_step(config.model, vocab_size, batches_of(setup), name)
+            steps = {f"Hugging Face {name}": step, **steps}
     if not options.without_plain:
-        setup = build(config, "float32")
-        batches = (batch for batches, _ in setup.loader.updates(Position()) for batch in batches)
-        vocab_size = len(setup.updater.model.output_weight)
-        plain = plain_step(config.model, vocab_size, batches)
+        plain = plain_step(config.model, vocab_size, batches_of(setup))
         steps = {"torch.nn.Transformer float32": plain, **steps}
+    clock = time.process_time if options.cpu_time else time.perf_counter
     measured: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(options.rounds + 1):
         for name, step in steps.items():
-            found = rate(step, options.updates)
+            found = rate(step, options.updates, clock)
             if number > 0:
                 measured[name].append(found)
+                print(f"{name}: {found:.0f}", file=sys.stderr, flush=True)
     baseline = statistics.median(next(iter(measured.values())))
     print(
         f"{options.config}, {config.batch.max_tokens} tokens a batch, "
@@ -247,7 +330,8 @@ def main() -> None:
     for name, setup in setups.items():
         tokens, rectangles = distinct_sizes(setup, options.rounds * options.updates)
         print(f"\nnmt {name}: {tokens} numbers of tokens, {rectangles} rectangles\n")
-        print_kinds(setup, steps[f"nmt {name}"])
+        if not options.without_kinds:
+            print_kinds(setup, steps[f"nmt {name}"])
 
 
 if __name__ == "__main__":
