@@ -48,7 +48,7 @@ from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport
 from nmt.data.reasons import reasons_not_found
 from nmt.data.repeats import RepeatFinder, Repeats, pair_hashes
 from nmt.data.store import ParallelStore, StoreWriter
-from nmt.data.xray import LineWriter, XRay, x_ray
+from nmt.data.xray import SCORES, LineWriter, XRay, write_scores, x_ray
 from nmt.engine import usable_cores
 from nmt.errors import DataError
 from nmt.files.progress import progress_bar
@@ -259,9 +259,11 @@ class Preparation:
                 for name, corpus in {**self._corpora, **held_out}.items():
                     for block in self._blocks("aligning", name, corpus):
                         writer.add(name, block)
-            return x_ray(
+            found = x_ray(
                 ParallelStore.open(folder), tokenizers.vocab_sizes, writer.spans, held_out.keys()
             )
+        write_scores(self._folder / SCORES, found.scores)
+        return found
 
     def _encode(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -17,12 +18,15 @@ from nmt.data.misalignment import Range, find_ranges, joined, likely_offsets
 from nmt.data.store import StoreWriter
 from nmt.text.tokenizer import Tokenizers
 
+SCORES = "lexical.tsv.gz"
+"""List of the lexical scores of all pairs: corpus, line, score."""
 MOST_TOKENS = 64
 """Of a line; what is beyond them says little more about what it means."""
 _ROUNDS = 3
 _AGREED = 0.01
 """Share of the lines whose offset may differ from what the lexicon was taught."""
 _PART = 1 << 20
+_WRITTEN_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,17 @@ class XRay:
                 else:
                     found["shifts"].append(values | {"offset": each.offset})
         return found
+
+
+def write_scores(path: Path, scores: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Write compressed TSV of corpus, line and score, for every line; the same bytes each time."""
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
+        file.write(b"corpus\tline\tscore\n")
+        for corpus, values in scores.items():
+            for start in range(0, len(values), _WRITTEN_AT_ONCE):
+                part = enumerate(values[start : start + _WRITTEN_AT_ONCE].tolist(), start + 1)
+                rows = (f"{corpus}\t{line}\t{value:.4f}\n" for line, value in part)
+                file.write("".join(rows).encode())
 
 
 class LineWriter:

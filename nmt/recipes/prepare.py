@@ -33,6 +33,7 @@ from nmt.data.prepared import (
     PreparedManifest,
     PrepareReport,
 )
+from nmt.data.xray import SCORES
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import (
     atomic_folder,
@@ -118,7 +119,7 @@ def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / REPORT, _report_text(report).encode())
         write_bytes(folder / "report.html", render_report(report).encode())
-        for name in (DROPPED, REPORTED):
+        for name in (DROPPED, REPORTED, SCORES):
             if (lists / name).exists():  # not in folders that an earlier release made
                 write_bytes(folder / name, (lists / name).read_bytes())
 

@@ -168,6 +168,10 @@ def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_ab
     assert found["start"] <= 3
     assert found["end"] >= 398
     assert "have their targets 1 further up" in shifted.as_text()
+    with gzip.open(tmp_path / "prepared" / "lexical.tsv.gz", "rt") as file:
+        rows = [line.split("\t") for line in file.read().splitlines()]
+    assert [row[:2] for row in rows[:2]] == [["corpus", "line"], ["numbers", "1"]]
+    assert len(rows) == 1 + 400 + 5  # validation too
     assert any("identical" in warning for warning in identical.warnings)
 
 
@@ -514,9 +518,10 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     for folder in folders[2:]:
         prepare(config, report_dir=folder)
 
-    names = {"dropped.tsv.gz", "report.html", "report.json", "reported.tsv.gz"}
+    lists = {"dropped.tsv.gz", "lexical.tsv.gz", "reported.tsv.gz"}
+    names = {*lists, "report.html", "report.json"}
     assert all({path.name for path in folder.iterdir()} == names for folder in folders)
-    for name in ("dropped.tsv.gz", "reported.tsv.gz"):
+    for name in lists:
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
     rows = gzip.decompress((folders[0] / "dropped.tsv.gz").read_bytes()).decode().splitlines()
     assert rows[1] == "numbers\t6\tmarkup\t<script>\t"
