@@ -33,10 +33,12 @@ class Frames:
 
 
 @contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch, *, is_quick: bool = True) -> Iterator[Frames]:
+def terminal(
+    monkeypatch: pytest.MonkeyPatch, *, is_quick: bool = True, columns: int = 120
+) -> Iterator[Frames]:
     """Let somebody watch: every step of a bar is drawn at once, if ``is_quick``."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     frames = Frames()
 
     def read() -> None:

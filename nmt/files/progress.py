@@ -6,6 +6,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from os import get_terminal_size
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from nmt.files.lines import count_lines, is_standard
 _REFRESH_SECONDS = 0.5
 _LEAST_SECONDS = 0.1
 """Between two drawings, however often it moves."""
+_USUAL_SIZE = 80, 24
 _LARGEST_TO_COUNT = 1 << 30
 """Bytes of a file whose lines are counted beforehand: about a second."""
 
@@ -78,8 +81,9 @@ def progress_bar(
     ``description`` stands before it, ``unit`` says what is counted, and of ``total`` there were
     ``initial`` before. With ``leave`` it stays on the screen. ``counter`` is asked for the number.
     """
-    is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    has_size = True
+    with suppress(OSError):  # what stands for a terminal has no descriptor, perhaps
+        has_size = not _is_watched() or get_terminal_size(sys.stderr.fileno()).columns > 0
     return ProgressBar(
         counter,
         desc=description,
@@ -88,19 +92,26 @@ def progress_bar(
         total=total,
         initial=initial,
         leave=leave,
-        disable=is_quiet or not is_terminal or not shown,
+        disable=not (shown and _is_watched()),
         file=sys.stderr,
-        dynamic_ncols=True,
+        # Consoles of some machines and containers do not know their size.
+        ncols=None if has_size else _USUAL_SIZE[0],
+        nrows=None if has_size else _USUAL_SIZE[1],
+        dynamic_ncols=has_size,
         mininterval=_LEAST_SECONDS,
         miniters=1,
     )
 
 
+def _is_watched() -> bool:
+    """Whether bars are drawn: on a terminal, where `nmt` logs more than warnings."""
+    is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
+    return not is_quiet and sys.stderr is not None and sys.stderr.isatty()
+
+
 def file_bar(description: str, path: Path | None, *, unit: str, shown: bool = True) -> ProgressBar:
     """Return a bar for the lines of a file, with their number; none for standard input."""
-    bar = progress_bar(description, unit=unit, shown=shown and not is_standard(path))
-    is_file = not bar.disable and path is not None and path.is_file()
-    if path is not None and is_file and path.stat().st_size <= _LARGEST_TO_COUNT:
-        bar.total, bar.unit_scale = count_lines(path), False
-        bar.refresh()
-    return bar
+    shown, total = shown and not is_standard(path), None
+    if shown and _is_watched() and path is not None and path.is_file():
+        total = count_lines(path) if path.stat().st_size <= _LARGEST_TO_COUNT else None
+    return progress_bar(description, unit=unit, total=total, shown=shown)

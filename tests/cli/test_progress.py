@@ -36,15 +36,17 @@ def assert_complete(frames: Frames) -> None:
     assert re.search(r"9/9 \[\d\d:\d\d<\d\d:\d\d, +[\d.?]+ (lines|pairs)/s\]", last), last
 
 
-@pytest.mark.parametrize("lines_at_once", [None, 4])
+@pytest.mark.parametrize(("lines_at_once", "columns"), [(None, 120), (4, 120), (None, 0)])
 def test_translate_shows_each_batch(
     runs: dict[str, Path],
     source: Path,
     lines_at_once: int | None,
+    columns: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also on a terminal that does not know its size."""
     output = source.with_name("out.txt")
-    with terminal(monkeypatch) as frames:
+    with terminal(monkeypatch, columns=columns) as frames:
         translate(
             runs["plain"],
             source,
@@ -57,7 +59,7 @@ def test_translate_shows_each_batch(
     shown = frames.counts("translating")
     expected = COUNTS if lines_at_once is None else [f"{number}/9" for number in range(1, 10)]
     assert shown == ["0/9", *expected]
-
+    assert frames.text.count("0.00") == 0  # no frame before the lines are counted
     assert_complete(frames)
 
 
