@@ -273,8 +273,9 @@ class FilterLimits(Section):
 
     copy_of_source: float = Field(default=0.8, ge=0, le=1)
     """``copy_of_source``: share of the target's words that the source has too, from 5 words on."""
-    near_duplicate: float = Field(default=0.9, ge=0.5, le=1)
-    """``near_duplicate``: share of their words that two pairs have in common (Jaccard index)."""
+    near_duplicate: float = Field(default=0.87, ge=0.5, le=1)
+    """``near_duplicate``: share of the words of both sides that two pairs have in common
+    (Jaccard index), from 16 words on."""
     script: float = Field(default=0.5, ge=0, le=1)
     """``script``: share of a side's letters that are of another script."""
     language: float = Field(default=5.0, ge=1)
@@ -283,7 +284,7 @@ class FilterLimits(Section):
     """``url``: share of a side's characters that are addresses."""
     punctuation: float = Field(default=0.5, ge=0, le=1)
     """``punctuation``: share of a side's characters that are punctuation or symbols."""
-    repetition: float = Field(default=0.3, ge=0, le=1)
+    repetition: float = Field(default=0.15, ge=0, le=1)
     """``repetition``: share of a side's words that repeat what stands directly before them."""
     boilerplate: int = Field(default=10, ge=2)
     """``boilerplate``: different sources of one target."""

@@ -95,6 +95,32 @@ def common_words(language: str) -> frozenset[str]:
     return frozenset(WORDS.get(primary_code(language), "").split())
 
 
+def are_swapped(source: str, target: str, source_language: str, target_language: str) -> bool:
+    """Whether each side is in the language of the other one.
+
+    Their commonest words tell it; where neither side has one of its own, py3langid may.
+    """
+    languages = source_language, target_language
+    counts = [
+        [sum(word in common_words(each) for word in words) for each in languages]
+        for words in (_WORD.findall(source.lower()), _WORD.findall(target.lower()))
+    ]
+    (own, other), (theirs, target_own) = counts
+    if other > own and theirs > target_own:
+        return True
+    if own or target_own or min(len(source), len(target)) < _MIN_LETTERS:
+        return False
+    return all(
+        is_identifiable(code) and _classified(text) in _alike(primary_code(code))
+        for text, code in ((source, target_language), (target, source_language))
+    )
+
+
+def _classified(text: str) -> str | None:
+    model = identifier()
+    return model.classify(text)[0] if model else None
+
+
 def looks_like(text: str, language: str, *, share: float = _SURE_SHARE) -> bool:
     """Whether so many of the words are among the commonest of the language."""
     words = _WORD.findall(text.lower())
@@ -137,11 +163,11 @@ def wrong_language(text: str, language: str, min_odds: float) -> Finding | None:
     model, code = identifier(), primary_code(language)
     if model is None or len(text) < _MIN_LETTERS or looks_like(text, language):
         return None
-    ranked = model.rank(text)
-    likeliest, probability = ranked[0]
+    likeliest, probability = model.classify(text)
     own = _alike(code)
     if likeliest in own or likeliest == "zxx":
         return None
+    ranked = model.rank(text)
     expected = max(value for name, value in ranked if name in own)
     if probability < min_odds * expected:
         return None

@@ -49,12 +49,17 @@ class Numbers(Filter):
 
 
 def filter_words(numbers: set[str]) -> set[str]:
-    """Return the numbers that are seldom written in words.
+    """Return the numbers that are seldom written in words: no small, round ones, or decades.
 
-    >>> sorted(filter_words({"7", "1000000", "1815"}))
+    >>> sorted(filter_words({"7", "1000000", "1990", "1815"}))
     ['1815']
     """
-    return {each for each in numbers if int(each.rstrip("0") or 0) > _LAST_IN_WORDS}
+    return {each for each in numbers if not _is_round(each)}
+
+
+def _is_round(number: str) -> bool:
+    is_decade = len(number) == 4 and number[0] in "12" and number[-1] == "0"
+    return is_decade or int(number.rstrip("0") or 0) <= _LAST_IN_WORDS
 
 
 def _digits(text: str) -> str:

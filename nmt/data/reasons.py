@@ -11,10 +11,10 @@ from nmt.config.data import FilterLimits
 from nmt.data.filter import Filter
 from nmt.data.findings import Action, Finding
 from nmt.data.languages import (
+    are_swapped,
     foreign_share,
     is_identifiable,
     letters_of,
-    looks_like,
     script_of,
     wrong_language,
 )
@@ -195,7 +195,7 @@ def repeated_share(words: Sequence[str]) -> float:
     """
     if words and len(words[0]) * len(words) > 40 and len(words) < _MIN_REPEATED:
         words = "".join(words)  # a script without spaces
-    if len(set(words)) > 0.7 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
+    if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
         return 0.0
     longest = 0
     for period in range(1, len(words) // 2 + 1):
@@ -242,11 +242,7 @@ class Swapped(Filter):
                 and not left.search(source) and not right.search(target)
             )  # fmt: skip
         else:
-            left_code, right_code = self._languages
-            is_swapped = (
-                looks_like(source, right_code) and looks_like(target, left_code)
-                and not looks_like(source, left_code) and not looks_like(target, right_code)
-            )  # fmt: skip
+            is_swapped = are_swapped(source, target, *self._languages)
         return Finding("swapped", "both sides") if is_swapped else None
 
 

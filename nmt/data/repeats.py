@@ -30,7 +30,7 @@ _SKETCH_WORDS = 8
 """64-bit words of a MinHash sketch: bands of 8 values each."""
 ROW_WORDS = _NUM_KEYS + _SKETCH_WORDS
 _NUM_VALUES = 8 * _SKETCH_WORDS
-_MIN_SKETCHED = 10
+_MIN_SKETCHED = 16
 _HELD_AT_ONCE = 1 << 20
 _COMPARED_AT_ONCE = 1 << 16
 _NOT_WORDS = re.compile(r"[\W_]+")

@@ -1,0 +1,100 @@
+"""Reasons to drop a pair: what corpora contain, and what is right in spite of its looks."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from nmt.config.data import FilterConfig
+from nmt.data.filters import REASONS, training_filters
+from nmt.errors import ConfigError
+
+RTL = "\u0642\u0631\u0623\u062a \u0643\u062a\u0627\u0628\u064b\u0627 \u0639\u0646"
+
+
+def reasons(source: str, target: str, languages: tuple[str, str] = ("de", "en")) -> set[str]:
+    filters = training_filters(FilterConfig(language="off"), *languages)
+    # Filters travel to other processes.
+    filters = pickle.loads(pickle.dumps(filters))
+    return {each.reason for each in filters.text_findings(source, target)}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("Der Hund läuft über die Wiese.", "Der Hund läuft über die Wiese .", "copy_of_source"),
+        ("Tom und Maria gehen heute ins Kino", "Tom und Maria gehen heute in Kino",
+         "copy_of_source"),
+        ("ein Hund", "a \u200bdog", "control"),
+        ("ein Hund", "a &quot;dog&quot;", "markup"),
+        ("{\\an8}ein Hund", "a dog", "markup"),
+        ("ein Hund", "a\ufffddog", "mojibake"),
+        ("Menschen in M?nchen", "people in Munich", "mojibake"),
+        ("ein Hund", "www.example.com/dog/and/cat.html dog", "url"),
+        ("ein Hund", "--- *** ---", "punctuation"),
+        ("ein Hund", "a dog a dog a dog a dog", "repetition"),
+        ("ein Hund", "the big dog runs home the big dog runs home", "repetition"),
+        ("ein Hund", "собака бежит", "script"),
+        ("the dog is in the house", "der Hund ist in dem Haus", "swapped"),
+        ("Er kam 1985.", "He came in 1986.", "numbers"),
+        ("Er hat 3 Hunde.", "He has 4 dogs.", "numbers"),
+        ("Es sind 1.257 Leute.", "There are people.", "numbers"),
+    ],
+)  # fmt: skip
+def test_damage_has_its_reason(source: str, target: str, reason: str) -> None:
+    assert reason in reasons(source, target)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "languages"),
+    [
+        ("Er kam 1985 um 15:30 Uhr.", "He came at 3:30 p.m. in 1985.", ("de", "en")),
+        ("Drei Hunde, 2 Millionen Euro", "3 dogs, 2,000,000 euros", ("de", "en")),
+        ("in the 1990s, in 1815", f"{RTL} \u0661\u0668\u0661\u0665", ("en", "ar")),
+        ("half \u00bd and 5 < 7 > 3 R&D", "halb \u00bd und 5 < 7 > 3 F&E", ("en", "de")),
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "I want", ("fa", "en")),
+        ("Tom!", "Tom!", ("de", "en")),
+        ("Very, very, very good!", "Sehr, sehr, sehr gut!", ("en", "de")),
+        ("NATO と EU の 会議 が 開か れ た", "a meeting of NATO and the EU", ("ja", "en")),
+        ("Ärger über Ößel, „naïve“ Café", "trouble with Ößel, a “naïve” café", ("de", "en")),
+        ("Что это?", "What is that?", ("ru", "en")),
+    ],
+)  # fmt: skip
+def test_what_is_right_has_no_reason_but_being_a_copy(
+    source: str, target: str, languages: tuple[str, str]
+) -> None:
+    assert reasons(source, target, languages) <= {"copy_of_source"}
+
+
+def test_an_extra_that_is_missing_is_named_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    training_filters(FilterConfig(), "de", "en")
+    for reason in ("language", "mojibake"):
+        with pytest.raises(ConfigError, match="not installed") as caught:
+            training_filters(FilterConfig.model_validate({reason: "drop"}), "de", "en")
+        assert caught.value.exit_code == 2
+        assert "pip install 'nmt[clean]'" in caught.value.fix
+
+
+def test_every_reason_can_be_set_and_is_a_key() -> None:
+    for action in ("drop", "report", "off"):
+        config = FilterConfig.model_validate(dict.fromkeys(REASONS, action))
+        assert {getattr(config, name) for name in REASONS} == {action}
+    assert not training_filters(
+        FilterConfig.model_validate(dict.fromkeys(REASONS, "off"))
+    ).text_findings("<b>a</b> 1985", "<b>a</b> 1986")
+
+
+def test_languages_are_judged_where_py3langid_knows_them() -> None:
+    pytest.importorskip("py3langid")
+    german = "Der Zug nach München fährt heute leider nicht mehr."
+    french = "Le train pour Paris ne part plus ce soir, malheureusement."
+
+    filters = training_filters(FilterConfig(), "de", "xx")
+
+    assert [each.value for each in filters.text_findings(french, german)] == ["fr"]
+    assert filters.text_findings(german, french) == []
