@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -22,7 +24,8 @@ from nmt.config.data import BatchConfig
 from nmt.data.loader import Loader, Position
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
-from nmt.data.workers import WorkerPool, map_ahead
+from nmt.data.workers import ProcessExecutor, WorkerPool, map_ahead
+from nmt.errors import DeviceError
 from nmt.text.subword_dropout import SubwordDropout
 from tests.data.test_store import store_of
 
@@ -80,14 +83,34 @@ def test_a_worker_that_is_killed_costs_no_more_than_time(
         child = pool()
         assert child != os.getpid()
         os.kill(child, signal.SIGKILL)
-        assert [pool(), pool()] == [os.getpid()] * 2
+        others = {pool(), pool()}
+        assert len(others) == 1
+        assert others.isdisjoint({child, os.getpid()})
     assert caplog.text.count("a worker process has ended") == 1
+
+
+def test_work_that_kills_every_worker_ends_with_a_message() -> None:
+    with WorkerPool(partial(eval), 1) as pool:
+        with pytest.raises(DeviceError, match=r"killed 3 times.*\n.*fewer workers"):
+            pool("__import__('os')._exit(9)")
+        assert pool("2 + 2") == 4
+
+
+def test_an_executor_of_processes_is_left_at_once_by_an_error() -> None:
+    """What is under way is not waited for, and leaves no thread or process."""
+    start = time.monotonic()
+    executor = ProcessExecutor(2)
+    waiting = [executor.submit(time.sleep, 60) for _ in range(4)]
+    executor.__exit__(KeyboardInterrupt)
+    assert time.monotonic() - start < 30
+    assert all(each.cancelled() or isinstance(each.exception(), CancelledError) for each in waiting)
+    assert not [thread for thread in threading.enumerate() if "worker" in thread.name]
 
 
 def test_errors_come_back_and_workers_load_no_torch() -> None:
     with WorkerPool(partial(eval), 2) as pool:
         assert pool("'nmt.data.resegment' in __import__('sys').modules") is False
-        pool("__import__('nmt.data.resegment')")
+        assert pool("bool(__import__('nmt.data.resegment'))")
         assert pool("'torch' in __import__('sys').modules") is False
         with pytest.raises(ZeroDivisionError):
             pool("1 / 0")
