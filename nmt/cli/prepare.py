@@ -13,6 +13,8 @@ Examples:
   nmt prepare configs/demo.yaml
   nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
   nmt prepare configs/demo.yaml --report-only --report report
+  nmt prepare configs/demo.yaml --workers 8
+  nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786
 """
 
 
@@ -26,11 +28,28 @@ def prepare(
         None, "--report", metavar="DIR", help="Folder for report.json, report.html and the lists."
     ),
     force: bool = flag(default=False, help="Prepare again even if nothing has changed."),
+    workers: int | None = flag(
+        min=1,
+        show_default="this process, on all processors",
+        help="Processes, each of one thread. The output is the same for any number.",
+    ),
+    scheduler: str | None = flag(
+        show_default="none",
+        metavar="local|ADDRESS",
+        help="Work through Dask: its scheduler's address, or local to start one here.",
+    ),
     json: bool = JSON,
 ) -> None:
     """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
     from nmt.data.size import load_config
     from nmt.recipes.prepare import prepare as run
 
-    found = run(load_config(config, set_), force=force, report_only=report_only, report_dir=report)
+    found = run(
+        load_config(config, set_),
+        force=force,
+        report_only=report_only,
+        report_dir=report,
+        workers=workers,
+        scheduler=scheduler,
+    )
     print_result(found.as_text(), found.as_dict(), json=json)

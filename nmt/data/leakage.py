@@ -137,6 +137,7 @@ class LeakageIndex:
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
+        self._given = tuple(lines)
         self._lines = [" ".join(line.split()) for line in lines]
         self._units = [unit for unit in _units(lines) if unit.words]
         words = [unit.words for unit in self._units]
@@ -145,6 +146,10 @@ class LeakageIndex:
         hashes, owners, places = _runs(words)
         chosen = np.array([self._is_seed(*each) for each in zip(owners, places, strict=True)], bool)
         self._seeds = _Table(hashes[chosen], np.stack([owners, places], 1)[chosen])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as text: another process makes the index once, however often it gets it."""
+        return _index_of, (self._given,)
 
     def _is_seed(self, unit: int, place: int) -> bool:
         length = len(self._units[unit].words)
@@ -187,6 +192,11 @@ class LeakageIndex:
             possible = is_shifted_little | (is_at_an_end & (mine > other))
             pairs |= {*zip(ours[possible].tolist(), theirs[possible].tolist(), strict=True)}
         return sorted(pairs)
+
+
+@lru_cache(maxsize=2)
+def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
+    return LeakageIndex(lines)
 
 
 def _holds(mine: _Unit, held_out: _Unit) -> bool:
@@ -263,7 +273,7 @@ class HeldOut:
     def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
         self._sets = sets
         self._places = [(name, row) for name, pairs in sets.items() for row in range(len(pairs))]
-        self._index = LeakageIndex([pair[0] for pairs in sets.values() for pair in pairs])
+        self.index = LeakageIndex([pair[0] for pairs in sets.values() for pair in pairs])
         self._targets = {pair[1].strip() for pairs in sets.values() for pair in pairs}
         self._seen_targets: set[str] = set()
         self._in_train: dict[tuple[str, int], str] = {}
@@ -272,10 +282,17 @@ class HeldOut:
         self.leaks: list[dict[str, Any]] = []
         """What was found, in the order of the training text; at most 100 for each sentence."""
 
-    def update(self, pairs: Sequence[tuple[str, str, int]], corpus: str) -> None:
-        """Look at training pairs."""
+    def update(
+        self,
+        pairs: Sequence[tuple[str, str, int]],
+        corpus: str,
+        leaks: Sequence[Leak] | None = None,
+    ) -> None:
+        """Look at training pairs, of which ``index`` may have been asked about the sources."""
+        if leaks is None:
+            leaks = self.index.find([pair[0] for pair in pairs])
         self._seen_targets.update({pair[1].strip() for pair in pairs} & self._targets)
-        for leak in self._index.find([pair[0] for pair in pairs]):
+        for leak in leaks:
             place = name, row = self._places[leak.held_out]
             _, target, line = pairs[leak.row]
             held_out = self._sets[name][row]

@@ -11,45 +11,44 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from heapq import nsmallest
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
-from typing import TypeAlias
-from zlib import crc32
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
+from nmt.data.blocks import NUM_LENGTHS, Encode, Look, Task
 from nmt.data.checks import CorpusCheck
+from nmt.data.cluster import Workers
 from nmt.data.corpus import (
-    BadPair,
     ReadOptions,
     SentencePair,
     cached_test_sets,
     corpus_names,
-    read_corpus,
+    read_blocks,
 )
 from nmt.data.filters import held_out_filters, training_filters
 from nmt.data.findings import (
     DROPPED,
     REPORTED,
-    Finding,
     FindingList,
     Found,
     ReasonTally,
-    examine,
 )
 from nmt.data.leakage import HeldOut
 from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
 from nmt.data.reasons import reasons_not_found
-from nmt.data.repeats import RepeatFinder, Repeats, pair_hashes
-from nmt.data.store import ParallelStore, StoreWriter
-from nmt.data.xray import SCORES, LineWriter, XRay, write_scores, x_ray
-from nmt.engine import usable_cores
+from nmt.data.repeats import RepeatFinder, Repeats
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.workers import map_in_order
+from nmt.data.xray import SCORES, LineWriter, XRay, encode_lines, write_scores, x_ray
 from nmt.errors import DataError
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import (
@@ -62,15 +61,22 @@ from nmt.text.tokenizer import (
     train_sentencepiece,
 )
 
-_BLOCK_PAIRS = 10_000
 _SAMPLE_CHARACTERS = 100_000_000
 _SAMPLE_SEED = 1
-_NUM_LENGTHS = 400
 # Fixed: the unigram model depends on it, and should not depend on the machine.
 _LEARNING_THREADS = 16
 
-AnyPair: TypeAlias = SentencePair | BadPair
-Ids: TypeAlias = Sequence[Sequence[int]]
+T = TypeVar("T")
+
+
+class _OfBlock(Protocol):
+    """What has been made of a block."""
+
+    @property
+    def num_lines(self) -> int: ...
+
+
+R = TypeVar("R", bound=_OfBlock)
 
 
 class Preparation:
@@ -79,13 +85,14 @@ class Preparation:
     Args:
         config: The experiment.
         folder: An existing, empty folder to work in.
+        workers: Who works on the blocks.
         stores: Whether to write the token ids too, not only to report.
 
     Raises:
         ConfigError: A filter does not exist.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, *, stores: bool) -> None:
+    def __init__(self, config: RunConfig, folder: Path, workers: Workers, *, stores: bool) -> None:
         self._config = config
         self._folder, self._stores = folder, stores
         filters, train = config.filters, config.data.train
@@ -96,7 +103,7 @@ class Preparation:
             VALID: held_out_filters(filters),
         }
         self._corpora = dict(zip(corpus_names(train), train, strict=True))
-        self._threads = usable_cores()
+        self._workers = workers
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
         self._counts: dict[str, Counter[str]] = {}
@@ -180,20 +187,21 @@ class Preparation:
 
     def _held_out(self, name: str, corpus: CorpusConfig) -> list[SentencePair]:
         """Return the usable pairs of a held-out set, and check them as those of training."""
-        pairs = list(read_corpus(corpus, self._options))
         where = _place(name)
-        usable = examine(pairs, self._filters[VALID], where).kept
-        self._checked(where, pairs, usable)
+        look = Look(self._filters[VALID], where, sketches=False)
+        usable = []
+        for seen in map(look, read_blocks(corpus, self._options)):
+            self._checked(where, seen.lengths, seen.examined.kept)
+            usable += seen.examined.kept
         return usable
 
     def _checked(
-        self, name: str, block: Sequence[AnyPair], usable: Sequence[SentencePair]
+        self, name: str, lengths: npt.NDArray[np.int64], usable: Sequence[SentencePair]
     ) -> list[tuple[str, str]]:
         """Look for signs that a block of a corpus is not what it should be; return its texts."""
         check = self._checks.setdefault(name, CorpusCheck(*self._languages))
-        texts = (("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block)
         found = [pair[:2] for pair in usable]
-        check.update(found, np.array([(len(s), len(t)) for s, t in texts]).T)
+        check.update(found, lengths)
         return found
 
     def _look(self, held_out: HeldOut) -> tuple[Reservoir, Repeats]:
@@ -205,15 +213,17 @@ class Preparation:
             for name, corpus in self._corpora.items():
                 counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
                 kept = self._kept[name] = []
-                for block in self._blocks("reading", name, corpus):
-                    examined = examine(block, self._filters[TRAIN], name)
-                    self._add(TRAIN, examined.found)
-                    counts.update(examined.counts)
-                    counts[READ] += len(block)
-                    kept.append(np.packbits(examined.is_kept))
-                    usable = self._checked(name, block, examined.kept)
-                    held_out.update(examined.kept, name)
-                    finder.add(pair_hashes(usable, sketches="near_duplicate" in actions))
+                sketches = "near_duplicate" in actions
+                look = Look(self._filters[TRAIN], name, sketches, held_out.index)
+                blocks = read_blocks(corpus, self._options)
+                for seen in self._done("reading", name, look, blocks):
+                    self._add(TRAIN, seen.examined.found)
+                    counts.update(seen.examined.counts)
+                    counts[READ] += seen.num_lines
+                    kept.append(np.packbits(seen.examined.is_kept))
+                    usable = self._checked(name, seen.lengths, seen.examined.kept)
+                    held_out.update(seen.examined.kept, name, seen.leaks)
+                    finder.add(seen.hashes)
                     for source, target in usable:
                         sample.add(source, target)
             return sample, finder.findings(actions, self._config.filters.limits)
@@ -255,10 +265,12 @@ class Preparation:
         """Score every line of the corpora, and find ranges that are misaligned."""
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
             folder = Path(scratch) / "lines"
-            with LineWriter(folder, tokenizers, self._threads) as writer:
+            encode = partial(encode_lines, tokenizers, self._workers.threads)
+            with LineWriter(folder, tokenizers, self._workers.threads) as writer:
                 for name, corpus in {**self._corpora, **held_out}.items():
-                    for block in self._blocks("aligning", name, corpus):
-                        writer.add(name, block)
+                    blocks = read_blocks(corpus, self._options)
+                    for lines in self._done("aligning", name, encode, blocks):
+                        writer.append(name, lines)
             found = x_ray(
                 ParallelStore.open(folder), tokenizers.vocab_sizes, writer.spans, held_out.keys()
             )
@@ -273,7 +285,7 @@ class Preparation:
         repeats: Repeats | None = None,
     ) -> list[SideStatistics]:
         """Second pass over the corpora of a part. Return the statistics of both sides."""
-        filters, seen = self._config.filters, 0
+        filters, self._seen = self._config.filters, 0
         sides = [
             SideStatistics(language, tokenizer, filters.max_length)
             for language, tokenizer in zip(self._languages, tokenizers, strict=True)
@@ -283,21 +295,30 @@ class Preparation:
             writing = StoreWriter(self._folder / part, max(tokenizers.vocab_sizes))
         with writing as writer:
             for index, (name, corpus) in enumerate(corpora.items()):
-                for number, block in enumerate(self._blocks("encoding", name, corpus)):
-                    usable = self._usable(block, part, name, number)
-                    found = repeats.between(seen, seen + len(usable)) if repeats else {}
-                    found = {row - seen: each for row, each in found.items()}
-                    seen += len(usable)
-                    pairs, ids = self._fitting(usable, part, tokenizers, name, found)
+                counts = self._counts.setdefault(name, Counter({READ: 0, KEPT: 0}))
+                encode = Encode(
+                    filters=self._filters[part],
+                    corpus=name,
+                    tokenizers=tokenizers,
+                    threads=self._workers.threads,
+                    tag=corpus.tag,
+                    texts=part == VALID,
+                )
+                tasks = self._tasks(name, corpus, repeats)
+                for done in self._done("encoding", name, encode, tasks):
+                    self._add(part, done.found)
+                    counts.update(done.counts)
+                    if part == VALID:
+                        counts[READ] += done.num_lines
+                    for side, ids in zip(sides, done.ids, strict=True):
+                        side.update(ids)
                     if part == TRAIN:
-                        self._lengths = sample_lengths(self._lengths, pairs, ids)
-                    for side, rows in zip(sides, ids, strict=True):
-                        side.update(rows)
+                        self._lengths = nsmallest(NUM_LENGTHS, [*self._lengths, *done.lengths])
                     if writer:
-                        writer.append(*ids, index, [pair.line for pair in pairs])
+                        writer.append_flat(done.ids, index, done.lines)
                         if part == VALID:  # its text, for scores of decoded output
-                            _append_text(self._folder / VALID, pairs)
-        if repeats is not None and seen != repeats.count:
+                            _append_text(self._folder / VALID, done.texts)
+        if repeats is not None and self._seen != repeats.count:
             raise DataError(
                 "A training corpus changed while it was read.",
                 fix="Prepare again when nothing writes to the corpora any more.",
@@ -305,72 +326,36 @@ class Preparation:
         _check_kept(part, sum((self._counts[name] for name in corpora), Counter[str]()))
         return sides
 
-    def _usable(
-        self, block: Sequence[AnyPair], part: str, name: str, number: int
-    ) -> list[SentencePair]:
-        """Return the pairs of a block whose texts are kept."""
-        if part == TRAIN:  # examined in the first pass
+    def _tasks(self, name: str, corpus: CorpusConfig, repeats: Repeats | None) -> Iterator[Task]:
+        """Yield the blocks of a corpus with what the first pass and the repeats say of each."""
+        for number, block in enumerate(read_blocks(corpus, self._options)):
+            if repeats is None:
+                yield Task(block, None, {})
+                continue
             blocks = self._kept[name]
-            known = blocks[number] if number < len(blocks) else np.zeros(0, np.uint8)
-            is_kept = np.unpackbits(known, count=len(block))
-            return [pair for pair in compress(block, is_kept) if isinstance(pair, SentencePair)]
-        counts = self._counts.setdefault(name, Counter({READ: 0, KEPT: 0}))
-        examined = examine(block, self._filters[part], name)
-        self._add(part, examined.found)
-        counts.update(examined.counts)
-        counts[READ] += len(block)
-        return examined.kept
+            is_kept = blocks[number] if number < len(blocks) else np.zeros(0, np.uint8)
+            first = self._seen
+            self._seen += int(np.unpackbits(is_kept, count=len(block)).sum())
+            found = repeats.between(first, self._seen)
+            yield Task(block, is_kept, {row - first: each for row, each in found.items()})
 
-    def _fitting(
-        self,
-        pairs: Sequence[SentencePair],
-        part: str,
-        tokenizers: Tokenizers,
-        name: str,
-        repeats: Mapping[int, Sequence[Finding]],
-    ) -> tuple[Sequence[SentencePair], tuple[Ids, Ids]]:
-        """Encode pairs, drop repetitions and those of unfit length; return the others' ids too."""
-        source = tokenizers.source.encode_batch([pair.source for pair in pairs], self._threads)
-        if tag := self._corpora.get(name, self._config.data.valid).tag:
-            source = [[tokenizers.source.tag_id(tag), *ids] for ids in source]
-        target = tokenizers.target.encode_batch([pair.target for pair in pairs], self._threads)
-        filters, counts = self._filters[part], self._counts[name]
-        kept, found = [], []
-        for row, (pair, left, right) in enumerate(zip(pairs, source, target, strict=True)):
-            findings = filters.length_findings(len(left), len(right))
-            if row in repeats:
-                findings = [*repeats[row], *findings]
-            reason = filters.dropping(findings) if findings else None
-            found += [Found(name, pair.line, each, *pair[:2]) for each in findings]
-            counts[reason or KEPT] += 1
-            if reason is None:
-                kept.append(row)
-        self._add(part, found)
-        if len(kept) == len(pairs):
-            return pairs, (source, target)
-        return [pairs[i] for i in kept], ([source[i] for i in kept], [target[i] for i in kept])
+    def _done(
+        self, verb: str, name: str, make: Callable[[T], R], items: Iterator[T]
+    ) -> Iterator[R]:
+        """Have the workers do something with every block, with a progress bar if somebody watches.
 
-    def _blocks(self, verb: str, name: str, corpus: CorpusConfig) -> Iterator[list[AnyPair]]:
-        """Read a corpus, with a progress bar if somebody watches."""
-        pairs, total = read_corpus(corpus, self._options), 0
-        known = self._lines.get(name)
+        Yields:
+            The results, in the order of the blocks.
+        """
+        total, known = 0, self._lines.get(name)
         with progress_bar(f"{verb} {name}", unit="pairs", total=known, leave=False) as progress:
-            while block := list(islice(pairs, _BLOCK_PAIRS)):
-                yield block
-                total += len(block)
-                progress.update(len(block))
+            for result in map_in_order(
+                self._workers.executor, make, items, ahead=self._workers.ahead
+            ):
+                yield result
+                total += result.num_lines
+                progress.update(result.num_lines)
         self._lines[name] = total
-
-
-def sample_lengths(
-    known: Sequence[tuple[int, tuple[int, int]]],
-    pairs: Sequence[SentencePair],
-    ids: tuple[Ids, Ids],
-) -> list[tuple[int, tuple[int, int]]]:
-    """Return a sample of the lengths of pairs that does not depend on how they come in blocks."""
-    keys = (crc32(f"{pair.line} {pair.source}".encode()) for pair in pairs)
-    lengths = zip(map(len, ids[0]), map(len, ids[1]), strict=True)
-    return nsmallest(_NUM_LENGTHS, [*known, *zip(keys, lengths, strict=True)])
 
 
 def _place(name: str) -> str:
@@ -389,10 +374,10 @@ def _check_kept(part: str, reasons: Counter[str]) -> None:
     )
 
 
-def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
-    for side in ("source", "target"):
+def _append_text(folder: Path, pairs: Sequence[tuple[str, str]]) -> None:
+    for column, side in enumerate(("source", "target")):
         with (folder / f"{side}.txt").open("ab") as file:
-            file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
+            file.write("".join(f"{pair[column]}\n" for pair in pairs).encode())
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:
@@ -408,12 +393,10 @@ class SideStatistics:
         self._uses = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         self._is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
 
-    def update(self, rows: Sequence[Sequence[int]]) -> None:
+    def update(self, rows: FlatIds) -> None:
         """Count the ids of kept sentences."""
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-        self._lengths += np.bincount(lengths, minlength=len(self._lengths))
-        self._uses += np.bincount(ids, minlength=len(self._uses))
+        self._lengths += np.bincount(rows.lengths, minlength=len(self._lengths))
+        self._uses += np.bincount(rows.ids, minlength=len(self._uses))
 
     def report(self) -> SideReport:
         """Return the figures; at least one sentence must have been seen."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, Self
+from typing import BinaryIO, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,21 @@ from nmt.files.json_file import field, read_json
 IntArray = npt.NDArray[np.integer]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
+
+
+class FlatIds(NamedTuple):
+    """Sentences of one side, one after the other."""
+
+    ids: npt.NDArray[np.int32]
+    """Of all sentences, flat."""
+    lengths: npt.NDArray[np.int64]
+    """Tokens of each."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> FlatIds:
+        """Put rows one after the other."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
 
 class ParallelStore:
@@ -138,13 +153,17 @@ class StoreWriter:
         lines: Sequence[int],
     ) -> None:
         """Write many pairs of one corpus."""
-        for side, rows in zip(_SIDES, (source, target), strict=True):
-            lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-            flat = np.fromiter(chain.from_iterable(rows), self._dtype, int(lengths.sum()))
-            offsets = self._ends[side] + np.cumsum(lengths)
-            self._files[f"{side}.ids.bin"].write(flat.tobytes())
+        self.append_flat((FlatIds.of(source), FlatIds.of(target)), corpus, lines)
+
+    def append_flat(
+        self, ids: tuple[FlatIds, FlatIds], corpus: int, lines: Sequence[int] | IntArray
+    ) -> None:
+        """Write many pairs of one corpus, whose ids are flat."""
+        for side, flat in zip(_SIDES, ids, strict=True):
+            offsets = self._ends[side] + np.cumsum(flat.lengths)
+            self._files[f"{side}.ids.bin"].write(flat.ids.astype(self._dtype).tobytes())
             self._files[f"{side}.offsets.bin"].write(offsets.astype("<i8").tobytes())
-            self._ends[side] += int(lengths.sum())
+            self._ends[side] += len(flat.ids)
         self._files["corpus.bin"].write(np.full(len(lines), corpus, "<u2").tobytes())
         self._files["lines.bin"].write(np.asarray(lines, "<i8").tobytes())
 

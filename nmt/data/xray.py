@@ -7,15 +7,15 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.corpus import BadPair, SentencePair
+from nmt.data.corpus import BadPair, Block, SentencePair
 from nmt.data.lexicon import MOST_MEETINGS, Lexicon, Lines
 from nmt.data.misalignment import Range, find_ranges, joined, likely_offsets
-from nmt.data.store import StoreWriter
+from nmt.data.store import FlatIds, StoreWriter
 from nmt.text.tokenizer import Tokenizers
 
 SCORES = "lexical.tsv.gz"
@@ -64,6 +64,36 @@ def write_scores(path: Path, scores: Mapping[str, npt.NDArray[np.float32]]) -> N
                 file.write("".join(rows).encode())
 
 
+class LineIds(NamedTuple):
+    """The start of every line of a block as token ids."""
+
+    ids: tuple[FlatIds, FlatIds]
+    """Of source and target; none for what cannot be read."""
+    numbers: list[int]
+    """Line numbers."""
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the block."""
+        return len(self.numbers)
+
+
+def encode_lines(tokenizers: Tokenizers, threads: int, block: Block) -> LineIds:
+    """Return the ids of all lines of a block. Pure: any process may do it."""
+    return _line_ids(tokenizers, threads, block.pairs())
+
+
+def _line_ids(
+    tokenizers: Tokenizers, threads: int, pairs: Sequence[SentencePair | BadPair]
+) -> LineIds:
+    texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in pairs]
+    source, target = (
+        FlatIds.of([ids[:MOST_TOKENS] for ids in tokenizer.encode_batch(side, threads)])
+        for tokenizer, side in zip(tokenizers, zip(*texts, strict=True), strict=True)
+    )
+    return LineIds((source, target), [pair.line for pair in pairs])
+
+
 class LineWriter:
     """Writes the token ids of all lines of some corpora to a new folder, in order."""
 
@@ -75,14 +105,13 @@ class LineWriter:
 
     def add(self, corpus: str, block: Sequence[SentencePair | BadPair]) -> None:
         """Add the next lines of a corpus; unreadable ones are blank."""
-        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block]
-        source, target = (
-            [ids[:MOST_TOKENS] for ids in tokenizer.encode_batch(side, self._threads)]
-            for tokenizer, side in zip(self._tokenizers, zip(*texts, strict=True), strict=True)
-        )
-        self._writer.append(source, target, 0, [pair.line for pair in block])
+        self.append(corpus, _line_ids(self._tokenizers, self._threads, block))
+
+    def append(self, corpus: str, lines: LineIds) -> None:
+        """Add the next lines of a corpus, encoded."""
+        self._writer.append_flat(lines.ids, 0, lines.numbers)
         end = max((stop for _, stop in self.spans.values()), default=0)
-        self.spans[corpus] = self.spans.get(corpus, (end, end))[0], end + len(block)
+        self.spans[corpus] = self.spans.get(corpus, (end, end))[0], end + lines.num_lines
 
     def __enter__(self) -> Self:
         self._writer.__enter__()

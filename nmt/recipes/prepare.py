@@ -10,13 +10,15 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
+from nmt.data.cluster import Workers, open_workers
 from nmt.data.corpus import check_files, corpus_files
 from nmt.data.filters import REASONS
 from nmt.data.findings import DROPPED, REPORTED
@@ -53,6 +55,8 @@ def prepare(
     force: bool = False,
     report_only: bool = False,
     report_dir: Path | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
     check: Callable[[PreparedManifest], None] = lambda _: None,
 ) -> PrepareReport:
     """Make ``config.prepared_dir``, unless it is up to date.
@@ -62,10 +66,12 @@ def prepare(
         force: Make it again in any case.
         report_only: Read and report, but write no prepared folder.
         report_dir: Where to write the report as JSON and as a page, and the lists of findings.
+        workers: Processes, of one thread each; None for this one with threads for all processors.
+        scheduler: Address of a Dask scheduler, or ``local`` for one on this machine.
         check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
-        ConfigError: A language has another code, or a filter does not exist.
+        ConfigError: A language has another code, a filter does not exist, or no scheduler answers.
         DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
             cannot be written.
         TokenizerError: The text allows no vocabulary of this size.
@@ -76,7 +82,8 @@ def prepare(
                 f"{path} is a pipe or device, and corpora are read twice.",
                 fix="Write the text to a file first.",
             )
-    report = _prepare(config, force, report_only, report_dir, check)
+    opened = partial(open_workers, workers, scheduler)
+    report = _prepare(config, force, report_only, report_dir, opened, check)
     if report_dir is not None and not report_only:
         _write_report(report, config.prepared_dir, report_dir)
     return report
@@ -87,6 +94,7 @@ def _prepare(
     force: bool,
     report_only: bool,
     report_dir: Path | None,
+    opened: Callable[[], AbstractContextManager[Workers]],
     check: Callable[[PreparedManifest], None],
 ) -> PrepareReport:
     folder, is_left_alone = config.prepared_dir, not (force or report_only)
@@ -95,8 +103,11 @@ def _prepare(
         return current
     _check(config)
     if report_only:
-        with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
-            report, _ = Preparation(config, Path(scratch), stores=False).run()
+        with (
+            tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch,
+            opened() as crew,
+        ):
+            report, _ = Preparation(config, Path(scratch), crew, stores=False).run()
             report = replace(report, folder=str(folder), written=False)
             if report_dir is not None:
                 _write_report(report, Path(scratch), report_dir)
@@ -109,7 +120,8 @@ def _prepare(
             restore_replaced(folder)
             if has_waited and is_left_alone and (current := _current_report(config)):
                 return current
-            return _make(config, folder, check)
+            with opened() as crew:
+                return _make(config, folder, crew, check)
 
 
 def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
@@ -129,7 +141,7 @@ def _report_text(report: PrepareReport) -> str:
 
 
 def _make(
-    config: RunConfig, folder: Path, check: Callable[[PreparedManifest], None]
+    config: RunConfig, folder: Path, workers: Workers, check: Callable[[PreparedManifest], None]
 ) -> PrepareReport:
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
         raise DataError(
@@ -143,7 +155,7 @@ def _make(
                 status, digest = path.stat(), sha256_of_file(path)
                 known = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
                 sources[str(path)] = known
-        report, tokenizers = Preparation(config, temporary, stores=True).run()
+        report, tokenizers = Preparation(config, temporary, workers, stores=True).run()
         report = replace(report, folder=str(folder))
         if not _are_unchanged(sources):
             raise DataError(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sentencepiece
 
@@ -95,6 +95,10 @@ class Tokenizer:
             )
         return cls(processor)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as a model: another process reads it once, however often it gets it."""
+        return _tokenizer_of, (self._processor.serialized_model_proto(),)
+
     @property
     def vocab_size(self) -> int:
         """Entries of the vocabulary, special ones included."""
@@ -169,6 +173,11 @@ class Tokenizer:
     def is_fallback(self, index: int) -> bool:
         """Whether an id stands for a single byte or for an unknown piece."""
         return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_of(model: bytes) -> Tokenizer:
+    return Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
 
 
 def _encodable(line: str) -> str:
