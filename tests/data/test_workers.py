@@ -24,9 +24,10 @@ from nmt.config.data import BatchConfig
 from nmt.data.loader import Loader, Position
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
-from nmt.data.workers import ProcessExecutor, WorkerPool, map_ahead
+from nmt.data.workers import ProcessExecutor, WorkerPool, map_ahead, map_in_order
 from nmt.errors import DeviceError
 from nmt.text.subword_dropout import SubwordDropout
+from tests.data.kills import square_after_a_kill
 from tests.data.test_store import store_of
 
 LETTERS = "▁abcde"
@@ -87,6 +88,13 @@ def test_a_worker_that_is_killed_costs_no_more_than_time(
         assert len(others) == 1
         assert others.isdisjoint({child, os.getpid()})
     assert caplog.text.count("a worker process has ended") == 1
+
+
+def test_twenty_killed_workers_cost_the_work_of_each_and_no_more(tmp_path: Path) -> None:
+    with ProcessExecutor(2) as executor:
+        make = partial(square_after_a_kill, tmp_path)
+        found = [*map_in_order(executor, make, iter(range(20)), ahead=4)]
+    assert found == [n * n for n in range(20)]
 
 
 def test_work_that_kills_every_worker_ends_with_a_message() -> None:
