@@ -24,12 +24,16 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
     arguments = ["--set", "name=other", "--report-only", "--force", "-q"]
+    arguments += ["--report", "there", "--workers", "3", "--scheduler", "local"]
     result = CliRunner().invoke(app, ["prepare", DEMO, *arguments])
 
     assert (result.exit_code, result.stdout) == (0, "3 pairs kept\n")
     (config,), options = prepare.call_args
     assert config.name == "other"
-    assert options == {"force": True, "report_only": True}
+    assert options == {
+        "force": True, "report_only": True, "report_dir": Path("there"),
+        "workers": 3, "scheduler": "local",
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("prepare")
