@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nmt.recipes.doctor import doctor
     from nmt.recipes.evaluate import evaluate
     from nmt.recipes.export import average, export
+    from nmt.recipes.import_model import import_model
     from nmt.recipes.init import init
     from nmt.recipes.inspect import inspect
     from nmt.recipes.prepare import prepare
@@ -53,6 +54,7 @@ __all__ = [
     "doctor",
     "evaluate",
     "export",
+    "import_model",
     "init",
     "inspect",
     "load_config",

@@ -325,13 +325,14 @@ def check_new_folder(folder: Path, source: Path) -> None:
 
 
 def write_model_folder(
-    folder: Path, source: Path, step: int, write: Callable[[Path], None]
+    folder: Path, source: Path | None, step: int, write: Callable[[Path], None]
 ) -> None:
     """Write a model folder: configuration and tokenizer, what ``write`` adds, then the manifest.
 
     Args:
         folder: Folder to make; missing or empty.
-        source: Run or model folder whose configuration, tokenizer and `EXTRAS` are copied.
+        source: Run or model folder whose configuration, tokenizer and `EXTRAS` are copied; None
+            where ``write`` writes them.
         step: Updates the model was trained for.
         write: Writes the weights and all else into the folder it is given.
 
@@ -340,11 +341,8 @@ def write_model_folder(
     """
     try:
         with atomic_folder(folder) as temporary:  # fails if somebody has put something there
-            shutil.copyfile(source / CONFIG, temporary / CONFIG)
-            (temporary / TOKENIZER).mkdir()
-            for path in (*(source / name for name in EXTRAS), *(source / TOKENIZER).iterdir()):
-                if path.is_file():
-                    shutil.copyfile(path, temporary / path.relative_to(source))
+            if source is not None:
+                _copy_parts(source, temporary)
             write(temporary)
             paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
             for path in paths:  # safetensors keeps others from reading its files
@@ -356,6 +354,15 @@ def write_model_folder(
             f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
             fix="Choose an empty place that can be written, with room on its disk.",
         ) from error
+
+
+def _copy_parts(source: Path, folder: Path) -> None:
+    """Copy configuration, tokenizer and `EXTRAS`."""
+    shutil.copyfile(source / CONFIG, folder / CONFIG)
+    (folder / TOKENIZER).mkdir()
+    for path in (*(source / name for name in EXTRAS), *(source / TOKENIZER).iterdir()):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.relative_to(source))
 
 
 def write_extra(path: Path, content: bytes) -> None:

@@ -23,7 +23,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli import augment, config, evaluate, export, prepare, score, start, train, translate
+from nmt.cli import (
+    augment,
+    config,
+    evaluate,
+    export,
+    import_model,
+    prepare,
+    score,
+    start,
+    train,
+    translate,
+)
 from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
 from nmt.cli.spelling import Spelling
@@ -210,7 +221,8 @@ def _add_command(app: typer.Typer, function: Callable[..., None], epilog: str) -
 
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(epilog=epilog, cls=_Command)(call)
+    name = function.__name__.removesuffix("_model")  # import is a word of Python
+    app.command(name, epilog=epilog, cls=_Command)(call)
 
 
 def _parameter(name: str, kind: Any, option: Any, title: str | None = None) -> inspect.Parameter:
@@ -262,6 +274,7 @@ for function, epilog in (
     (train.train, train.EPILOG),
     (export.average, export.AVERAGE_EPILOG),
     (export.export, export.EXPORT_EPILOG),
+    (import_model.import_model, import_model.IMPORT_EPILOG),
     (translate.translate, translate.EPILOG),
     (score.score, score.EPILOG),
     (augment.augment, augment.EPILOG),

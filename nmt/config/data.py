@@ -38,13 +38,15 @@ class AugmentConfig(Section):
 
 
 def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
-    """Return the symbol that a tag names: itself, ``<2tag>`` or ``<tag>``; None if there is none.
+    """Return the symbol that a tag names: itself, ``<2tag>``, ``<tag>`` or ``>>tag<<``, or None.
 
     >>> tag_symbol("de", ["<2de>", "<2en>"]), tag_symbol("<bt>", ["<bt>"]), tag_symbol("fr", [])
     ('<2de>', '<bt>', None)
     """
     known = set(symbols)
-    return next((each for each in (tag, f"<2{tag}>", f"<{tag}>") if each in known), None)
+    return next(
+        (each for each in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<") if each in known), None
+    )
 
 
 class CorpusConfig(Section):

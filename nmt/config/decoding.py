@@ -9,7 +9,9 @@ from pydantic import Field
 
 from nmt.config import Registered, Section
 
-_SEARCHES = ("auto", "greedy", "beam", "diverse", "sampling", "alternatives", "constrained")
+_SEARCHES = (
+    "auto", "greedy", "beam", "narrowing", "diverse", "sampling", "alternatives", "constrained",
+)  # fmt: skip
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 _OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
@@ -19,8 +21,9 @@ class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints."""
 
     search: Annotated[str, Registered("nmt.search.loop:SELECTORS", _SEARCHES)] = "auto"
-    """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one
-    that an extension has registered."""
+    """Search algorithm: ``auto`` for the one that the other options ask for, ``narrowing`` for
+    Marian's beam search, in which a hypothesis that ends leaves its place in the beam empty, or the
+    name of one that an extension has registered."""
     beam_size: int = Field(default=5, ge=1, le=256)
     """Hypotheses kept per sentence; 1 is greedy search. Without meaning to ``sampling`` and
     ``return_alternatives``."""
@@ -69,6 +72,9 @@ class DecodingConfig(Section):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Factor on the log probability of tokens that the output already has (Keskar et al. 2019);
     above 1 they get less likely."""
+    keep_special_mass: bool = False
+    """Count the probability of PAD, UNK and BOS in the softmax, though no search chooses them, as
+    Marian and Hugging Face do; otherwise the other tokens share it, as in CTranslate2."""
     shortlist: bool = False
     """Score only the few hundred tokens that the words of a sentence are likely to become (Jean et
     al. 2015), from co-occurrence in the training data: faster, most of all with a large vocabulary

@@ -75,6 +75,7 @@ class ModelStepper:
         mixture: How their probabilities become one.
         runs: Do what `Transformer.decode_token` of each does, faster.
         with_coverage: Whether a search will ask for the coverage of the source.
+        keep_special_mass: See `nmt.config.decoding.DecodingConfig`.
         vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
             then indices into it.
     """
@@ -85,11 +86,12 @@ class ModelStepper:
         mixture: Mixture | None = None,
         runs: Sequence[DecodeToken] | None = None,
         with_coverage: bool = False,
+        keep_special_mass: bool = False,
         vocabulary: BatchVocabulary | None = None,
     ) -> None:
         self._models, self._mixture = models, mixture or Mixture()
         self._runs: Sequence[DecodeToken | None] = runs or [None] * len(models)
-        self._with_coverage = with_coverage
+        self._with_coverage, self._shares_special = with_coverage, not keep_special_mass
         self.tokens = None if vocabulary is None else vocabulary.tokens
         self._allowed = None if vocabulary is None else vocabulary.allowed
         self._logits = [
@@ -115,7 +117,8 @@ class ModelStepper:
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
         """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
 
-        Of the tokens that a search may choose: PAD, UNK and BOS get minus infinity.
+        Of the tokens that a search may choose: PAD, UNK and BOS get minus infinity, unless their
+        mass is kept.
         """
         if self.tokens is not None:
             tokens = self.tokens.take(tokens)
@@ -126,7 +129,8 @@ class ModelStepper:
             logits = project(hidden)
             # Before the softmax, so that other tokens share what these would have got, and searches
             # find and score the same as CTranslate2's.
-            logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
+            if self._shares_special:
+                logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
             if own.allowed is not None:
                 logits.add_(own.allowed)
             log_probs.append(logits.float().log_softmax(dim=-1))

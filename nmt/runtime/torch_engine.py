@@ -28,6 +28,7 @@ from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import tokenizer_hash
 
+_PLAIN = DecodingConfig()
 _MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
 _GPU_ROOM = BatchRoom(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
 _MOST_TOKENS = 1 << 16
@@ -47,6 +48,7 @@ class TorchEngine(Engine):
             the model trains, all tokens are scored.
         end_loops: Whether outputs that go round in circles are ended: of a model that has learned
             little, when nobody reads them.
+        keep_special_mass: In `token_log_probs`; see `nmt.config.decoding.DecodingConfig`.
     """
 
     name = "torch"
@@ -58,10 +60,11 @@ class TorchEngine(Engine):
         is_final: bool = False,
         load_shortlist: Callable[[], Shortlist] | None = None,
         end_loops: bool = False,
+        keep_special_mass: bool = False,
     ) -> None:
         self._end_loops = end_loops
         self._models, self._mixture = models, mixture or Mixture()
-        self._load_shortlist = load_shortlist
+        self._load_shortlist, self._keep_special_mass = load_shortlist, keep_special_mass
         if is_final:
             for model in models:
                 model.eval()
@@ -131,20 +134,21 @@ class TorchEngine(Engine):
     ) -> list[list[Hypothesis]]:
         source = Packed.from_rows([[*ids, EOS_ID] for ids in task.sources], self._device)
         vocabulary = lists.pick(source, task.constraints) if lists else None
-        stepper = self._stepper(vocabulary, with_coverage=options.coverage_penalty > 0)
+        stepper = self._stepper(vocabulary, options)
         if vocabulary is None:
             return search(stepper, source, options, task.constraints, end_loops=self._end_loops)
         constraints = task.constraints and vocabulary.inside(task.constraints)
         return vocabulary.outside(search(stepper, source, options, constraints))
 
     def _stepper(
-        self, vocabulary: BatchVocabulary | None = None, *, with_coverage: bool = False
+        self, vocabulary: BatchVocabulary | None = None, options: DecodingConfig = _PLAIN
     ) -> ModelStepper:
         return ModelStepper(
             *self._models,
             mixture=self._mixture,
             runs=self._runs,
-            with_coverage=with_coverage,
+            with_coverage=options.coverage_penalty > 0,
+            keep_special_mass=options.keep_special_mass,
             vocabulary=vocabulary,
         )
 
@@ -181,7 +185,8 @@ class TorchEngine(Engine):
             logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
             for values in logits:  # as in a search, but for unknown words that the target has
                 own = values.gather(1, gold[rows])
-                values[:, :NUM_NEVER_CHOSEN] = -torch.inf
+                if not self._keep_special_mass:
+                    values[:, :NUM_NEVER_CHOSEN] = -torch.inf
                 values.scatter_(1, gold[rows], own)
             log_probs = self._mixture.combine([x.float().log_softmax(dim=-1) for x in logits])
             parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
@@ -244,6 +249,7 @@ def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         is_final=True,
         load_shortlist=lambda: Shortlist.load(file, place),
+        keep_special_mass=config.decoding.keep_special_mass,
     )
     return LoadedEngine(engine, config.model_copy(update={"filters": filters}), tokenizers, file)
 

@@ -135,6 +135,21 @@ class BeamSelector(Selector):
         return found
 
 
+@register_selector("narrowing")
+class NarrowingSelector(BeamSelector):
+    """Beam search whose beam is narrower by one for each hypothesis that has ended, as Marian's.
+
+    The best K continuations take the places of the beam, and one that ends leaves its place empty.
+    """
+
+    @override
+    def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
+        found = super()._expand(beams, log_probs)
+        width = self._beam_size - self._finished.count(beams.sentences)
+        outside = torch.arange(found.tokens.shape[1]) >= width.unsqueeze(1)
+        return found._replace(log_probs=found.log_probs.masked_fill(outside, -math.inf))
+
+
 @register_selector("diverse")
 class DiverseSelector(BeamSelector):
     """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).

@@ -18,8 +18,10 @@ from nmt.config.data import TAG_PATTERN, TokenizerConfig, tag_symbol
 from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
 from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID
+from nmt.text.piece_list import is_tag
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
+_OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
 _SPACE = "\u2581"
 
@@ -106,7 +108,7 @@ class Tokenizer:
 
     def encode(self, line: str) -> list[int]:
         """Return the ids of ``line``, without BOS and EOS."""
-        return list(self._processor.encode(_encodable(line)))
+        return self.encode_batch([line])[0]
 
     def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Encode many lines at once, with this many threads."""
@@ -114,7 +116,31 @@ class Tokenizer:
             "".join(lines).encode()
         except UnicodeEncodeError:  # rare, and dear to look for line by line
             lines = [_encodable(line) for line in lines]
-        return list(self._processor.encode(list(lines), num_threads=threads))
+        ids = list(self._processor.encode(list(lines), num_threads=threads))
+        if not self._is_imported:
+            return ids
+        return [self._as_imported(*pair) for pair in zip(lines, ids, strict=True)]
+
+    @cached_property
+    def _is_imported(self) -> bool:
+        """Whether it has entries that SentencePiece makes of no text, as imported models do."""
+        model = self._processor
+        return any(map(model.is_unused, range(self.vocab_size))) or any(map(is_tag, self.tags))
+
+    def _as_imported(self, line: str, ids: list[int]) -> list[int]:
+        """Return ``ids`` of ``line`` as the system has them that the model is from.
+
+        A tag at the beginning is one id; and what is unknown to this side's pieces is looked up in
+        a vocabulary of both sides.
+        """
+        if (match := _OPUS_TAG.match(line)) and match[0] in self.tags:
+            return [self.tags[match[0]], *self.encode(line[match.end() :])]
+        if UNK_ID not in ids:
+            return ids
+        model = self._processor
+        known = [int(model.piece_to_id(piece)) for piece in model.encode(line, out_type=str)]
+        pairs = zip(ids, known, strict=True)
+        return [b if a == UNK_ID and model.is_unused(b) else a for a, b in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``; special ids are left out."""
@@ -139,7 +165,7 @@ class Tokenizer:
 
     @cached_property
     def tags(self) -> dict[str, int]:
-        """User-defined symbols such as ``<2de>``, with their ids."""
+        """User-defined symbols such as ``<2de>``, or OPUS-MT's ``>>deu<<``, with their ids."""
         # SentencePiece tells their kind to nobody. They come first, and score 0; of ordinary
         # pieces at most the first merge does, which joins two characters.
         is_other, found = self._processor.is_control, {}
@@ -147,7 +173,7 @@ class Tokenizer:
             piece, score = self.piece(index), self._processor.get_score(index)
             if self._processor.is_byte(index) or score:
                 break
-            if re.fullmatch(TAG_PATTERN, piece) and not is_other(index):
+            if (re.fullmatch(TAG_PATTERN, piece) or is_tag(piece)) and not is_other(index):
                 found[piece] = index
         return found
 

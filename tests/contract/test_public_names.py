@@ -12,8 +12,8 @@ def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
         "CheckpointError", "ConfigError", "DataError", "DeviceError", "DivergedError", "GateError",
         "NmtError", "Score", "TokenizerError", "TranslationResult", "Translator", "__version__",
-        "augment", "average", "doctor", "evaluate", "export", "init", "inspect", "load_config",
-        "prepare", "score", "train", "translate",
+        "augment", "average", "doctor", "evaluate", "export", "import_model", "init", "inspect",
+        "load_config", "prepare", "score", "train", "translate",
     ]  # fmt: skip
     assert set(nmt.__all__) <= set(dir(nmt))
 

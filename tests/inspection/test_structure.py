@@ -73,6 +73,7 @@ def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None
         "embedding": lambda _: embed(ids.ids, ids.positions, table, None),
         "add positions": lambda _: embed(ids.ids, ids.positions, table, vectors),
         "self-attention": lambda x: layer.self_attention(x, ids, causal=target is not None),
+        "SSRU": lambda x: layer.self_attention(x, ids),
         "cross-attention": lambda x: layer.cross_attention(x, memory, (ids, source)),
         "feed-forward": lambda x: layer.feed_forward(x),
         "add": lambda x: x + seen[-1 - box.residual],
