@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MarianMTModel, MarianTokenizer  # type: ignore[import-not-found]
 
 from tests.exchange.marian_files import KINDS, nasty_lines, tokens, write
 
@@ -22,6 +21,11 @@ NUM_LINES, NUM_LOGITS = 1000, 6
 
 def golden(marian_models: Path) -> dict[str, Any]:
     """What transformers makes of the random models and of nasty lines."""
+    from transformers import (  # type: ignore[import-not-found]
+        MarianMTModel,
+        MarianTokenizer,
+    )
+
     own, found = tokens(marian_models, ">>deu<<"), {}
     lines = nasty_lines(marian_models, NUM_LINES)
     forbidden = [[own.index(token)] for token in ("<pad>", "<unk>")]
