@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from nmt.translation.stream import (
     translate_stream,
 )
 from nmt.translation.translator import Translator
+from nmt.translation.turns import OverlappingTurns
 
 if TYPE_CHECKING:
     from nmt.translation.distributed import Team
@@ -80,14 +82,20 @@ def translate(
             translator = _load(Path(model), mbr, overrides, loading, decoding)
             translator.prepare(style.outputs)
             translator.translate([], tag=style.tag)  # an unknown one before anything is read
-        run = team.translate_files if team else translate_files
+        # On GPUs of a team chunks follow each other: they are divided, not read ahead.
+        turns = OverlappingTurns() if translator.on_gpu and not team else None
+        run = team.translate_files if team else partial(translate_files, turns=turns)
         style = replace(style, n_best=translator.options.n_best)
         shown = team is None or team.is_first
         if shown and source and _JSON_NAME.search(source.name) and not style.reads_json:
             advice = "--input-format json reads JSON objects"
             logger.warning("%s is read as plain text; %s", source.name, advice)
         with file_bar("translating", source, unit="lines", shown=shown) as bar:
-            lines = line_translator(translator.with_progress(bar.update), style)
+            # What is searched may not be written yet: then only what is written counts.
+            counted = (
+                translator.with_turns(turns) if turns else translator.with_progress(bar.update)
+            )
+            lines = line_translator(counted, style)
             return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)
 
 

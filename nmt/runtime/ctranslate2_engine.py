@@ -121,6 +121,7 @@ class CTranslate2Engine(Engine):
                 f"{folder} cannot be loaded by CTranslate2: {error}.",
                 fix="Export it again: `nmt export RUN --to ctranslate2 -o FOLDER`.",
             ) from error
+        self.on_gpu = place == "cuda"
         self._has_map = (folder / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]

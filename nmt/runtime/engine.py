@@ -95,6 +95,8 @@ class Engine:
     """What computes, as in ``--engine``."""
     dtype = "float32"
     """What the model's weights are multiplied in."""
+    on_gpu = False
+    """Whether a GPU searches, beside which a CPU may do something else."""
     max_positions: int | None = None
     """Longest output, with EOS, that the model has positions for; None if there is no limit."""
 

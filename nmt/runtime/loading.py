@@ -160,6 +160,11 @@ class RunEngine(Engine):
         self._loaded: dict[str, Engine] = {}
         self._lock = threading.Lock()
 
+    @property
+    def on_gpu(self) -> bool:  # type: ignore[override]
+        """Whether what was loaded so far is."""
+        return any(engine.on_gpu for engine in self._loaded.values())
+
     @override
     def serving(self, request: Request) -> Engine:
         reasons = list(self._lacking(request))

@@ -70,8 +70,9 @@ class TorchEngine(Engine):
                 model.eval()
         weight = models[0].output_weight
         self._device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
+        self.on_gpu = self._device.type == "cuda"
         self._is_final, self._bytes_of_value = is_final, weight.element_size()
-        use_graphs = is_final and self._device.type == "cuda"
+        use_graphs = is_final and self.on_gpu
         self._runs = [GraphedDecodeToken(model) for model in models] if use_graphs else None
         self.max_positions = self._stepper().max_positions
 

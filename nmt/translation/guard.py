@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -38,6 +38,8 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.result import Alarm
 from nmt.translation.segment import SearchResults, Segment
+
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +332,6 @@ class Guard:
                 continue
             if changes := segment.alarms and self.fallback_search(segment.alarms, options):
                 groups[tuple(changes.items())].append(segment)
-        begin = time.perf_counter()
         for key, group in groups.items():
             with suppress(ConfigError):  # the engine cannot search so: the alarms stay
                 for segment, found in search_again(group, dict(key)):
@@ -339,4 +340,11 @@ class Guard:
                     if len(names) < len(first):
                         segment.hypotheses, segment.alarms = found, names
                         segment.retried = tuple(name for name in first if name not in names)
-        self.seconds += time.perf_counter() - begin if groups else 0.0
+
+    def timed(self, search_again: Callable[[], R]) -> R:
+        """Return what a second search finds, and count its time."""
+        begin = time.perf_counter()
+        try:
+            return search_again()
+        finally:
+            self.seconds += time.perf_counter() - begin

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from nmt.files.lines import (
     MAX_NOTES,
     LineDecoder,
     is_standard,
+    never_waits,
     open_input,
     read_chunks,
 )
@@ -37,6 +38,7 @@ from nmt.translation.result import (
     as_pharaoh,
 )
 from nmt.translation.translator import Translator
+from nmt.translation.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -241,16 +243,14 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
     A line that has no translation gets ``{"error": ...}`` in JSON; text ends before it. Of many
     damaged lines the first few are logged.
     """
-    decoder, named = LineDecoder(), set[str]()
+    decoder, named, told_seconds, last_end = LineDecoder(), set[str](), 0.0, 0.0
     most_named = 0 if local_rank() else MAX_NOTES  # of several processes one names them
 
     def translate_lines(lines: Sequence[bytes], first_number: int) -> TranslationRun:
-        before, retried, begin = (
-            decoder.num_damaged,
-            translator.retry_seconds,
-            time.perf_counter(),
-        )
+        nonlocal told_seconds, last_end
+        before, begin = decoder.num_damaged, time.perf_counter()
         texts = decoder.decode(lines, first_number)
+        num_damaged = decoder.num_damaged - before
         output, results, failures, end = bytearray(), [], [], None
         found = _translate_all(translator, texts, first_number, style)
         for number, (request, result) in enumerate(found, first_number - 1):
@@ -270,16 +270,19 @@ def line_translator(translator: Translator, style: LineFormat) -> LineTranslator
                 written = [_as_json({**request.others, _ERROR: result.problem})]
             # A lone surrogate of a field that passes through becomes the escape of JSON again.
             output += b"".join(x.encode("utf-8", "backslashreplace") + b"\n" for x in written)
+        # Other lines may have been translated meanwhile: no time counts twice.
+        begin, last_end = max(begin, last_end), time.perf_counter()
+        before_retry, told_seconds = told_seconds, translator.retry_seconds
         return TranslationRun(
             bytes(output),
             len(results) + len(failures),
             GuardCounts.of(
                 results,
-                retry_seconds=translator.retry_seconds - retried,
-                seconds=time.perf_counter() - begin,
+                retry_seconds=told_seconds - before_retry,
+                seconds=last_end - begin,
             ),
             len(failures),
-            decoder.num_damaged - before,
+            num_damaged,
             next(iter(failures), None),
             end,
         )
@@ -318,9 +321,19 @@ def _translate_all(
             yield request, error.with_traceback(None)
             return
         middle = len(texts) // 2
-        with errors_only() if requests else nullcontext():  # its warnings have been logged
-            yield from _translate_all(translator, texts[:middle], first_number, style)
-            yield from _translate_all(translator, texts[middle:], first_number + middle, style)
+        parts = (first_number, texts[:middle]), (first_number + middle, texts[middle:])
+
+        def translate_parts() -> list[tuple[Request, TranslationResult | DataError]]:
+            found = []
+            with errors_only() if requests else nullcontext():  # its warnings have been logged
+                for number, own in parts:
+                    for pair in _translate_all(translator, own, number, style):
+                        found.append(pair)
+                        if style.kind == "text" and isinstance(pair[1], DataError):
+                            return found
+            return found
+
+        yield from translator.alone(translate_parts)
 
 
 def translate_stream(
@@ -331,6 +344,7 @@ def translate_stream(
     lines_at_once: int = MAX_CHUNK_LINES,
     name: str = "standard input",
     progress: Callable[[int], object] = lambda _: None,
+    turns: Turns | None = None,
 ) -> TranslationRun:
     """Write what ``translate`` returns for all lines of ``source``, flushed after every chunk.
 
@@ -341,6 +355,8 @@ def translate_stream(
         lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
         name: What messages call ``source``.
         progress: Called with the number of lines so far after each chunk.
+        turns: Those of the translator. A file's chunks take them; what comes slowly, or is answered
+            at once, is not read ahead.
 
     Returns:
         The counts, without the output.
@@ -349,20 +365,31 @@ def translate_stream(
         DataError: The input is damaged, or a line ends the output.
     """
     total = TranslationRun()
-    for lines in read_chunks(source, lines_at_once=lines_at_once, name=name):
-        run = translate(lines, total.num_lines + 1)
-        output.write(run.output)
-        output.flush()
-        if run.end is not None:
-            raise run.end
-        total += replace(run, output=b"")
-        progress(total.num_lines)
+    if turns is None or lines_at_once == 1 or not never_waits(source):
+        turns = Turns()
+    chunks = _numbered(read_chunks(source, lines_at_once=lines_at_once, name=name))
+    with closing(turns.map(translate, chunks)) as runs:
+        for run in runs:
+            output.write(run.output)
+            output.flush()
+            if run.end is not None:
+                raise run.end
+            total += replace(run, output=b"")
+            progress(total.num_lines)
     if message := total.guard.message(total.num_lines - total.num_failures):
         logger.info(message)
     if total.num_damaged > MAX_NOTES:
         changed = f"{total.num_damaged:,}"
         logger.warning("%s lines were not UTF-8, or too long, and were changed", changed)
     return total
+
+
+def _numbered(chunks: Iterable[list[bytes]]) -> Iterator[tuple[list[bytes], int]]:
+    """Yield chunks with the numbers of their first lines."""
+    number = 1
+    for lines in chunks:
+        yield lines, number
+        number += len(lines)
 
 
 def translate_files(
@@ -372,6 +399,7 @@ def translate_files(
     *,
     lines_at_once: int | None = None,
     progress: Callable[[int], object] = lambda _: None,
+    turns: Turns | None = None,
 ) -> TranslationRun:
     """Translate a file, or standard input, to a file, or standard output.
 
@@ -390,6 +418,7 @@ def translate_files(
             lines_at_once=lines_at_once or MAX_CHUNK_LINES,
             name="standard input" if is_standard(source) else str(source),
             progress=progress,
+            turns=turns,
         )
     if run.first_failure is not None:
         raise DataError(

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,6 +24,7 @@ from nmt.runtime.engine import (
     Ensemble,
     LoadedEngine,
     Request,
+    Task,
     parse_dtype,
 )
 from nmt.runtime.loading import load_engine
@@ -53,9 +55,12 @@ from nmt.translation.segment import (
     stands_past_end,
     tag_ids,
 )
+from nmt.translation.turns import Turns
 
 if TYPE_CHECKING:  # its metrics take time to load
     from nmt.translation.mbr import Mbr
+
+R = TypeVar("R")
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _LINES_AT_ONCE = 2000
@@ -106,6 +111,7 @@ class Translator:
         self._check, self._guard = check, guard
         self._mbr: Mbr | None = None
         self._progress: Callable[[int], object] = lambda _: None
+        self._turns = Turns()
 
     @classmethod
     def load(  # noqa: PLR0913 - the choices that a user has
@@ -207,6 +213,21 @@ class Translator:
         changed._progress = progress
         return changed
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU searches, so that text work may go on beside it."""
+        return self._engine.on_gpu
+
+    def with_turns(self, turns: Turns) -> Translator:
+        """Return a translator whose searches wait for their turn."""
+        changed = copy(self)
+        changed._turns = turns
+        return changed
+
+    def alone(self, work: Callable[[], R]) -> R:
+        """Return ``work()``, beside which no other lines are translated."""
+        return self._turns.alone(work)
+
     def translate_stream(
         self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE, **options: Any
     ) -> Iterator[TranslationResult]:
@@ -307,13 +328,13 @@ class Translator:
             self._guard.retry(
                 segments,
                 self.options,
-                lambda some, changes: self.with_options(**changes)._search(some),
+                lambda some, changes: self.with_options(**changes)._search(some, again=True),
             )
         for segment in segments:
             if self._is_misplaced(segment):
                 segment.alarms = (*segment.alarms, "constraint")
         if wanted:
-            self._add_details(segments, wanted)
+            self._turns.search(lambda: self._add_details(segments, wanted))
         lines: list[list[Segment]] = [[] for _ in texts]
         for segment in segments:
             lines[segment.line].append(segment)
@@ -331,16 +352,29 @@ class Translator:
         self,
         segments: Iterable[Segment],
         done: Callable[[Sequence[Segment]], object] = lambda _: None,
+        *,
+        again: bool = False,
     ) -> SearchResults:
         """Return the n best of each segment, in any order; none where there is no output.
 
-        ``done`` is called with each batch.
+        ``done`` is called with each batch. If ``again``, the guard counts the time.
         """
-        mbr, n_best = self._mbr, self.options.n_best
-        found: list[tuple[Segment, list[Hypothesis]]] = []
         # The longest first: the last to be done is then a short one.
         batches = list(self._batches(segments))[::-1]
         tasks = [make_task(batch) for batch in batches]
+        find = partial(self._find, batches, tasks, done)
+        if again and self._guard is not None:
+            find = partial(self._guard.timed, find)
+        return self._turns.search(find)
+
+    def _find(
+        self,
+        batches: Sequence[Sequence[Segment]],
+        tasks: Sequence[Task],
+        done: Callable[[Sequence[Segment]], object],
+    ) -> SearchResults:
+        mbr, n_best = self._mbr, self.options.n_best
+        found: list[tuple[Segment, list[Hypothesis]]] = []
         # Closed at once when interrupted: no worker may go on with a model that trains again.
         with closing(self._engine.search_all(tasks, self._search_options)) as results:
             for batch, hypotheses in zip(batches, results, strict=True):
