@@ -172,11 +172,11 @@ def test_the_next_epoch_is_planned_before_this_one_ends(
 ) -> None:
     planned, news, plan = [], threading.Condition(), Loader.plan
 
-    def noted(self: Loader, epoch: int) -> Any:
+    def noted(self: Loader, epoch: int, stage: int = 0) -> Any:
         with news:
             planned.append((epoch, threading.current_thread() is threading.main_thread()))
             news.notify_all()
-        return plan(self, epoch)
+        return plan(self, epoch, stage)
 
     monkeypatch.setattr(Loader, "plan", noted)
     fields = fields_of(loader) | {"num_workers": 1, "resegment": None}
