@@ -38,6 +38,9 @@ def prepare(
         metavar="local|ADDRESS",
         help="Work through Dask: its scheduler's address, or local to start one here.",
     ),
+    repair: bool = flag(
+        default=False, help="Pair shifted ranges of lines again; the manifest lists them."
+    ),
     json: bool = JSON,
 ) -> None:
     """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
@@ -51,5 +54,6 @@ def prepare(
         report_dir=report,
         workers=workers,
         scheduler=scheduler,
+        repair=repair,
     )
     print_result(found.as_text(), found.as_dict(), json=json)

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, islice, repeat
 from pathlib import Path
@@ -26,6 +26,7 @@ from urllib.request import getproxies
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import nearest_word
+from nmt.data.repair import Shift, repaired
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, open_binary, read_lines, split_lines
 
@@ -66,6 +67,8 @@ class ReadOptions:
     target_language: str
     on_bad_utf8: Literal["error", "skip"] = "error"
     max_characters: int = 10_000
+    shifts: dict[tuple[Path, Path], Sequence[Shift]] = field(default_factory=dict)
+    """Of aligned files, source and target: ranges that are paired again."""
 
 
 def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
@@ -201,6 +204,8 @@ def _columns(
     if config.source is not None and config.target is not None:
         most = options.max_characters
         lines = [_raw_lines(path, most) for path in (config.source, config.target)]
+        if shifts := options.shifts.get((config.source, config.target)):
+            lines[1] = repaired(lines[1], shifts, b"")
         return names, lines, partial(_aligned_pairs, names, options)
     texts_of: Callable[[str], tuple[str, str]] | None = None
     wanted = ""

@@ -17,7 +17,7 @@ from functools import partial
 from heapq import nsmallest
 from itertools import chain, compress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -87,12 +87,21 @@ class Preparation:
         folder: An existing, empty folder to work in.
         workers: Who works on the blocks.
         stores: Whether to write the token ids too, not only to report.
+        repairs: Shifted ranges that an earlier reading has reported, to be paired again.
 
     Raises:
         ConfigError: A filter does not exist.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, workers: Workers, *, stores: bool) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        workers: Workers,
+        *,
+        stores: bool,
+        repairs: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._config = config
         self._folder, self._stores = folder, stores
         filters, train = config.filters, config.data.train
@@ -104,6 +113,10 @@ class Preparation:
         }
         self._corpora = dict(zip(corpus_names(train), train, strict=True))
         self._workers = workers
+        for name, corpus in self._corpora.items():
+            if corpus.source is not None and corpus.target is not None:
+                own = [each for each in repairs if each["corpus"] == name]
+                self._options.shifts[corpus.source, corpus.target] = own
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
         self._counts: dict[str, Counter[str]] = {}

@@ -195,6 +195,8 @@ class PreparedManifest:
     """Entries of the target vocabulary."""
     counts: Mapping[str, Mapping[str, int]]
     """Per corpus: pairs read, kept, and dropped for each reason."""
+    repaired: Sequence[Mapping[str, Any]] | None = None
+    """Shifted ranges that were paired again; None if that was not asked for."""
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json`` into ``folder``."""

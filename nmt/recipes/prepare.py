@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -57,6 +57,7 @@ def prepare(
     report_dir: Path | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
+    repair: bool = False,
     check: Callable[[PreparedManifest], None] = lambda _: None,
 ) -> PrepareReport:
     """Make ``config.prepared_dir``, unless it is up to date.
@@ -68,6 +69,7 @@ def prepare(
         report_dir: Where to write the report as JSON and as a page, and the lists of findings.
         workers: Processes, of one thread each; None for this one with threads for all processors.
         scheduler: Address of a Dask scheduler, or ``local`` for one on this machine.
+        repair: Pair shifted ranges of aligned files again, which the manifest then lists.
         check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
@@ -83,7 +85,7 @@ def prepare(
                 fix="Write the text to a file first.",
             )
     opened = partial(open_workers, workers, scheduler)
-    report = _prepare(config, force, report_only, report_dir, opened, check)
+    report = _prepare(config, force, report_only, report_dir, repair, opened, check)
     if report_dir is not None and not report_only:
         _write_report(report, config.prepared_dir, report_dir)
     return report
@@ -94,11 +96,12 @@ def _prepare(
     force: bool,
     report_only: bool,
     report_dir: Path | None,
+    repair: bool,
     opened: Callable[[], AbstractContextManager[Workers]],
     check: Callable[[PreparedManifest], None],
 ) -> PrepareReport:
     folder, is_left_alone = config.prepared_dir, not (force or report_only)
-    if is_left_alone and (current := _current_report(config)):
+    if is_left_alone and (current := _current_report(config, repair)):
         remove_leftovers(folder.parent, folder.name)
         return current
     _check(config)
@@ -107,7 +110,9 @@ def _prepare(
             tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch,
             opened() as crew,
         ):
-            report, _ = Preparation(config, Path(scratch), crew, stores=False).run()
+            repairs = _shifts(config, crew) if repair else ()
+            work = Preparation(config, Path(scratch), crew, stores=False, repairs=repairs)
+            report, _ = work.run()
             report = replace(report, folder=str(folder), written=False)
             if report_dir is not None:
                 _write_report(report, Path(scratch), report_dir)
@@ -118,10 +123,10 @@ def _prepare(
         lock = folder.with_name(f".{folder.name}.lock")
         with file_lock(lock, wait=True, remove=True) as has_waited:
             restore_replaced(folder)
-            if has_waited and is_left_alone and (current := _current_report(config)):
+            if has_waited and is_left_alone and (current := _current_report(config, repair)):
                 return current
             with opened() as crew:
-                return _make(config, folder, crew, check)
+                return _make(config, folder, crew, repair, check)
 
 
 def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
@@ -140,8 +145,19 @@ def _report_text(report: PrepareReport) -> str:
     return json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
+def _shifts(config: RunConfig, workers: Workers) -> Sequence[Mapping[str, Any]]:
+    """Return the shifted ranges of the training corpora."""
+    with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
+        report, _ = Preparation(config, Path(scratch), workers, stores=False).run()
+    return [each for each in report.shifts if each["corpus"] in report.findings]
+
+
 def _make(
-    config: RunConfig, folder: Path, workers: Workers, check: Callable[[PreparedManifest], None]
+    config: RunConfig,
+    folder: Path,
+    workers: Workers,
+    repair: bool,
+    check: Callable[[PreparedManifest], None],
 ) -> PrepareReport:
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
         raise DataError(
@@ -155,7 +171,9 @@ def _make(
                 status, digest = path.stat(), sha256_of_file(path)
                 known = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
                 sources[str(path)] = known
-        report, tokenizers = Preparation(config, temporary, workers, stores=True).run()
+        repairs = _shifts(config, workers) if repair else ()
+        work = Preparation(config, temporary, workers, stores=True, repairs=repairs)
+        report, tokenizers = work.run()
         report = replace(report, folder=str(folder))
         if not _are_unchanged(sources):
             raise DataError(
@@ -176,6 +194,7 @@ def _make(
             source_vocab_size=tokenizers.source.vocab_size,
             target_vocab_size=tokenizers.target.vocab_size,
             counts=report.counts,
+            repaired=repairs if repair else None,
         )
         check(manifest)
         manifest.write(temporary)
@@ -245,13 +264,14 @@ def _new_filter_keys(config: RunConfig) -> Iterator[tuple[str, bool]]:
         yield name, getattr(config.filters, name) == field.default
 
 
-def _current_report(config: RunConfig) -> PrepareReport | None:
+def _current_report(config: RunConfig, repair: bool) -> PrepareReport | None:
     """Return the report of the folder if it is whole and what would be made again."""
     folder = config.prepared_dir
     try:
         manifest = PreparedData.open(folder).manifest
         is_current = (
-            manifest.config_hash == config_hash(config, vocab_hash=manifest.vocab_hash)
+            (manifest.repaired is not None or not repair)
+            and manifest.config_hash == config_hash(config, vocab_hash=manifest.vocab_hash)
             and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
             # A folder of Hugging Face files may have more or fewer.
             and set(manifest.sources) == {str(path) for path in _source_files(config)}

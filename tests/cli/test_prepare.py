@@ -24,7 +24,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
     arguments = ["--set", "name=other", "--report-only", "--force", "-q"]
-    arguments += ["--report", "there", "--workers", "3", "--scheduler", "local"]
+    arguments += ["--report", "there", "--workers", "3", "--scheduler", "local", "--repair"]
     result = CliRunner().invoke(app, ["prepare", DEMO, *arguments])
 
     assert (result.exit_code, result.stdout) == (0, "3 pairs kept\n")
@@ -32,7 +32,7 @@ def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
     assert config.name == "other"
     assert options == {
         "force": True, "report_only": True, "report_dir": Path("there"),
-        "workers": 3, "scheduler": "local",
+        "workers": 3, "scheduler": "local", "repair": True,
     }  # fmt: skip
 
 

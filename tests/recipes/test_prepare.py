@@ -175,6 +175,23 @@ def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_ab
     assert any("identical" in warning for warning in identical.warnings)
 
 
+def test_shifted_ranges_are_paired_again_on_demand_and_recorded(tmp_path: Path) -> None:
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[1:] + target[:1])
+    config = config_for(tmp_path, tokenizer={"vocab_size": 60, "byte_fallback": False})
+
+    assert PreparedData.open(Path(prepare(config).folder)).manifest.repaired is None
+    report = prepare(config, repair=True)
+
+    (range_,) = PreparedData.open(Path(report.folder)).manifest.repaired or ()
+    assert range_["offset"] == -1
+    assert report.shifts == []
+    right = set(zip(source, target, strict=True))
+    assert sum(pair in right for pair in decoded(tmp_path / "prepared")) >= 396
+    assert prepare(config, repair=True).up_to_date
+    assert prepare(config).up_to_date
+
+
 def test_what_is_odd_is_counted_or_dropped_and_reported(tmp_path: Path) -> None:
     """FAULTS 37, 39 and 40: the first five training pairs are the validation set."""
     source, target = corpus(120)
