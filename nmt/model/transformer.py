@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +33,27 @@ from nmt.packed import Packed
 
 _Forward = Callable[..., Tensor]
 """The `forward` of a layer, or what calls a layer with its inputs."""
-DecodeToken = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], Tensor]
-"""`Transformer.decode_token`, or what does the same faster."""
+
+
+class DecodeToken(Protocol):
+    """Does what `Transformer.decode_token` does, faster."""
+
+    def with_room(self, state: DecoderState) -> DecoderState:
+        """Return a state with room for one more position, where its caches are read best."""
+        ...
+
+    def __call__(
+        self,
+        ids: Tensor,
+        position: Tensor,
+        table: Tensor | None,
+        source_mask: Tensor,
+        cross_kv: Tensor,
+        self_kv: Tensor,
+        /,
+    ) -> Tensor:
+        """Return hidden states (R, D)."""
+        ...
 
 
 class Transformer(nn.Module):
@@ -234,7 +254,9 @@ class Transformer(nn.Module):
             tokens: (B, K), int64.
             run: Does what `decode_token` does; not asked where the state counts a coverage.
         """
-        state, longer = state.with_room(), state.length + 1
+        run = run if state.coverage is None else None
+        state = state.with_room() if run is None else run.with_room(state)
+        longer = state.length + 1
         position = tokens.new_full((1,), state.length)
         table = self.target_embedding.position_table(longer)
         kv = state.self_kv if state.is_recurrent else state.self_kv.narrow(4, 0, longer)

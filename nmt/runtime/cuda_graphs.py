@@ -3,8 +3,9 @@
 A step of one sentence or a few is some hundred kernels, and launching them from Python takes
 several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
 that stay in their places and never change their sizes, so there is one for each of a few sizes; a
-step is copied into the next larger one, with room to spare that is masked out. Keys and values stay
-there from step to step, until beams are reordered or sentences leave.
+step is done in the next larger one, with room to spare that is masked out. Keys and values of one
+batch stay there from step to step, until sentences leave; of large ones also while beams are
+reordered.
 
 Shapes: `nmt.model.decoder_state`.
 """
@@ -15,6 +16,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from nmt.engine.memory import free_bytes
+from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Transformer
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
@@ -67,6 +70,17 @@ class _Sizes(NamedTuple):
     source: int
     target: int
 
+    @classmethod
+    def of(cls, source_mask: Tensor, self_kv: Tensor, length: int) -> _Sizes:
+        """Return the sizes for a mask and rows of caches with so many positions."""
+        sentences, width = source_mask.shape[0], source_mask.shape[3]
+        return cls(
+            _num_sentences(sentences),
+            self_kv.shape[2] // sentences,
+            _power_of_two(width, _LEAST_POSITIONS),
+            _power_of_two(length, _LEAST_POSITIONS),
+        )
+
 
 class _Step:
     """One recorded step, and the tensors that it works on: like those given, but of ``sizes``."""
@@ -100,41 +114,50 @@ class _Step:
 
         self._repeat, self._hidden = record(step)
         self._source: Callable[[], Tensor | None] = lambda: None
+        self._lent: Callable[[], Tensor | None] = lambda: None
 
-    def __call__(
-        self,
-        ids: Tensor,
-        position: Tensor,
-        mask: Tensor,
-        cross_kv: Tensor,
-        self_kv: Tensor,
-        *,
-        is_held: bool,
-    ) -> Tensor:
-        """Do what `Transformer.decode_token` does; ``is_held``: earlier positions stand here."""
-        rows, last = len(ids), self_kv.shape[4] - 1
-        if self._source() is not cross_kv:
-            # What was left here is of another text: nothing of it may be read, not even times 0.
-            for tensor in (self.cross_kv, self.self_kv, self.mask):
-                tensor.zero_()
-            sentences, width = mask.shape[0], mask.shape[3]
-            self.cross_kv[:, :, :sentences, :, :width].copy_(cross_kv)
-            self.mask[..., width:] = -torch.inf
-            self.mask[:sentences, ..., :width].copy_(mask)
-            self._source, is_held = weakref.ref(cross_kv), False
-        self.ids[:rows].copy_(ids)
+    def lend(self, state: DecoderState) -> DecoderState | None:
+        """Return the state with caches that stand here; None if another one has its own here."""
+        lent = self._lent()
+        is_same = self._source() is state.cross_kv
+        if lent is not None and (lent is not state.self_kv or not is_same):
+            return None
+        if lent is None:
+            if not is_same:
+                self._take_source(state)
+            lent = self.self_kv[:, :, : state.self_kv.shape[2]]
+            filled = slice(state.length)
+            lent[..., filled, :].copy_(state.self_kv[..., filled, :])
+            self._lent = weakref.ref(lent)
+        return replace(state, self_kv=lent)
+
+    def holds(self, self_kv: Tensor) -> bool:
+        """Whether these caches are the first positions of those that stand here."""
+        return self_kv.data_ptr() == self.self_kv.data_ptr()
+
+    def _take_source(self, state: DecoderState) -> None:
+        # What was left here is of another text: nothing of it may be read, not even times 0.
+        for tensor in (self.cross_kv, self.self_kv, self.mask):
+            tensor.zero_()
+        sentences, width = state.source_mask.shape[0], state.source_mask.shape[3]
+        self.cross_kv[:, :, :sentences, :, :width].copy_(state.cross_kv)
+        self.mask[..., width:] = -torch.inf
+        self.mask[:sentences, ..., :width].copy_(state.source_mask)
+        self._source = weakref.ref(state.cross_kv)
+
+    def __call__(self, ids: Tensor, position: Tensor) -> Tensor:
+        """Do what `Transformer.decode_token` does with the caches that were lent."""
+        self.ids[: len(ids)].copy_(ids)
         self.position.copy_(position)
-        if not is_held:
-            self.self_kv[:, :, :rows, :, :last].copy_(self_kv[..., :last, :])
         self._repeat()
-        self_kv[..., last, :].copy_(self.self_kv[:, :, :rows, :, last])
-        return self._hidden[:rows].clone()
+        return self._hidden[: len(ids)].clone()
 
 
 class GraphedDecodeToken:
     """Stands for `Transformer.decode_token`, with recorded steps where rows are few.
 
-    Threads may share it: their steps follow each other.
+    Threads may share it: their steps follow each other, and of two batches of a size the second
+    has steps that are not recorded.
 
     Args:
         model: On its device; trains no more.
@@ -147,10 +170,21 @@ class GraphedDecodeToken:
         self._uses: Counter[_Sizes] = Counter()
         self._lock = Lock()
         self._works = True
-        self._held: tuple[object, ...] = ()
-        self._caches: Any = None
         device = model.output_weight.device
         self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
+
+    def with_room(self, state: DecoderState) -> DecoderState:
+        """Return a state with room for one more position; in a recorded step where that pays."""
+        sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
+        # Recurrent layers keep no keys and values.
+        has_room = not state.is_recurrent and _num_bytes(sizes, state.self_kv) <= self._most_bytes
+        if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
+            table = self._model.target_embedding.position_table(state.length + 1)
+            with self._lock:
+                step = self._step(sizes, table, state.cross_kv, state.self_kv)
+                if step is not None and (lent := step.lend(state)) is not None:
+                    return lent
+        return state.with_room()
 
     def __call__(
         self,
@@ -162,27 +196,11 @@ class GraphedDecodeToken:
         self_kv: Tensor,
     ) -> Tensor:
         """Do what `Transformer.decode_token` does."""
-        sentences, width, length = len(source_mask), source_mask.shape[3], self_kv.shape[4]
-        beams = len(ids) // sentences
-        sizes = _Sizes(
-            _num_sentences(sentences),
-            beams,
-            _power_of_two(width, _LEAST_POSITIONS),
-            _power_of_two(length, _LEAST_POSITIONS),
-        )
-        is_recorded = self_kv.shape[1] == 2  # keys and values; not the states of a recurrent layer
-        has_room = is_recorded and _num_bytes(sizes, self_kv) <= self._most_bytes
-        if self._works and has_room and sizes.sentences * beams <= _MOST_ROWS:
-            with self._lock:
-                step = self._step(sizes, table, cross_kv, self_kv)
-                if step is not None:
-                    # Kept, the memory of these caches is given to no others.
-                    caches = self_kv.untyped_storage()
-                    held = step, caches.data_ptr(), len(ids)
-                    is_held = self._held == (*held, length - 1)
-                    self._held, self._caches = (*held, length), caches
-                    inputs = ids, position, source_mask, cross_kv, self_kv
-                    return step(*inputs, is_held=is_held)
+        sizes = _Sizes.of(source_mask, self_kv, self_kv.shape[4])
+        with self._lock:
+            step = self._steps.get(sizes)
+            if step is not None and step.holds(self_kv) and step.table is table:
+                return step(ids, position)
         return self._model.decode_token(ids, position, table, source_mask, cross_kv, self_kv)
 
     @property
@@ -206,7 +224,6 @@ class GraphedDecodeToken:
             except RuntimeError as error:
                 self._steps.clear()
                 self._uses.clear()
-                self._held, self._caches = (), None
                 lack = ("out of memory", "ALLOC_FAILED")
                 if not any(text in str(error) for text in lack):  # of room, which may come back
                     self._works = False

@@ -63,7 +63,8 @@ class Stepper(Protocol[S]):
     def select(self, state: S, sentences: Tensor, beams: Tensor) -> S:
         """Keep ``sentences`` (B',), ascending, and in each the given ``beams`` (B', K').
 
-        A beam may be kept several times: K' need not be K.
+        Both may be on the CPU, wherever the state is. A beam may be kept several times: K' need not
+        be K.
         """
         ...
 
@@ -126,7 +127,7 @@ def search(
             coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
         beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
         if kept is not None:
-            state = stepper.select(state, *(places.to(device) for places in kept))
+            state = stepper.select(state, *kept)
     return selector.results()
 
 

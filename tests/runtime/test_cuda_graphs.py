@@ -8,21 +8,26 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nmt.config.decoding import DecodingConfig
+from nmt.model import decoder_state
 from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.runtime import cuda_graphs as graphed
 from nmt.runtime.cuda_graphs import CudaGraphs, GraphedDecodeToken
-from tests.model.small import VARIANTS, decode, small_model
+from nmt.runtime.stepper import ModelStepper
+from nmt.search.loop import search
+from tests.model.small import VARIANTS, decode, random_parameters, small_model
 
 
 class Repeater:
@@ -112,15 +117,103 @@ def test_caches_that_stand_where_steps_read_them_are_not_copied_again() -> None:
             state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
             for _ in range(2):
                 logits, state = model.decode_step(state, tokens, own)
-            if spoilt is not None:  # what the state has is read where its beams were reordered
+            if spoilt is not None:  # where the step reads the caches of the state
                 state.self_kv.fill_(torch.nan)
             if spoilt == 1:
                 state = state.select(torch.arange(2), torch.zeros(2, 1, dtype=torch.int64))
             logits, state = model.decode_step(state, tokens, own)
             found.append(logits)
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
-    assert torch.equal(found[2], found[1])
+    assert found[2].isnan().all()
     assert found[3].isnan().all()
+
+
+class Copies(TorchDispatchMode):
+    """Counts the rows of target caches, in all layers and positions, that are written anew."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's own
+        self.rows = list[int]()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        writes = ("aten::index_copy_", "aten::index_select", "aten::copy_", "aten::constant_pad_nd")
+        is_cache = isinstance(result, Tensor) and result.ndim == 6 and result.shape[4] > 1
+        if function.name() in writes and is_cache:
+            moved = args[3] if function.name() == "aten::index_copy_" else result
+            self.rows.append(moved.shape[2])
+        return result
+
+
+@pytest.mark.parametrize(("large", "rows"), [(0, [2, 2]), (1 << 30, [6, 6])])
+def test_of_reordered_beams_few_are_copied(
+    monkeypatch: pytest.MonkeyPatch, large: int, rows: list[int]
+) -> None:
+    """One of three beams of each of two sentences continues a beam that another one continues."""
+    monkeypatch.setattr(decoder_state, "LARGE", large)
+    model = small_model()
+    run, repeater = with_fixed_sizes(model)
+    both, copies = torch.arange(2), Copies()
+    wide, beams = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([[1, 0, 1], [2, 2, 0]])
+    with torch.inference_mode():
+        found = []
+        for own in (run, None):
+            state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
+            tokens = torch.tensor([[7], [8]])
+            for _ in range(2):
+                _, state = model.decode_step(state, tokens, own)
+            state, tokens = state.select(both, wide), torch.tensor([[7, 8, 9], [10, 11, 12]])
+            _, state = model.decode_step(state, tokens, own)
+            with copies if own else nullcontext():
+                state = state.select(both, beams)
+                found.append(model.decode_step(state, tokens, own)[0])
+    assert copies.rows == rows  # out, and in again
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert repeater.count == 2  # of one beam and of three
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    beam_size=st.integers(2, 4),
+    seed=st.integers(0, 99),
+)
+def test_beam_search_in_recorded_steps_finds_the_same(
+    lengths: list[int], beam_size: int, seed: int
+) -> None:
+    model = small_model()
+    random_parameters(model)
+    draw = torch.Generator().manual_seed(seed)
+    source = Packed.from_rows(
+        [[*torch.randint(4, 50, (n,), generator=draw).tolist(), 3] for n in lengths]
+    )
+    options = DecodingConfig(beam_size=beam_size, max_length_factor=2.0, max_length_offset=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_state, "LARGE", 0)
+        run, repeater = with_fixed_sizes(model)
+        found, expected = (
+            search(ModelStepper(model, runs=own), source, options) for own in ([run], None)
+        )
+    assert [[h.ids for h in own] for own in found] == [[h.ids for h in own] for own in expected]
+    assert repeater.count > 0
+
+
+def test_two_batches_at_once_do_not_share_caches() -> None:
+    model = small_model()
+    run, _ = with_fixed_sizes(model)
+    tokens, found = torch.tensor([[7]]), list[list[Tensor]]()
+    with torch.inference_mode():
+        for own in (run, None):
+            states, logits = [model.start(Packed.from_rows([row])) for row in ([5, 3], [9, 3])], []
+            for _ in range(3):
+                for number, state in enumerate(states):
+                    hidden, states[number] = model.decode_step(state, tokens, own)
+                    logits.append(hidden)
+                    del state
+            found.append(logits)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 def test_a_result_outlives_the_next_step() -> None:
@@ -128,7 +221,7 @@ def test_a_result_outlives_the_next_step() -> None:
     run, _ = with_fixed_sizes(model)
     with torch.inference_mode():
         state = model.start(Packed.from_rows([[5, 6, 3]]))
-        state = state.with_room()
+        state = run.with_room(state)
         table = model.target_embedding.position_table(1)
         caches = state.source_mask, state.cross_kv, state.self_kv[..., :1, :]
         inputs = (torch.zeros(1, dtype=torch.int64), table, *caches)
@@ -329,3 +422,24 @@ def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
                 found.append(logits)
             torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
             tokens = found[1].argmax(-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("large", [0, 1 << 40])
+def test_on_a_gpu_beam_search_in_graphs_finds_the_same(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(decoder_state, "LARGE_ON_GPU", large)
+    model = small_model().to("cuda")
+    torch.manual_seed(0)
+    rows = [[*torch.randint(4, 50, (length,)).tolist(), 3] for length in (20, 17, 9, 5, 3, 2)]
+    options = DecodingConfig(beam_size=5, max_length_factor=2.0)
+    for _ in range(2):
+        found, expected = (
+            search(ModelStepper(model, runs=own), Packed.from_rows(rows, "cuda"), options)
+            for own in ([GraphedDecodeToken(model)], None)
+        )
+        for own, plain in zip(found, expected, strict=True):
+            assert [h.ids for h in own] == [h.ids for h in plain]
+            assert [h.score for h in own] == pytest.approx([h.score for h in plain], abs=1e-4)
