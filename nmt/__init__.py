@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nmt.recipes.init import init
     from nmt.recipes.inspect import inspect
     from nmt.recipes.prepare import prepare
+    from nmt.recipes.publish import publish, pull
     from nmt.recipes.score import score
     from nmt.recipes.train import train
     from nmt.recipes.translate import translate
@@ -59,6 +60,8 @@ __all__ = [
     "inspect",
     "load_config",
     "prepare",
+    "publish",
+    "pull",
     "score",
     "train",
     "translate",
@@ -70,6 +73,7 @@ _HOMES = {
     "Translator": "nmt.translation.translator",
     "average": "nmt.recipes.export",
     "load_config": "nmt.data.size",
+    "pull": "nmt.recipes.publish",
 }
 
 

@@ -28,6 +28,7 @@ from nmt.cli import (
     config,
     evaluate,
     export,
+    hub,
     import_model,
     prepare,
     score,
@@ -279,6 +280,8 @@ for function, epilog in (
     (score.score, score.EPILOG),
     (augment.augment, augment.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),
+    (hub.publish, hub.PUBLISH_EPILOG),
+    (hub.pull, hub.PULL_EPILOG),
     (start.doctor, start.DOCTOR_EPILOG),
     (inspect_model.inspect, inspect_model.EPILOG),
 ):
