@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import typer
 
@@ -20,8 +20,12 @@ from nmt.cli.options import (
     print_result,
 )
 from nmt.errors import ConfigError
+from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import METRICS
-from nmt.metrics.significance import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
+
+if TYPE_CHECKING:
+    from nmt.evaluation.scoring import Resampling
+    from nmt.recipes.evaluated_model import ModelUse
 
 EPILOG = """\b
 Examples:
@@ -147,6 +151,17 @@ class GateOptions:
     )
     seed: int = flag(default=DEFAULT_SEED, min=0, metavar="N", help="Seed of the resamples.")
 
+    def resampling(self) -> Resampling:
+        """Return what is behind intervals and p-values."""
+        from nmt.evaluation.scoring import Resampling
+
+        return Resampling(
+            count=DEFAULT_RESAMPLES if self.resamples is None else self.resamples,
+            seed=self.seed,
+            significance=self.significance or ("ar" if self.fail_if_worse else "bs"),
+            trials=self.resamples or DEFAULT_TRIALS,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AnalysisOptions:
@@ -240,60 +255,41 @@ def evaluate(
     """Score translations of models, or from files, with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.gates import parse_gates, raise_if_missed
     from nmt.evaluation.render import as_text
-    from nmt.evaluation.scoring import Resampling
     from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
-    from nmt.recipes.evaluated_model import ModelUse, list_tests
 
     folders, test = _named_by_position(models, test)
     if test.list_:
+        from nmt.recipes.evaluated_model import list_tests
+
         names = list_tests(folders)
         print_result("\n".join(names), {"tests": names}, json=json)
         return
+    has_base = gate.baseline is not None and gate.baseline.is_dir()
+    groups = [] if folders or has_base else [EngineOptions, SearchOptions, MbrOptions]
+    _refuse_idle(given_flags(ctx, *groups, *([] if folders else ["save_hypotheses", "tag"])))
+    loading = engine.loading() | search.loading()
+    common: dict[str, Any] = {
+        "overrides": search.set_,
+        "decoding": search.decoding(),
+        "tag": test.tag,
+    }
+    own: dict[str, Any] = {
+        "mbr": mbr.choice(search.beam_size),
+        "save_hypotheses": output.save_hypotheses,
+    }
+    uses = [_model_use(folder, loading=loading, **common, **own) for folder in folders]
     base: Path | ModelUse | None = gate.baseline
-    if gate.baseline is not None and gate.baseline.is_dir():
-        loading = engine.loading() | search.loading() | {"checkpoint": "best", "ensemble": None}
-        base = ModelUse(
-            folder=gate.baseline,
-            loading=loading,
-            overrides=search.set_,
-            decoding=search.decoding(),
-            tag=test.tag,
-        )
-    groups = [EngineOptions, SearchOptions, MbrOptions]
-    is_idle = not folders and not isinstance(base, ModelUse)
-    flags = given_flags(
-        ctx, *(groups if is_idle else []), *([] if folders else ["save_hypotheses", "tag"])
-    )
-    if flags:
-        is_one = len(flags) == 1
-        raise ConfigError(
-            f"{', '.join(flags)} {'needs' if is_one else 'need'} a model.",
-            fix=f"Name a model folder, or drop the flag{'' if is_one else 's'}.",
-        )
-    uses = [
-        ModelUse(
-            folder=folder,
-            loading=engine.loading() | search.loading(),
-            mbr=mbr.choice(search.beam_size),
-            overrides=search.set_,
-            decoding=search.decoding(),
-            save_hypotheses=output.save_hypotheses,
-            tag=test.tag,
-        )
-        for folder in folders
-    ]
+    if gate.baseline and has_base:
+        loading |= {"checkpoint": "best", "ensemble": None}
+        base = _model_use(gate.baseline, loading=loading, **common)
+    sides: dict[str, Any] = {"source": test.source, "references": tuple(test.reference)}
     found = run_evaluation(
         EvaluateOptions(
             models=tuple(uses),
             hypotheses=tuple(test.hypothesis),
             tests=tuple(
-                SetChoice(
-                    name=name,
-                    pair=test.languages,
-                    source=test.source,
-                    references=tuple(test.reference),
-                )
+                SetChoice(name=name, pair=test.languages, **sides)
                 for name in (test.test or (None,))
             ),
             limit=test.limit,
@@ -305,12 +301,7 @@ def evaluate(
             gates=parse_gates(gate.fail_under),
             fail_if_worse=gate.fail_if_worse,
             alpha=gate.alpha,
-            resampling=Resampling(
-                count=DEFAULT_RESAMPLES if gate.resamples is None else gate.resamples,
-                seed=gate.seed,
-                significance=gate.significance or ("ar" if gate.fail_if_worse else "bs"),
-                trials=gate.resamples or DEFAULT_TRIALS,
-            ),
+            resampling=gate.resampling(),
             slices=analysis.slices,
             labels=analysis.labels(),
             robustness=analysis.robustness,
@@ -328,6 +319,21 @@ def evaluate(
     for error in found.failures:
         raise error
     raise_if_missed(found.gates)
+
+
+def _model_use(folder: Path, **settings: Any) -> ModelUse:
+    from nmt.recipes.evaluated_model import ModelUse
+
+    return ModelUse(folder=folder, **settings)
+
+
+def _refuse_idle(flags: Sequence[str]) -> None:
+    if flags:
+        is_one = len(flags) == 1
+        raise ConfigError(
+            f"{', '.join(flags)} {'needs' if is_one else 'need'} a model.",
+            fix=f"Name a model folder, or drop the flag{'' if is_one else 's'}.",
+        )
 
 
 def _named_by_position(

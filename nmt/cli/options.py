@@ -89,6 +89,8 @@ def _device(text: str) -> str:
     Raises:
         ConfigError: There is none of this name.
     """
+    if text == "auto":  # the default loads nothing
+        return text
     from nmt.runtime.engine import parse_device
 
     return parse_device(text)
@@ -112,6 +114,8 @@ def _dtype(text: str) -> str:
     Raises:
         ConfigError: There is none of this name.
     """
+    if text == "auto":
+        return text
     from nmt.runtime.engine import parse_dtype
 
     return parse_dtype(text) or "auto"

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from nmt.config import FilePath, Many, Pair, Section
 from nmt.config.keys import did_you_mean
+from nmt.config.section import FilePath, Many, Pair, Section
 
 _Rate = Annotated[float, Field(ge=0, le=1)]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from nmt.config import Registered, Section
+from nmt.config.section import Registered, Section
 
 _SEARCHES = (
     "auto", "greedy", "beam", "narrowing", "diverse", "sampling", "alternatives", "constrained",

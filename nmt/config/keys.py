@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import yaml
-
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -223,6 +221,8 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
     """What papers and other toolkits call our keys and flags -> ours, from ``aliases.yaml``."""
+    import yaml  # noqa: PLC0415 - most commands need no aliases
+
     text = Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
     for ours, others in yaml.safe_load(text).items():

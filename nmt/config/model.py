@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from nmt.config import Many, Registered, Section
+from nmt.config.section import Many, Registered, Section
 
 _POSITIONS = (
     "sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves", "learned", "rotary", "relative",

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from nmt.config import FilePath, Section
 from nmt.config.data import (
     TAG_PATTERN,
     BatchConfig,
@@ -21,6 +20,7 @@ from nmt.config.data import (
 )
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
+from nmt.config.section import FilePath, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 

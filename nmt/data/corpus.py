@@ -20,15 +20,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, islice, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from nmt.config.data import CorpusConfig
 from nmt.config.keys import nearest_word
 from nmt.data.repair import Shift, repaired
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, open_binary, read_lines, split_lines
+
+if TYPE_CHECKING:
+    from nmt.config.data import CorpusConfig
 
 _MOST_BYTES_PER_CHARACTER = 4
 # A line of TSV or JSON holds both sides, other fields, and characters written as \uXXXX.

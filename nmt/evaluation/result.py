@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.errors import NmtError
 from nmt.metrics.metric import Score
 from nmt.metrics.significance import Confidence
-from nmt.translation.result import TranslationResult
+
+if TYPE_CHECKING:
+    from nmt.translation.result import TranslationResult
 
 SMALL_SLICE = 30
 """A slice of fewer sentences is marked: its scores say little."""

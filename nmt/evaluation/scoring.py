@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from nmt.evaluation.result import PairComparison, System
+from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import Score, Scorer
 from nmt.metrics.sacrebleu import default_tokenizer
 from nmt.metrics.significance import (
-    DEFAULT_RESAMPLES,
-    DEFAULT_SEED,
-    DEFAULT_TRIALS,
     Comparison,
     Floats,
     Significance,

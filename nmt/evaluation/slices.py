@@ -9,14 +9,17 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nmt.data.word_counts import LineCounts
 from nmt.evaluation.result import Slice, SliceScores, System
 from nmt.evaluation.scoring import Resampling, measure
 from nmt.metrics.metric import Scorer
 from nmt.metrics.significance import Floats
+
+if TYPE_CHECKING:
+    from nmt.data.word_counts import LineCounts
 
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")

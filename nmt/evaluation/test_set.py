@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nmt.config.keys import did_you_mean
-from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import (
     BadPair,
     ReadOptions,
@@ -18,6 +18,9 @@ from nmt.data.corpus import (
 )
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, is_standard, open_input, split_lines
+
+if TYPE_CHECKING:
+    from nmt.config.run import RunConfig
 
 _UNBOUNDED_CHARACTERS = 1 << 30
 
@@ -123,6 +126,8 @@ def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
             fix="Write source-target, as in -l en-de.",
         )
     if choice.references:  # the names of published sets are compared with what is published
+        from nmt.config.run import check_languages  # noqa: PLC0415 - loads pydantic
+
         where = f"-l {choice.pair}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
     return target

@@ -19,7 +19,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -218,6 +218,17 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
                 else f"{output} is a part of {path}, which is read.",
                 fix="Name another output file.",
             )
+
+
+def check_place(place: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output file whose folder does not exist, or that is read.
+
+    Raises:
+        ConfigError: Names the file.
+    """
+    if not place.parent.is_dir():
+        raise ConfigError(f"The folder of {place} does not exist.", fix="Create it first.")
+    check_output(place, *inputs)
 
 
 def _would_overwrite(output: Path, path: Path) -> bool:

@@ -17,18 +17,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
+
 Floats = npt.NDArray[np.float64]
 
 Significance: TypeAlias = Literal["bs", "ar"]
 """Paired bootstrap resampling, or approximate randomisation."""
 CorpusScore: TypeAlias = Callable[[Sequence[float]], float]
 """Statistics summed over the sentences of a corpus (D,) -> its score."""
-
-DEFAULT_RESAMPLES = 1000
-DEFAULT_TRIALS = 10_000
-"""Of approximate randomisation."""
-DEFAULT_SEED = 12345
-"""All are sacrebleu's, so that the numbers are too."""
 
 _CHUNK_DRAWS = 1 << 22
 """Draws held in memory at once."""

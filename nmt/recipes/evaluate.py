@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.evaluation.baseline import read_baseline_report
@@ -27,12 +27,13 @@ from nmt.evaluation.robustness import noise_losses, noisy_sources
 from nmt.evaluation.scoring import Resampling, Scored, measure, odd_texts, score_systems
 from nmt.evaluation.slices import groups_of_source, groups_of_system, score_slices, user_group
 from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
-from nmt.files.atomic import open_output
+from nmt.files.atomic import check_place, open_output
 from nmt.files.lines import is_standard
 from nmt.metrics.metric import METRICS, MetricOptions, References, Score, Scorer, check_metric
 from nmt.metrics.significance import Floats
-from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse, check_place, counts_in_training
-from nmt.translation.segment import joiner_for
+
+if TYPE_CHECKING:
+    from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse
 
 logger = logging.getLogger(__name__)
 
@@ -143,17 +144,16 @@ def run_evaluation(options: EvaluateOptions) -> EvaluationReport:
         CheckpointError: A model cannot be loaded.
     """
     _check_options(options)
-    models = [EvaluatedModel(use) for use in options.models]
-    base = EvaluatedModel(options.baseline) if isinstance(options.baseline, ModelUse) else None
-    config = next((model.config for model in (*models, *([base] if base else []))), None)
+    models, base = _models(options)
+    everyone = [*models, *([base] if base else [])]
+    config = next((model.config for model in everyone), None)
     tests = [_TestSet(load_evaluation_set(test, config), options) for test in options.tests]
     inputs = [path for test in tests for path in test.inputs]
     inputs += [options.contrastive] if options.contrastive else []
     for model in models:
         model.check_place(inputs)
-    folders = [model.use.folder for model in (*models, *([base] if base else []))]
     for path in options.reports:
-        check_place(path, [*inputs, *folders])
+        check_place(path, [*inputs, *(model.use.folder for model in everyone)])
     pairs = read_pairs(options.contrastive) if options.contrastive else []
     failures = _translate(models, base, tests)
     contrastive = [found for model in models if pairs for found in model.compare(pairs)]
@@ -165,6 +165,16 @@ def run_evaluation(options: EvaluateOptions) -> EvaluationReport:
     for path in options.reports:
         failures += _save(path, REPORTS[path.suffix](report).splitlines())
     return replace(report, failures=tuple(failures))
+
+
+def _models(options: EvaluateOptions) -> tuple[list[EvaluatedModel], EvaluatedModel | None]:
+    """Return the models to evaluate, and the baseline if it is a model."""
+    use = None if isinstance(options.baseline, Path) else options.baseline
+    if not (options.models or use):
+        return [], None
+    from nmt.recipes.evaluated_model import EvaluatedModel  # noqa: PLC0415 - files need no model
+
+    return list(map(EvaluatedModel, options.models)), EvaluatedModel(use) if use else None
 
 
 def _translate(
@@ -197,7 +207,7 @@ class _TestSet:
         references = self.chosen.references
         self.scorers = self._make_scorers(references)
         self._losses = list[NoiseLoss]()
-        self.systems = list[System]()
+        self.systems, self._model = list[System](), cast("EvaluatedModel | None", None)
         self._files = _read_systems(options.hypotheses, whole, options.limit)
         self._labels = {
             name: _fitting(read_text(path), path, whole, options.limit)
@@ -239,9 +249,10 @@ class _TestSet:
         name, tag, options = self.chosen.name, self.chosen.tag, self._options
         system = model.translate(name, self.source, tag)
         self.systems.append(system)
+        self._model = self._model or model
         if not options.robustness:
             return
-        read, written = map(joiner_for, model.config.languages.values())
+        read, written = model.joiners
         for noisy in noisy_sources(self.source, read, options.resampling.seed):
             found = model.translate(f"{name} ({noisy.noise})", noisy.lines, tag)
             self._losses += noise_losses(
@@ -294,8 +305,7 @@ class _TestSet:
         options, source = self._options, self.chosen.source
         common = [user_group(name, labels) for name, labels in self._labels.items()]
         if options.slices and source is not None:
-            folders = [use.folder for use in options.models[:1]]
-            counts = next((counts_in_training(folder, source) for folder in folders), None)
+            counts = self._model.counts_in_training(source) if self._model else None
             common += groups_of_source(source, counts)
         groups = {system.name: list(common) for system in systems}
         if options.slices:

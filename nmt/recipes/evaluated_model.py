@@ -20,12 +20,13 @@ from nmt.errors import ConfigError
 from nmt.evaluation.contrastive import ContrastivePair, contrastive_accuracy
 from nmt.evaluation.result import ContrastiveAccuracy, System
 from nmt.evaluation.test_set import EvaluationSet
-from nmt.files.atomic import check_output
+from nmt.files.atomic import check_place
 from nmt.files.lines import is_standard
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import load_tokenizers
 from nmt.translation.mbr import Mbr
 from nmt.translation.result import GuardCounts
+from nmt.translation.segment import joiner_for
 
 if TYPE_CHECKING:
     from nmt.translation.translator import Translator
@@ -111,6 +112,26 @@ class EvaluatedModel:
             )
         )
 
+    @property
+    def joiners(self) -> tuple[str, ...]:
+        """What stands between two sentences of a line: of the source, of the target."""
+        return tuple(map(joiner_for, self.config.languages.values()))
+
+    def counts_in_training(self, source: Sequence[str]) -> list[LineCounts] | None:
+        """Count the words of source lines in the training data of a run.
+
+        Returns:
+            None, with a note, where the prepared data are gone or others by now.
+        """
+        folder = self.use.folder
+        config = load_config(folder / "config.yaml")
+        if trained_on(folder, config) is None:
+            text = "slices by frequency in training are left out: %s has no training data"
+            logger.info(text, folder)
+            return None
+        data = PreparedData.open(config.prepared_dir)
+        return count_in_training(data.train, load_tokenizers(data.tokenizer_dir).source, source)
+
     def release(self) -> None:
         """Let the weights go."""
         self._translator = None
@@ -151,35 +172,10 @@ class EvaluatedModel:
         record_evaluation(self.use.folder, self.config.name, line | {"sentences": len(chosen)})
 
 
-def counts_in_training(folder: Path, source: Sequence[str]) -> list[LineCounts] | None:
-    """Count the words of source lines in the training data of a run.
-
-    Returns:
-        None, with a note, where the prepared data are gone or others by now.
-    """
-    config = load_config(folder / "config.yaml")
-    if trained_on(folder, config) is None:
-        logger.info("slices by frequency in training are left out: %s has no training data", folder)
-        return None
-    data = PreparedData.open(config.prepared_dir)
-    return count_in_training(data.train, load_tokenizers(data.tokenizer_dir).source, source)
-
-
 def list_tests(folders: Iterable[Path]) -> list[str]:
     """Return names of test sets: those of the models' configurations, then sacrebleu's."""
     own = (load_config(folder / "config.yaml").data.test for folder in folders)
     return [*dict.fromkeys(name for tests in own for name in tests), *published_names()]
-
-
-def check_place(place: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an output file whose folder does not exist, or that is read.
-
-    Raises:
-        ConfigError: Names the file.
-    """
-    if not place.parent.is_dir():
-        raise ConfigError(f"The folder of {place} does not exist.", fix="Create it first.")
-    check_output(place, *inputs)
 
 
 def _load_config(model: ModelUse) -> RunConfig:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nmt.config import Registered, Section
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.config.run import RunConfig, check_languages
+from nmt.config.section import Registered, Section
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.errors import ConfigError
 
