@@ -138,8 +138,9 @@ class TrainingConfig(Section):
     ] = "auto"
     """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it, float16 with a scaled
     loss on GPUs that have only that, and float32 elsewhere. Before a long training on a CPU, it
-    times updates for up to 10 s and takes the fastest. ``bf16-products`` keeps float32 and lets a
-    CPU with AVX512 multiply in less. ``bf16`` and ``fp16`` are accepted."""
+    times updates for up to 10 s and takes the fastest. ``bf16-products`` keeps float32 tensors: a
+    CPU with AMX multiplies them in bfloat16, others with AVX512 in float32 by another library, as
+    exact as ``float32`` and on AMD's twice as fast. ``bf16`` and ``fp16`` are accepted."""
     bf16_weights: bool = False
     """An experiment: with bfloat16 on a GPU, keep the weights and what flows between the layers in
     it, too, beside a float32 copy of the weights. Fewer and smaller kernels; quality is not

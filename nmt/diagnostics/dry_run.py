@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.data.loader import padding_waste
+from nmt.engine.device import rounds_products
 from nmt.engine.memory import measure_peak
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
@@ -139,8 +140,10 @@ class DryRunReport:
         yield "all updates", _duration(seconds["training"])
         beside, updates = seconds["validation_and_saving"], seconds["training"]
         for name, rate in (self.compared_rates or {}).items():
+            is_exact = name == "bf16-products" and not rounds_products()
+            exact = "float32 arithmetic on this CPU" if is_exact else ""
             chosen = "chosen" if name == self.precision else ""
-            yield name, f"{rate:,.0f}", "measured: tokens of both sides per second", chosen
+            yield name, f"{rate:,.0f}", "measured: tokens of both sides per second", exact, chosen
         share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
         yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
         yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"

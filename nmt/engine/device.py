@@ -263,8 +263,8 @@ class Precision:
     def fast_products(self) -> Iterator[None]:
         """Have float32 matrices multiplied as bf16-products says; for forward and backward passes.
 
-        By oneDNN, in bfloat16 where a CPU has AMX. Elsewhere it stays in float32, but is still
-        twice as fast as torch's other library on AMD's processors with AVX512.
+        By oneDNN: see `rounds_products`. In float32, too, it is twice as fast as torch's other
+        library on AMD's processors with AVX512.
         """
         if self.name != "bf16-products":
             yield
@@ -293,8 +293,18 @@ def _cpu_has(instructions: str) -> bool:
     return bool(capabilities.get(instructions, False))
 
 
+def rounds_products() -> bool:
+    """Whether bf16-products multiplies in bfloat16 on this CPU; if not, it is float32 arithmetic.
+
+    Without AMX oneDNN has no use for that leave: products are as exact as those of float32.
+    """
+    return _cpu_has("amx_bf16")
+
+
 def precisions_to_compare(device: torch.device) -> list[PrecisionName]:
     """Return what may be fastest on ``device``, the likeliest first: on a GPU its capability tells.
+
+    Without AVX512 torch multiplies float32 by one library only, so bf16-products changes nothing.
 
     >>> "float32" in precisions_to_compare(torch.device("cpu"))
     True

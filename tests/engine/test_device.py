@@ -29,6 +29,7 @@ from nmt.engine.device import (
     prepare_process,
     random_state,
     restore_random_state,
+    rounds_products,
 )
 from nmt.errors import DeviceError
 
@@ -312,6 +313,19 @@ def test_fast_products_are_of_one_precision_and_for_a_while() -> None:
     assert products.repeats_sizes
     with pytest.raises(DeviceError, match="bf16-products is for CPUs"):
         choose_precision("bf16-products", torch.device("cuda"))
+
+
+@pytest.mark.skipif(rounds_products(), reason="this CPU has AMX")
+@pytest.mark.parametrize("size", [64, 1000])
+def test_without_amx_fast_products_are_as_exact_as_float32(size: int) -> None:
+    torch.manual_seed(1)
+    left, right = torch.randn(size, 256), torch.randn(256, size)
+    exact = left.double() @ right.double()
+    with choose_precision("bf16-products", CPU).fast_products():
+        found = left @ right
+    errors = [float((x - exact).norm() / exact.norm()) for x in (found, left @ right)]
+    assert max(errors) < 1e-6  # in bfloat16 it is 2e-3
+    assert errors[0] < 4 * errors[1]
 
 
 @pytest.mark.parametrize(

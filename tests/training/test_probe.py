@@ -212,7 +212,10 @@ def test_on_another_machine_the_choice_is_the_machines(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("compared")
-def test_a_dry_run_prints_what_was_compared() -> None:
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_a_dry_run_prints_what_was_compared(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"avx512_bw": True, "avx512_bf16": True, "amx_bf16": has_amx}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     report = dry_run(long(), num_updates=2)
     assert report.precision == NAMES[1]
     lines = report.as_text().splitlines()
@@ -222,6 +225,8 @@ def test_a_dry_run_prints_what_was_compared() -> None:
         ("bf16-products", "chosen"),
         ("float32", "second"),
     ]
+    exact = [line.split()[0] for line in lines if "float32 arithmetic on this CPU" in line]
+    assert exact == ([] if has_amx else ["bf16-products"])
     assert dry_run(make_config(), num_updates=2).compared_rates is None
 
 
