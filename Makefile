@@ -43,7 +43,7 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 	@printf '  its inside:           open $(DEMO)/inspect.html in a browser; a sentence of yours:\n'
 	@printf '    $(BIN)/nmt inspect $(DEMO) --source "Yesterday Anna sold an old red lamp." -o page.html --open\n'
 	@printf '  a sentence of yours:  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
-	@printf '  data of yours:        README.md, "Your own two files"\n'
+	@printf '  data of yours:        README.md, "Your own data"\n'
 
 test: check $(DEV)  ## check, then all tests
 	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS)

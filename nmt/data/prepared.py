@@ -138,7 +138,8 @@ class PrepareReport:
     def _example_lines(self, corpus: str, reason: str) -> str:
         examples = self.reasons.get(reason, {}).get("examples", ())
         lines = sorted(each["line"] for each in examples if each["corpus"] == corpus)
-        return f" (lines {', '.join(f'{line:,}' for line in lines[:3])})" if lines else ""
+        text = ", ".join(f"{line:,}" for line in lines[:3])
+        return f" ({'lines' if len(lines) > 1 else 'line'} {text})" if lines else ""
 
     def _misaligned(self) -> Iterator[str]:
         """Name the largest misaligned ranges."""

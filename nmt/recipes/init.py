@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections import Counter
@@ -9,12 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from nmt.config.data import CorpusConfig
 from nmt.config.scaling import scale_of
+from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import BadPair, ReadOptions, read_corpus
 from nmt.data.size import load_config
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors
+
+logger = logging.getLogger(__name__)
 
 Texts = tuple[str, str]
 _CONFIG_NAME = "config.yaml"
@@ -67,8 +73,10 @@ class Start:
         """Return a report that ends with the next command."""
         return (
             "{train:,} pairs for training, {valid:,} for validation, {test:,} for testing "
-            "(drawn with seed {seed})\n{left_out:,} left out that share a sentence with the last "
-            "two, {unusable:,} blank or unreadable\nnext: nmt train {config}"
+            "(drawn with seed {seed})\n"
+            "left out: {left_out:,} that share a sentence with validation or testing, "
+            "{unusable:,} blank or unreadable\n"
+            "look at the text: nmt prepare {config} --report-only\nnext: nmt train {config}"
         ).format(seed=self.seed, config=self.config, **self.counts)
 
 
@@ -107,6 +115,10 @@ def init(
             yield texts if all(texts) else None
 
     held = _draw(pairs, seed)
+    check = CorpusCheck(*codes)
+    check.update(held, np.array([[len(text) for text in side] for side in zip(*held, strict=True)]))
+    for warning in check.warnings():
+        logger.warning(warning)
     counts = Counter(left_out=-len(held), unusable=0)
     half = len(held) // 2
     sentences = [{pair[side] for pair in held} for side in range(2)]

@@ -293,7 +293,7 @@ def _draw(curve: Curve, place: Callable[[float, float], Point], x_name: str) -> 
         lines.append(path_data(place(*point) for point in averages(curve.points)))
     return {
         "label": curve.label,
-        "latest": short_number(known[-1][1]) if known else "",
+        "latest": short_number(known[-1][1]) if known and x_name == "step" else "",
         "lines": lines,
         "dots": [
             _mark(x, y, f"{x_name} {step:,.0f}{name}: {short_number(value)}")

@@ -6,6 +6,7 @@ records it, and so a resumed run makes the updates of one that was not stopped.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -25,15 +26,20 @@ from nmt.engine.device import random_state, restore_random_state
 from nmt.engine.distributed import Processes
 from nmt.engine.memory import free_bytes, measure_peak
 from nmt.errors import DeviceError
+from nmt.files.progress import progress_bar
 from nmt.training.progress import Progress
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 
+logger = logging.getLogger(__name__)
+
 _SHARE = 0.75
 """Share of the free memory to use: other programs and the allocator need some, too."""
 _FIRST_PROBE = 2048
+_SHARE_OF_PROBE, _FEWEST_UPDATES = 0.05, 4
+"""Of a budget of minutes, for timing updates; but so many at least."""
 _SAVED_BYTES_PER_SECOND = 250e6
 """Written, hashed and synced."""
 _PAIR_SECONDS = 60e-6
@@ -99,6 +105,8 @@ class TimePlan:
     """A save between two validations."""
     end: float
     """What follows the last update: validation, short lists, guard, and validating the average."""
+    spent: float = 0.0
+    """On measuring all this, before the first update."""
 
     def updates_in(self, minutes: float, training: TrainingConfig) -> int:
         """Return how many updates a budget of time holds, with all that belongs to them.
@@ -110,7 +118,7 @@ class TimePlan:
         466
         """
         between = self.validation / training.validate_every + self.saving / training.save_every
-        seconds = minutes * 60
+        seconds = max(minutes * 60 - self.spent, 0.0)
         inside = math.floor((seconds - self.end) / (self.update + between))
         return max(1, inside, math.floor(seconds / 2 / self.update))
 
@@ -126,14 +134,18 @@ def time_plan(
     *,
     check: Callable[[], object] = lambda: None,
     num_updates: int = 16,
+    most_seconds: float = math.inf,
 ) -> TimePlan:
     """Measure updates and parts of a validation, and leave no trace; compute the rest from sizes.
 
     Raises:
         Interrupted: ``check`` or the validator says so.
     """
+    begin = time.perf_counter()
     updater, training = setup.updater, setup.config.training
-    update = measure_update_seconds(updater, setup.loader, check=check, num_updates=num_updates)
+    update = measure_update_seconds(
+        updater, setup.loader, check=check, num_updates=num_updates, most_seconds=most_seconds
+    )
     validation = updater.processes.share(validator.estimate_seconds())
     tensors = [*updater.optimizer.weights().values(), *updater.optimizer.state().values()]
     saving = sum(tensor.nbytes for tensor in tensors) / _SAVED_BYTES_PER_SECOND
@@ -141,7 +153,8 @@ def time_plan(
         saving = 0.0  # goes on beside updates
     validations = 1 + (training.average_last is not None)
     end = validations * validation + saving + _PAIR_SECONDS * len(setup.data.train)
-    return TimePlan(update, validation + saving, saving, end)
+    spent = updater.processes.share(time.perf_counter() - begin)
+    return TimePlan(update, validation + saving, saving, end, spent)
 
 
 def plan_budget(
@@ -163,7 +176,10 @@ def plan_budget(
     minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
 
     def seconds() -> dict[str, float]:
-        return asdict(time_plan(setup, validator, check=lambda: stop.gather(stop.check)))
+        logger.info("timing some updates and validation, to plan %g minutes", minutes)
+        most = _SHARE_OF_PROBE * 60 * (minutes or 0)
+        check = partial(stop.gather, stop.check)
+        return asdict(time_plan(setup, validator, check=check, most_seconds=most))
 
     if minutes is None:
         progress.timed = None
@@ -191,11 +207,13 @@ def measure_update_seconds(
     *,
     num_updates: int = 16,
     check: Callable[[], object] = lambda: None,
+    most_seconds: float = math.inf,
 ) -> float:
     """Return the median seconds of an update, and leave no trace.
 
     Makes some updates with a learning rate of zero, then puts weights, optimizer and random
-    generators back as they were. ``check`` is called between them; it may raise to interrupt.
+    generators back as they were: ``num_updates``, or fewer (4 at least) that take ``most_seconds``.
+    ``check`` is called between them; it may raise to interrupt.
     """
     optimizer = updater.optimizer
     device, processes = updater.model.output_weight.device, updater.processes
@@ -203,7 +221,10 @@ def measure_update_seconds(
     moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
     generators, counters = random_state(device, processes), updater.loss_scale.counters()
     pace, seconds = updater.pace, []
-    with closing(loader.updates(Position())) as batches, pace.stream(batches) as updates:
+    bar = progress_bar(
+        "timing", unit="updates", total=num_updates, leave=False, shown=not processes.rank
+    )
+    with closing(loader.updates(Position())) as batches, pace.stream(batches) as updates, bar:
         for _ in range(num_updates):
             check()
             begin = time.perf_counter()
@@ -211,11 +232,15 @@ def measure_update_seconds(
             updater(parts, 0.0)
             pace.wait()
             seconds.append(time.perf_counter() - begin)
+            bar.update()
+            is_late = sum(seconds) > most_seconds and len(seconds) >= _FEWEST_UPDATES
+            if processes.share(is_late):
+                break
     optimizer.load(weights, moments)
     restore_random_state(generators, device, processes)
     updater.loss_scale.load_counters(counters)
-    median = sorted(seconds[num_updates // 4 :])[(num_updates - num_updates // 4) // 2]
-    return processes.share(median)
+    warm = sorted(seconds[len(seconds) // 4 :])
+    return processes.share(warm[len(warm) // 2])
 
 
 def fit_batches(

@@ -54,8 +54,8 @@ class StopSignal:
     def __init__(self) -> None:
         self.number: int | None = None
         """The signal that came, or None."""
-        self.unsaved: Callable[[], str] = lambda: "nothing"
-        """Asked what ending at once would lose."""
+        self.unsaved: Callable[[], str] | None = None
+        """Asked what ending at once would lose; None before the first update."""
         self._before: dict[int, Any] = {}
         self._ends = self._is_ending = False
         self._has_ended = threading.Event()
@@ -101,15 +101,18 @@ class StopSignal:
         os.close(notices)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        lost = self.unsaved() if self.unsaved else "nothing"
         if self.requested and number == signal.SIGINT:
-            _answer(f"ended at once. Lost: {self.unsaved()}.")
+            _answer(f"ended at once. Lost: {lost}.")
             os._exit(128 + number)
         if self._ends:
             self.number, self._is_ending = number, True
             _answer("ended at once. Lost: nothing.")
             raise StoppedBySignal(number)
-        if not self.requested:
-            again = f"Ctrl-C again ends at once and loses {self.unsaved()}."
+        if not self.requested and self.unsaved is None:
+            _answer("stopping before the first update: there is nothing to save.")
+        elif not self.requested:
+            again = f"Ctrl-C again ends at once and loses {lost}."
             _answer(f"finishing the update, then saving. {again}")
         self.number = self.number or number
 

@@ -135,6 +135,16 @@ def test_what_cannot_begin_is_named() -> None:
         init(*corpus(21), Path("x"))
 
 
+def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
+    for code, text in zip(("en", "de"), sides, strict=True):
+        Path(f"s.{code}").write_text("".join(text.format(i) + "\n" for i in range(200)), "utf-8")
+    init(Path("s.de"), Path("s.en"))
+    assert caplog.messages == [
+        "the source looks like en and the target like de: are the sides swapped?"
+    ]
+
+
 def test_from_the_shell_it_ends_with_the_next_command() -> None:
     source, target = corpus()
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]

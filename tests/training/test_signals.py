@@ -71,6 +71,15 @@ def test_a_second_interrupt_ends_the_process_at_once(
     assert ended == codes
 
 
+def test_before_the_first_update_a_signal_promises_no_save(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with StopSignal():
+        signal.raise_signal(signal.SIGINT)
+    text = "nmt: stopping before the first update: there is nothing to save.\n"
+    assert capfd.readouterr().err == text
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_where_nothing_is_to_be_saved_a_signal_ends_the_process_at_once(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]

@@ -51,6 +51,13 @@ def everything(updater: Updater, optimizer: ModelOptimizer) -> dict[str, Tensor]
     return parts | counters | {name: t.clone() for name, t in random_state(CPU).items()}
 
 
+def test_measuring_ends_early_where_updates_are_slow() -> None:
+    updater, _ = updater_in(FLOAT32)
+    calls: list[None] = []
+    measure_update_seconds(updater, LOADER, check=lambda: calls.append(None), most_seconds=0.0)
+    assert len(calls) == 4
+
+
 @pytest.mark.parametrize(("precision", "updates_before"), [(FLOAT32, 0), (BF16, 2)], ids=str)
 def test_measuring_leaves_no_trace(precision: Precision, updates_before: int) -> None:
     updater, optimizer = updater_in(precision)
