@@ -83,7 +83,7 @@ clean-demo:  ## remove the demo's prepared data and run
 	$(PYTHON) -m venv .venv
 
 $(CORE): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(PIP) -e .
+	$(PIP) -e '.[ctranslate2]'
 	@touch $@
 
 $(DEV): pyproject.toml .ci/constraints.txt | .venv/bin/python

@@ -219,9 +219,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The epochs that are planned."""
     plan, found = Loader.plan, []
 
-    def recorded(loader: Loader, epoch: int) -> Any:
+    def recorded(loader: Loader, epoch: int, stage: int = 0) -> Any:
         found.append(epoch)
-        return plan(loader, epoch)
+        return plan(loader, epoch, stage)
 
     monkeypatch.setattr(Loader, "plan", recorded)
     return found
