@@ -97,8 +97,8 @@ def _train(config: RunConfig, *, strict_resume: bool, exact: bool, json: bool) -
     from nmt.engine import is_first
 
     if is_first():
-        best = summary.best or "none"
-        score = "" if summary.best_score is None else f" ({summary.best_score:.2f})"
+        best, metric = summary.best or "none", config.training.validation.metric
+        score = "" if summary.best_score is None else f" ({metric} {summary.best_score:.2f})"
         text = f"{config.run_dir}: {summary.step:,} steps; best: {best}{score}"
         print_result(text, {"run_dir": str(config.run_dir), **asdict(summary)}, json=json)
 

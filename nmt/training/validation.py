@@ -207,13 +207,17 @@ class Validator:
         """Return loss, objective and tokens of the batches of this process."""
         tokens, device = 0, self._updater.model.output_weight.device
         totals = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in self._batches:
-            self._stop.check()
-            on_device = batch.to(device)
-            loss = self._updater.validation_loss(on_device)
-            objective = self._updater.objective_loss(on_device)
-            totals += torch.stack((loss.loss_sum, objective.loss_sum))
-            tokens += loss.num_tokens
+        options: dict[str, Any] = {"total": len(self._batches), "leave": False}
+        shown = not self._processes.rank
+        with progress_bar("validating", unit="batches", shown=shown, **options) as bar:
+            for batch in self._batches:
+                self._stop.check()
+                on_device = batch.to(device)
+                loss = self._updater.validation_loss(on_device)
+                objective = self._updater.objective_loss(on_device)
+                totals += torch.stack((loss.loss_sum, objective.loss_sum))
+                tokens += loss.num_tokens
+                bar.update()
         loss_sum, objective_sum = totals.tolist()
         return loss_sum, objective_sum, tokens
 

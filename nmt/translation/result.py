@@ -264,10 +264,10 @@ class GuardCounts:
         signs = ", ".join(sorted(self.signs))
         parts = [
             f"guard: {self.num_alarmed:,} of {num_lines:,} lines looked degenerate ({signs})",
-            f"{left or 'none'} still {'do' if left > 1 else 'does'}",
+            f"{left or 'none'} still {'does' if left == 1 else 'do'}",
         ]
         if self.num_alarmed > _USUAL_SHARE * num_lines and num_lines >= _FEWEST_LINES:
-            parts.append("input unlike the validation set?")
+            parts.append("input unlike the validation set, or a model trained too little?")
         if self.retry_seconds:
             cost = f"{self.retry_seconds:.1f} of {self.seconds:.1f} s"
             parts.append(f"translating them again took {cost} (--no-guard turns it off)")

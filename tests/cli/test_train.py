@@ -36,7 +36,9 @@ def test_the_flags_reach_the_recipe(train: Mock) -> None:
     result = CliRunner().invoke(app, ["train", DEMO, *arguments])
 
     assert result.exit_code == 0
-    assert result.stdout == "runs/no 1: x: 1,200 steps; best: step-00001000 (31.25)\n"  # with -q
+    assert (
+        result.stdout == "runs/no 1: x: 1,200 steps; best: step-00001000 (bleu 31.25)\n"
+    )  # with -q
     (config,), options = train.call_args
     assert config.training.seed == 9
     assert config.run_dir == Path("runs/no 1: x")

@@ -18,7 +18,7 @@ from nmt.config.data import BatchConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
-from nmt.data.loader import Loader
+from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
 from nmt.engine.distributed import Processes
 from nmt.engine.memory import measure_peak
@@ -243,7 +243,7 @@ def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     assert planned == [0, 1, 2]
     state = load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).state["progress"]
     assert state["epoch_updates"] == [3, summary.step]
-    assert state["position"] == {"epoch": 3, "batch": 0}
+    assert Position(**state["position"]) == Position(epoch=3)
     planned.clear()
     longer = train(make_config(max_steps=None, max_epochs=4))
     assert planned == [0, 1, 2, 3, 3]
