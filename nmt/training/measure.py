@@ -85,7 +85,7 @@ def count_updates(loader: Loader, epochs: int, stop: SharedStop, processes: Proc
 
     def count() -> int:
         total = 0
-        for updates in islice(loader.epoch_updates(), epochs if processes.rank == 0 else 0):
+        for updates in islice(loader.epoch_updates() if processes.rank == 0 else (), epochs):
             stop.check()
             total += updates
         return total
