@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -14,6 +15,8 @@ Examples:
   nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
   nmt prepare configs/demo.yaml --report-only --report report
   nmt prepare configs/demo.yaml --workers 8
+  nmt prepare configs/demo.yaml --verify
+  zcat pairs.tsv.gz | nmt prepare configs/demo.yaml --set data.train='[{tsv: -}]'
   nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786
 """
 
@@ -41,19 +44,34 @@ def prepare(
     repair: bool = flag(
         default=False, help="Pair shifted ranges of lines again; the manifest lists them."
     ),
+    verify: bool = flag(
+        default=False, help="Only compare the prepared folder with the hashes of its manifest."
+    ),
     json: bool = JSON,
 ) -> None:
     """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
     from nmt.data.size import load_config
-    from nmt.recipes.prepare import prepare as run
+    from nmt.errors import ConfigError
+    from nmt.recipes import prepare as recipe
 
-    found = run(
-        load_config(config, set_),
+    loaded = load_config(config, set_)
+    if verify:
+        if report_only or report or force or workers or scheduler or repair:
+            raise ConfigError(
+                "--verify only reads what there is.", fix="Leave the other flags out."
+            )
+        whole = recipe.verify(loaded)
+        print_result(whole.as_text(), whole.as_dict(), json=json)
+        return
+    is_piped = sys.stdin is not None and not sys.stdin.isatty()
+    found = recipe.prepare(
+        loaded,
         force=force,
         report_only=report_only,
         report_dir=report,
         workers=workers,
         scheduler=scheduler,
         repair=repair,
+        piped=sys.stdin.buffer if is_piped else None,
     )
     print_result(found.as_text(), found.as_dict(), json=json)

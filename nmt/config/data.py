@@ -63,7 +63,8 @@ class CorpusConfig(Section):
     target: FilePath | None = None
     """Target text, line-aligned with ``source``."""
     tsv: FilePath | None = None
-    """Tab-separated file with a source and a target column (see ``columns``)."""
+    """Tab-separated file with a source and a target column (see ``columns``). ``-`` is standard
+    input of ``nmt prepare``, for one training corpus."""
     csv: FilePath | None = None
     """Comma-separated file with quotes where they are needed (RFC 4180). A first row that holds
     both language codes, or ``source`` and ``target``, names the columns."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -27,6 +27,30 @@ from nmt.text.tokenizer import Tokenizers
 
 NUM_LENGTHS = 400
 """Pairs whose lengths the report shows."""
+
+
+class Parts(NamedTuple):
+    """A result as a file can hold it."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    values: Any
+    """The rest, as JSON has it."""
+
+
+class Task(NamedTuple):
+    """A block, and for the second pass what the first one and the whole corpus said of it."""
+
+    block: Block
+    is_kept: npt.NDArray[np.uint8] | None = None
+    """Whether the first pass kept each line, as packed bits; None if there was none."""
+    repeats: Mapping[int, Sequence[Finding]] = {}
+    """Findings of the whole training data, by the kept pair's place in the block."""
+
+    @property
+    def content(self) -> str:
+        """All of it, as text that is the same only for the same."""
+        bits = self.is_kept.tobytes() if self.is_kept is not None else None
+        return repr((self.block.content, bits, self.repeats))
 
 
 class LookedAt(NamedTuple):
@@ -59,13 +83,13 @@ class Look:
     held_out: LeakageIndex | None = None
     """Held-out sentences to look for."""
 
-    def __call__(self, block: Block) -> LookedAt:
+    def __call__(self, task: Task) -> LookedAt:
         """Parse and examine a block.
 
         Raises:
             DataError: A line cannot be read.
         """
-        pairs = block.pairs()
+        pairs = task.block.pairs()
         examined = examine(pairs, self.filters, self.corpus)
         lengths = [(0, 0) if isinstance(x, BadPair) else (len(x[0]), len(x[1])) for x in pairs]
         hashes = pair_hashes([pair[:2] for pair in examined.kept], sketches=self.sketches)
@@ -73,15 +97,19 @@ class Look:
         leaks = self.held_out.find(sources) if self.held_out else []
         return LookedAt(examined, hashes, np.array(lengths, dtype=np.int64).T, leaks)
 
+    def parts(self, result: LookedAt) -> Parts:
+        """Return what `restored` needs."""
+        _, is_kept, found, counts = result.examined
+        arrays = {"is_kept": is_kept, "hashes": result.hashes, "lengths": result.lengths}
+        return Parts(arrays, [found, counts, result.leaks])
 
-class Task(NamedTuple):
-    """A block for the second pass, and what the first one and the whole corpus said of it."""
-
-    block: Block
-    is_kept: npt.NDArray[np.uint8] | None
-    """Whether the first pass kept each line, as packed bits; None if there was none."""
-    repeats: Mapping[int, Sequence[Finding]]
-    """Findings of the whole training data, by the kept pair's place in the block."""
+    def restored(self, task: Task, parts: Parts) -> LookedAt:
+        """Return the result of a task again."""
+        arrays, (found, counts, leaks) = parts
+        kept = _kept(task.block.pairs(), arrays["is_kept"])
+        examined = Examined(kept, arrays["is_kept"], _found(found), Counter(counts))
+        leaks = [Leak(*each) for each in leaks]
+        return LookedAt(examined, arrays["hashes"], arrays["lengths"], leaks)
 
 
 class Encoded(NamedTuple):
@@ -127,8 +155,7 @@ class Encode:
             examined = examine(read, self.filters, self.corpus)
             pairs, found, counts = examined.kept, examined.found, examined.counts
         else:
-            kept_lines = compress(read, np.unpackbits(task.is_kept, count=len(read)))
-            pairs = [pair for pair in kept_lines if isinstance(pair, SentencePair)]
+            pairs = _kept(read, np.unpackbits(task.is_kept, count=len(read)))
         source, target = self.tokenizers
         sides = (
             source.encode_batch([pair.source for pair in pairs], self.threads),
@@ -152,6 +179,41 @@ class Encode:
         texts = [pairs[row][:2] for row in kept] if self.texts else []
         lengths = _sample_lengths([pairs[row] for row in kept], *ids)
         return Encoded(len(read), (ids[0], ids[1]), lines, texts, lengths, found, counts)
+
+    def parts(self, result: Encoded) -> Parts:
+        """Return what `restored` needs."""
+        arrays: dict[str, npt.NDArray[Any]] = {"lines": result.lines}
+        for side, flat in enumerate(result.ids):
+            arrays |= {f"ids_{side}": flat.ids, f"lengths_{side}": flat.lengths}
+        values = [result.num_lines, result.texts, result.lengths, result.found, result.counts]
+        return Parts(arrays, values)
+
+    def restored(self, _: Task, parts: Parts) -> Encoded:
+        """Return the result of a task again."""
+        arrays, (num_lines, texts, lengths, found, counts) = parts
+        source, target = (FlatIds(arrays[f"ids_{i}"], arrays[f"lengths_{i}"]) for i in range(2))
+        return Encoded(
+            num_lines,
+            (source, target),
+            arrays["lines"],
+            [(left, right) for left, right in texts],
+            [(key, (left, right)) for key, (left, right) in lengths],
+            _found(found),
+            Counter(counts),
+        )
+
+
+def _kept(
+    pairs: Sequence[SentencePair | BadPair], is_kept: npt.NDArray[np.integer | np.bool_]
+) -> list[SentencePair]:
+    return [pair for pair in compress(pairs, is_kept) if isinstance(pair, SentencePair)]
+
+
+def _found(rows: Sequence[Any]) -> list[Found]:
+    """Return findings that JSON has made lists of."""
+    return [
+        Found(corpus, line, Finding(*finding), *texts) for corpus, line, finding, *texts in rows
+    ]
 
 
 def _sample_lengths(

@@ -27,7 +27,7 @@ from urllib.request import getproxies
 from nmt.config.keys import nearest_word
 from nmt.data.repair import Shift, repaired
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import decode_line, open_binary, read_lines, split_lines
+from nmt.files.lines import decode_line, is_standard, open_binary, read_lines, split_lines
 
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig
@@ -38,7 +38,7 @@ _LINE_PER_SIDE = 8
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """What `datasets` calls the formats of local files."""
 _ROWS_AT_ONCE = 1000
-_BLOCK_PAIRS = 10_000
+BLOCK_PAIRS = 10_000
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 _HUB = "https://huggingface.co"
 _CONNECT_SECONDS = 1.5
@@ -79,10 +79,15 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     for corpus in corpora:
         place = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl or corpus.huggingface
         demo = f"demo-{corpus.demo}" if corpus.demo else corpus.sacrebleu
-        name = corpus.name or str(place or demo)
+        name = corpus.name or ("standard input" if is_piped(corpus) else str(place or demo))
         others = (f"{name} ({number})" for number in count(len(names)))
         names.append(next(each for each in chain([name], others) if each not in names))
     return names[1:]
+
+
+def is_piped(config: CorpusConfig) -> bool:
+    """Whether a corpus is TSV of standard input: ``tsv: -``."""
+    return config.tsv is not None and is_standard(config.tsv)
 
 
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
@@ -120,7 +125,7 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
 
 def _is_missing(path: Path) -> bool:
     try:
-        return not path.exists()
+        return not (path.exists() or is_standard(path))
     except OSError:  # reading it says what is wrong
         return False
 
@@ -153,6 +158,11 @@ class Block:
         """Return the number of pairs."""
         return len(self.columns[0])
 
+    @property
+    def content(self) -> str:
+        """What was read, as text that is the same only for the same."""
+        return repr((self.first, self.columns))
+
     def pairs(self) -> list[SentencePair | BadPair]:
         """Return the pairs.
 
@@ -163,7 +173,7 @@ class Block:
 
 
 def read_blocks(
-    config: CorpusConfig, options: ReadOptions, size: int = _BLOCK_PAIRS
+    config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
 ) -> Iterator[Block]:
     """Yield the pairs of a corpus in blocks of ``size``, the last one perhaps smaller.
 

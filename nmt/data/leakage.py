@@ -273,7 +273,9 @@ class HeldOut:
     def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
         self._sets = sets
         self._places = [(name, row) for name, pairs in sets.items() for row in range(len(pairs))]
-        self.index = LeakageIndex([pair[0] for pairs in sets.values() for pair in pairs])
+        self.sources = [pair[0] for pairs in sets.values() for pair in pairs]
+        """Of all sets."""
+        self.index = LeakageIndex(self.sources)
         self._targets = {pair[1].strip() for pairs in sets.values() for pair in pairs}
         self._seen_targets: set[str] = set()
         self._in_train: dict[tuple[str, int], str] = {}

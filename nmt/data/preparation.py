@@ -6,28 +6,30 @@ holds the sample and one block of pairs, however large the corpora.
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from heapq import nsmallest
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.blocks import NUM_LENGTHS, Encode, Look, Task
+from nmt.data.blocks import NUM_LENGTHS, Encode, Look, LookedAt, Task
 from nmt.data.checks import CorpusCheck
 from nmt.data.cluster import Workers
 from nmt.data.corpus import (
+    BLOCK_PAIRS,
     ReadOptions,
     SentencePair,
     cached_test_sets,
@@ -46,10 +48,12 @@ from nmt.data.leakage import HeldOut
 from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
 from nmt.data.reasons import reasons_not_found
 from nmt.data.repeats import RepeatFinder, Repeats
+from nmt.data.shards import OfBlock, Sharded, Storable
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.data.workers import map_in_order
 from nmt.data.xray import SCORES, LineWriter, XRay, encode_lines, write_scores, x_ray
 from nmt.errors import DataError
+from nmt.files.manifest import sha256_of_json
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import (
     JOINT,
@@ -58,25 +62,22 @@ from nmt.text.tokenizer import (
     Tokenizer,
     Tokenizers,
     load_tokenizers,
+    tokenizer_hash,
     train_sentencepiece,
 )
+from nmt.version import __version__
 
 _SAMPLE_CHARACTERS = 100_000_000
 _SAMPLE_SEED = 1
 # Fixed: the unigram model depends on it, and should not depend on the machine.
 _LEARNING_THREADS = 16
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
-class _OfBlock(Protocol):
-    """What has been made of a block."""
-
-    @property
-    def num_lines(self) -> int: ...
-
-
-R = TypeVar("R", bound=_OfBlock)
+R = TypeVar("R", bound=OfBlock)
 
 
 class Preparation:
@@ -88,6 +89,7 @@ class Preparation:
         workers: Who works on the blocks.
         stores: Whether to write the token ids too, not only to report.
         repairs: Shifted ranges that an earlier reading has reported, to be paired again.
+        shards: Folder of results that an earlier preparation has left, and where to keep them.
 
     Raises:
         ConfigError: A filter does not exist.
@@ -101,8 +103,9 @@ class Preparation:
         *,
         stores: bool,
         repairs: Sequence[Mapping[str, Any]] = (),
+        shards: Path | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._shards = config, shards
         self._folder, self._stores = folder, stores
         filters, train = config.filters, config.data.train
         self._languages = config.source_language, config.target_language
@@ -122,6 +125,7 @@ class Preparation:
         self._counts: dict[str, Counter[str]] = {}
         self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}  # of each block, packed bits
         self._tally = ReasonTally()
+        self._stages: dict[str, float] = {}
         self._lengths: list[tuple[int, tuple[int, int]]] = []
 
     def run(self) -> tuple[PrepareReport, Tokenizers]:
@@ -145,14 +149,16 @@ class Preparation:
             name: self._held_out(name, corpus) for name, corpus in sets.items()
         })  # fmt: skip
         sample, repeats = self._look(held_out)
-        tokenizers = self._learn(sample)
+        with self._stage("vocabulary"):
+            tokenizers = self._learn(sample)
         xray = self._x_ray(tokenizers, {
             _place(name): corpus
             for name, corpus in sets.items()
             if name == VALID or name in self._config.data.test
         })  # fmt: skip
-        sides = self._encode(TRAIN, self._corpora, tokenizers, repeats)
-        self._encode(VALID, {VALID: self._config.data.valid}, tokenizers)
+        with self._stage("encoding"):
+            sides = self._encode(TRAIN, self._corpora, tokenizers, repeats)
+            self._encode(VALID, {VALID: self._config.data.valid}, tokenizers)
         actions = self._filters[TRAIN].actions
         warnings = [
             *reasons_not_found(actions, *self._languages),
@@ -178,8 +184,15 @@ class Preparation:
             joint=self._config.tokenizer.joint,
             warnings=warnings,
             seconds=time.perf_counter() - start,
+            stages=self._stages,
         )
         return report, tokenizers
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._stages[name] = round(time.perf_counter() - start, 3)
 
     def _held_out_sets(self) -> tuple[dict[str, CorpusConfig], list[str]]:
         """Return the sets to look for, and the names of those that might have to be downloaded.
@@ -203,7 +216,7 @@ class Preparation:
         where = _place(name)
         look = Look(self._filters[VALID], where, sketches=False)
         usable = []
-        for seen in map(look, read_blocks(corpus, self._options)):
+        for seen in map(look, map(Task, read_blocks(corpus, self._options))):
             self._checked(where, seen.lengths, seen.examined.kept)
             usable += seen.examined.kept
         return usable
@@ -223,23 +236,27 @@ class Preparation:
         sample = Reservoir(size, max_characters=_SAMPLE_CHARACTERS, seed=_SAMPLE_SEED)
         actions = self._filters[TRAIN].actions
         with RepeatFinder(self._folder) as finder:
-            for name, corpus in self._corpora.items():
-                counts = self._counts[name] = Counter({READ: 0, KEPT: 0})
-                kept = self._kept[name] = []
-                sketches = "near_duplicate" in actions
-                look = Look(self._filters[TRAIN], name, sketches, held_out.index)
-                blocks = read_blocks(corpus, self._options)
-                for seen in self._done("reading", name, look, blocks):
-                    self._add(TRAIN, seen.examined.found)
-                    counts.update(seen.examined.counts)
-                    counts[READ] += seen.num_lines
-                    kept.append(np.packbits(seen.examined.is_kept))
-                    usable = self._checked(name, seen.lengths, seen.examined.kept)
-                    held_out.update(seen.examined.kept, name, seen.leaks)
-                    finder.add(seen.hashes)
-                    for source, target in usable:
-                        sample.add(source, target)
-            return sample, finder.findings(actions, self._config.filters.limits)
+            with self._stage("reading"):
+                for name, corpus in self._corpora.items():
+                    sketches = "near_duplicate" in actions
+                    look = Look(self._filters[TRAIN], name, sketches, held_out.index)
+                    tasks = map(Task, read_blocks(corpus, self._options))
+                    for seen in self._sharded("reading", name, look, tasks, held_out.sources):
+                        self._seen_block(name, seen, held_out, sample)
+                        finder.add(seen.hashes)
+            with self._stage("repeats"):
+                return sample, finder.findings(actions, self._config.filters.limits)
+
+    def _seen_block(self, name: str, seen: LookedAt, held_out: HeldOut, sample: Reservoir) -> None:
+        counts = self._counts.setdefault(name, Counter({READ: 0, KEPT: 0}))
+        self._add(TRAIN, seen.examined.found)
+        counts.update(seen.examined.counts)
+        counts[READ] += seen.num_lines
+        self._kept.setdefault(name, []).append(np.packbits(seen.examined.is_kept))
+        usable = self._checked(name, seen.lengths, seen.examined.kept)
+        held_out.update(seen.examined.kept, name, seen.leaks)
+        for source, target in usable:
+            sample.add(source, target)
 
     def _add(self, part: str, found: Sequence[Found]) -> None:
         """Count findings and write them to the lists."""
@@ -279,14 +296,19 @@ class Preparation:
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
             folder = Path(scratch) / "lines"
             encode = partial(encode_lines, tokenizers, self._workers.threads)
-            with LineWriter(folder, tokenizers, self._workers.threads) as writer:
+            writing = LineWriter(folder, tokenizers, self._workers.threads)
+            with self._stage("aligning"), writing as writer:
                 for name, corpus in {**self._corpora, **held_out}.items():
                     blocks = read_blocks(corpus, self._options)
                     for lines in self._done("aligning", name, encode, blocks):
                         writer.append(name, lines)
-            found = x_ray(
-                ParallelStore.open(folder), tokenizers.vocab_sizes, writer.spans, held_out.keys()
-            )
+            with self._stage("lexicon"):
+                found = x_ray(
+                    ParallelStore.open(folder),
+                    tokenizers.vocab_sizes,
+                    writer.spans,
+                    held_out.keys(),
+                )
         write_scores(self._folder / SCORES, found.scores)
         return found
 
@@ -318,7 +340,8 @@ class Preparation:
                     texts=part == VALID,
                 )
                 tasks = self._tasks(name, corpus, repeats)
-                for done in self._done("encoding", name, encode, tasks):
+                models = tokenizer_hash(self._folder / TOKENIZER)
+                for done in self._sharded("encoding", name, encode, tasks, models):
                     self._add(part, done.found)
                     counts.update(done.counts)
                     if part == VALID:
@@ -343,7 +366,7 @@ class Preparation:
         """Yield the blocks of a corpus with what the first pass and the repeats say of each."""
         for number, block in enumerate(read_blocks(corpus, self._options)):
             if repeats is None:
-                yield Task(block, None, {})
+                yield Task(block)
                 continue
             blocks = self._kept[name]
             is_kept = blocks[number] if number < len(blocks) else np.zeros(0, np.uint8)
@@ -351,6 +374,22 @@ class Preparation:
             self._seen += int(np.unpackbits(is_kept, count=len(block)).sum())
             found = repeats.between(first, self._seen)
             yield Task(block, is_kept, {row - first: each for row, each in found.items()})
+
+    def _sharded(
+        self, verb: str, name: str, make: Storable[R], tasks: Iterator[Task], depends_on: Any
+    ) -> Iterator[R]:
+        """Do as `_done`, and keep the results for the case that the preparation does not end.
+
+        Beside the blocks and the configuration they depend on ``depends_on``, plain data.
+        """
+        corpus = self._corpora.get(name, self._config.data.valid)
+        parts = [each.model_dump(mode="json") for each in (corpus, self._config.filters)]
+        key = sha256_of_json([__version__, verb, name, *self._languages, *parts, depends_on])
+        sharded = Sharded(make, self._shards, verb, key, BLOCK_PAIRS)
+        for made in self._done(verb, name, sharded, tasks):
+            if made.damaged is not None:
+                logger.warning("%s was damaged, and has been made again", made.damaged)
+            yield made.result
 
     def _done(
         self, verb: str, name: str, make: Callable[[T], R], items: Iterator[T]

@@ -12,6 +12,7 @@ from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 from nmt.files.json_file import read_json
 from nmt.files.lines import read_lines
+from nmt.files.manifest import FileRecord, sha256_of_json
 
 FORMAT_VERSION = 1
 MANIFEST, REPORT = "manifest.json", "report.json"
@@ -19,6 +20,8 @@ TRAIN, VALID, TOKENIZER = "train", "valid", "tokenizer"
 """Parts of the folder."""
 READ, KEPT = "read", "kept"
 """Keys of a corpus's counts that are no reasons."""
+_SEAL = "sha256"
+"""Key of the manifest's own hash."""
 _MOST_RANGES = 10
 _AGAIN = "Run `nmt prepare CONFIG --force`."
 
@@ -84,6 +87,8 @@ class PrepareReport:
     """What a person should look at."""
     seconds: float = 0.0
     """Time taken."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each stage of the work."""
 
     @classmethod
     def read(cls, folder: Path) -> PrepareReport:
@@ -198,10 +203,14 @@ class PreparedManifest:
     """Per corpus: pairs read, kept, and dropped for each reason."""
     repaired: Sequence[Mapping[str, Any]] | None = None
     """Shifted ranges that were paired again; None if that was not asked for."""
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+    """Size and sha256 of every other file of the folder; none in older folders."""
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json`` into ``folder``."""
-        text = json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False)
+        values = asdict(self)
+        values[_SEAL] = sha256_of_json(values)
+        text = json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -214,9 +223,13 @@ class PreparedManifest:
         path = folder / MANIFEST
         try:
             values = read_json(path)
-            version = values["format_version"]
+            version, seal = values["format_version"], values.pop(_SEAL, None)
             if version == FORMAT_VERSION:
-                return cls(**values)
+                if seal not in (None, sha256_of_json(values)):
+                    raise ValueError("its content has changed")
+                files = values.pop("files", {})
+                records = {name: FileRecord(**each) for name, each in files.items()}
+                return cls(**values, files=records)
         except FileNotFoundError as error:
             raise DataError(
                 f"{folder} holds no prepared data: it has no {MANIFEST}.",

@@ -71,6 +71,8 @@ _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
     ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
 }
 """By suffix: how the file starts, and how to open it."""
+STANDARD = "-"
+"""Name of standard input and output."""
 _LONGEST_MARK = 10
 """Bytes of a file that tell what it is."""
 
@@ -121,7 +123,7 @@ def is_standard(path: Path | None) -> bool:
     >>> is_standard(Path("-"))
     True
     """
-    return path is None or str(path) == "-"
+    return path is None or str(path) == STANDARD
 
 
 @contextmanager

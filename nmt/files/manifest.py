@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -48,6 +48,34 @@ class FileRecord:
     sha256: str
     """Hexadecimal."""
 
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        """Describe a file."""
+        return cls(path.stat().st_size, sha256_of_file(path))
+
+
+def damage(folder: Path, files: Mapping[str, FileRecord], names: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong with each of some files of ``folder``: what was expected and found."""
+    for name in names:
+        path, expected = folder / name, files.get(name)
+        try:
+            problem = _difference(path, expected)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}."
+        if problem is not None:
+            yield f"{path} {problem}"
+
+
+def _difference(path: Path, expected: FileRecord | None) -> str | None:
+    if expected is None or not path.is_file():
+        return "is missing."
+    if (size := path.stat().st_size) != expected.size:
+        return f"has {size:,} bytes, but {expected.size:,} were written."
+    if (found := sha256_of_file(path)) != expected.sha256:
+        was = f"{expected.sha256[:12]}..."
+        return f"has sha256 {found[:12]}..., but {was} was written: its content has changed."
+    return None
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -61,10 +89,7 @@ class Manifest:
     @classmethod
     def of(cls, folder: Path, names: Iterable[str], step: int) -> Manifest:
         """Describe the files of ``folder``."""
-        files = {}
-        for name in names:
-            path = folder / name
-            files[name] = FileRecord(path.stat().st_size, sha256_of_file(path))
+        files = {name: FileRecord.of(folder / name) for name in names}
         return cls(FORMAT_VERSION, __version__, step, files)
 
     @classmethod
@@ -130,16 +155,6 @@ class Manifest:
         Raises:
             CheckpointError: Names the file, what was expected and what was found.
         """
-        for name in self.files if names is None else names:
-            path, expected = folder / name, self.files.get(name)
-            if expected is None or not path.is_file():
-                problem = "is missing."
-            elif (size := path.stat().st_size) != expected.size:
-                problem = f"has {size:,} bytes, but {expected.size:,} were written."
-            elif (found := sha256_of_file(path)) != expected.sha256:
-                found, was = f"{found[:12]}...", f"{expected.sha256[:12]}..."
-                problem = f"has sha256 {found}, but {was} was written: its content has changed."
-            else:
-                continue
+        for problem in damage(folder, self.files, self.files if names is None else names):
             fix = _OF_RUN if _OF_CHECKPOINTS in self.files else "Copy or export the folder again."
-            raise CheckpointError(f"{path} {problem}", fix=fix)
+            raise CheckpointError(problem, fix=fix)

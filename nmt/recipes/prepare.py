@@ -6,20 +6,20 @@ finished is finished.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.cluster import Workers, open_workers
-from nmt.data.corpus import check_files, corpus_files
+from nmt.data.corpus import check_files, corpus_files, corpus_names, is_piped
 from nmt.data.filters import REASONS
 from nmt.data.findings import DROPPED, REPORTED
 from nmt.data.page import render_report
@@ -29,12 +29,12 @@ from nmt.data.prepared import (
     MANIFEST,
     REPORT,
     TOKENIZER,
-    TRAIN,
-    VALID,
     PreparedData,
     PreparedManifest,
     PrepareReport,
 )
+from nmt.data.shards import shard_folder
+from nmt.data.verification import Verified, data_hash, verify_prepared
 from nmt.data.xray import SCORES
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import (
@@ -44,12 +44,15 @@ from nmt.files.atomic import (
     write_bytes,
     write_errors,
 )
+from nmt.files.lines import STANDARD, is_standard
 from nmt.files.lock import file_lock
-from nmt.files.manifest import sha256_of_file, sha256_of_json
+from nmt.files.manifest import FileRecord, sha256_of_file, sha256_of_json
 from nmt.text.tokenizer import tokenizer_hash
 
+_SPOOL = "standard-input.tsv"
 
-def prepare(
+
+def prepare(  # noqa: PLR0913 - what a user may ask for
     config: RunConfig,
     *,
     force: bool = False,
@@ -58,6 +61,7 @@ def prepare(
     workers: int | None = None,
     scheduler: str | None = None,
     repair: bool = False,
+    piped: IO[bytes] | None = None,
     check: Callable[[PreparedManifest], None] = lambda _: None,
 ) -> PrepareReport:
     """Make ``config.prepared_dir``, unless it is up to date.
@@ -70,14 +74,18 @@ def prepare(
         workers: Processes, of one thread each; None for this one with threads for all processors.
         scheduler: Address of a Dask scheduler, or ``local`` for one on this machine.
         repair: Pair shifted ranges of aligned files again, which the manifest then lists.
+        piped: Standard input, for a training corpus with ``tsv: -``. Without it, that corpus must
+            have been prepared before.
         check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
-        ConfigError: A language has another code, a filter does not exist, or no scheduler answers.
+        ConfigError: A language has another code, a filter does not exist, no scheduler answers, or
+            standard input cannot be what the configuration says.
         DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
             cannot be written.
         TokenizerError: The text allows no vocabulary of this size.
     """
+    _check_piped(config, piped, is_read=force or report_only)
     for path in _source_files(config):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise DataError(
@@ -85,10 +93,55 @@ def prepare(
                 fix="Write the text to a file first.",
             )
     opened = partial(open_workers, workers, scheduler)
-    report = _prepare(config, force, report_only, report_dir, repair, opened, check)
+    report = _prepare(config, force, report_only, report_dir, repair, piped, opened, check)
     if report_dir is not None and not report_only:
         _write_report(report, config.prepared_dir, report_dir)
     return report
+
+
+def verify(config: RunConfig) -> Verified:
+    """Compare all files of ``config.prepared_dir`` with what was written.
+
+    Raises:
+        DataError: There is no such folder, or files are missing or damaged: names each.
+    """
+    return verify_prepared(config.prepared_dir)
+
+
+def _check_piped(config: RunConfig, piped: IO[bytes] | None, *, is_read: bool) -> None:
+    """Check that no more is asked of standard input than can be."""
+    data = config.data
+    count = sum(map(is_piped, data.train))
+    others = [
+        path for each in data.train for path in (each.source, each.target, each.csv, each.jsonl)
+    ]
+    for each in (data.valid, *data.test.values()):
+        others += corpus_files(each)
+    if count > 1 or any(path is not None and is_standard(path) for path in others):
+        raise ConfigError(
+            "Standard input (-) can be the tsv of one training corpus, and nothing else.",
+            fix="Write the other texts to files, and name these.",
+        )
+    if count and piped is None and (is_read or _current_report(config, repair=False) is None):
+        raise ConfigError(
+            f"A training corpus is standard input, and {config.prepared_dir} does not hold it as "
+            "this configuration would have it.",
+            fix="Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input.",
+        )
+
+
+def _spooled(config: RunConfig, piped: IO[bytes] | None, folder: Path) -> RunConfig:
+    """Return a configuration that names a copy of standard input, which is read only once."""
+    corpora = list(config.data.train)
+    for number, corpus in enumerate(corpora):
+        if is_piped(corpus) and piped is not None:
+            path = folder / _SPOOL
+            with path.open("wb") as file:
+                shutil.copyfileobj(piped, file)
+            name = corpus_names(corpora)[number]
+            corpora[number] = corpus.model_copy(update={"tsv": path, "name": name})
+    data = config.data.model_copy(update={"train": tuple(corpora)})
+    return config.model_copy(update={"data": data})
 
 
 def _prepare(
@@ -97,11 +150,13 @@ def _prepare(
     report_only: bool,
     report_dir: Path | None,
     repair: bool,
+    piped: IO[bytes] | None,
     opened: Callable[[], AbstractContextManager[Workers]],
     check: Callable[[PreparedManifest], None],
 ) -> PrepareReport:
     folder, is_left_alone = config.prepared_dir, not (force or report_only)
-    if is_left_alone and (current := _current_report(config, repair)):
+    is_known = piped is None or not any(map(is_piped, config.data.train))
+    if is_known and is_left_alone and (current := _current_report(config, repair)):
         remove_leftovers(folder.parent, folder.name)
         return current
     _check(config)
@@ -110,8 +165,9 @@ def _prepare(
             tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch,
             opened() as crew,
         ):
-            repairs = _shifts(config, crew) if repair else ()
-            work = Preparation(config, Path(scratch), crew, stores=False, repairs=repairs)
+            readable = _spooled(config, piped, Path(scratch))
+            repairs = _shifts(readable, crew) if repair else ()
+            work = Preparation(readable, Path(scratch), crew, stores=False, repairs=repairs)
             report, _ = work.run()
             report = replace(report, folder=str(folder), written=False)
             if report_dir is not None:
@@ -123,10 +179,13 @@ def _prepare(
         lock = folder.with_name(f".{folder.name}.lock")
         with file_lock(lock, wait=True, remove=True) as has_waited:
             restore_replaced(folder)
-            if has_waited and is_left_alone and (current := _current_report(config, repair)):
-                return current
-            with opened() as crew:
-                return _make(config, folder, crew, repair, check)
+            with shard_folder(folder) as shards:
+                readable = _spooled(config, piped, shards)
+                is_unsure = is_left_alone and (has_waited or not is_known)
+                if is_unsure and (current := _current_report(config, repair, shards / _SPOOL)):
+                    return current
+                with opened() as crew:
+                    return _make(config, readable, crew, repair, check, shards)
 
 
 def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
@@ -145,34 +204,36 @@ def _report_text(report: PrepareReport) -> str:
     return json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _shifts(config: RunConfig, workers: Workers) -> Sequence[Mapping[str, Any]]:
+def _shifts(
+    config: RunConfig, workers: Workers, shards: Path | None = None
+) -> Sequence[Mapping[str, Any]]:
     """Return the shifted ranges of the training corpora."""
     with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as scratch:
-        report, _ = Preparation(config, Path(scratch), workers, stores=False).run()
+        work = Preparation(config, Path(scratch), workers, stores=False, shards=shards)
+        report, _ = work.run()
     return [each for each in report.shifts if each["corpus"] in report.findings]
 
 
 def _make(
     config: RunConfig,
-    folder: Path,
+    readable: RunConfig,
     workers: Workers,
     repair: bool,
     check: Callable[[PreparedManifest], None],
+    shards: Path,
 ) -> PrepareReport:
+    folder = config.prepared_dir
     if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
         raise DataError(
             f"{folder} exists, but was not made by `nmt prepare`.",
             fix="Set prepared_dir to another folder, or remove this one.",
         )
     with atomic_folder(folder, replace=True) as temporary:
-        sources = {}
-        for path in _source_files(config):
-            with suppress(OSError):  # reading it says what is wrong
-                status, digest = path.stat(), sha256_of_file(path)
-                known = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
-                sources[str(path)] = known
-        repairs = _shifts(config, workers) if repair else ()
-        work = Preparation(config, temporary, workers, stores=True, repairs=repairs)
+        sources = _sources(readable)
+        repairs = _shifts(readable, workers, shards) if repair else ()
+        work = Preparation(
+            readable, temporary, workers, stores=True, repairs=repairs, shards=shards
+        )
         report, tokenizers = work.run()
         report = replace(report, folder=str(folder))
         if not _are_unchanged(sources):
@@ -181,24 +242,36 @@ def _make(
                 fix="Prepare again when nothing writes to the corpora any more.",
             )
         (temporary / REPORT).write_text(_report_text(report), encoding="utf-8")
-        whole = hashlib.sha256()
-        for part in (TRAIN, VALID):
-            for path in sorted((temporary / part).glob("*.bin")):
-                whole.update(path.name.encode() + sha256_of_file(path).encode())
+        written = sorted(path for path in temporary.rglob("*") if path.is_file())
         manifest = PreparedManifest(
             format_version=FORMAT_VERSION,
             config_hash=config_hash(config),
-            sources=sources,
-            data_hash=whole.hexdigest(),
+            sources={
+                STANDARD if Path(path) == shards / _SPOOL else path: each
+                for path, each in sources.items()
+            },
+            data_hash=data_hash(temporary),
             vocab_hash=tokenizer_hash(temporary / TOKENIZER),
             source_vocab_size=tokenizers.source.vocab_size,
             target_vocab_size=tokenizers.target.vocab_size,
             counts=report.counts,
             repaired=repairs if repair else None,
+            files={path.relative_to(temporary).as_posix(): FileRecord.of(path) for path in written},
         )
         check(manifest)
         manifest.write(temporary)
     return report
+
+
+def _sources(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+    """Describe the files that are read."""
+    sources: dict[str, Mapping[str, Any]] = {}
+    for path in _source_files(config):
+        with suppress(OSError):  # reading it says what is wrong
+            status, digest = path.stat(), sha256_of_file(path)
+            known = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
+            sources[str(path)] = known
+    return sources
 
 
 def _check(config: RunConfig) -> None:
@@ -264,8 +337,13 @@ def _new_filter_keys(config: RunConfig) -> Iterator[tuple[str, bool]]:
         yield name, getattr(config.filters, name) == field.default
 
 
-def _current_report(config: RunConfig, repair: bool) -> PrepareReport | None:
-    """Return the report of the folder if it is whole and what would be made again."""
+def _current_report(
+    config: RunConfig, repair: bool, piped: Path | None = None
+) -> PrepareReport | None:
+    """Return the report of the folder if it is whole and what would be made again.
+
+    Without ``piped``, which holds standard input, that is taken to be what it was.
+    """
     folder = config.prepared_dir
     try:
         manifest = PreparedData.open(folder).manifest
@@ -275,7 +353,7 @@ def _current_report(config: RunConfig, repair: bool) -> PrepareReport | None:
             and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
             # A folder of Hugging Face files may have more or fewer.
             and set(manifest.sources) == {str(path) for path in _source_files(config)}
-            and _are_unchanged(manifest.sources)
+            and _are_unchanged(manifest.sources, piped)
         )
     except (DataError, OSError):
         return None
@@ -290,14 +368,19 @@ def _source_files(config: RunConfig) -> list[Path]:
     return sorted({path for corpus in corpora for path in corpus_files(corpus)})
 
 
-def _are_unchanged(sources: Mapping[str, Mapping[str, Any]]) -> bool:
+def _are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None = None) -> bool:
     """Compare sizes and times, which is quick; the contents only where the time differs."""
     try:
-        for path, known in sources.items():
-            status = Path(path).stat()
+        for name, known in sources.items():
+            path = Path(name)
+            if is_standard(path):
+                if piped is not None and sha256_of_file(piped) != known["sha256"]:
+                    return False
+                continue
+            status = path.stat()
             is_touched = status.st_mtime_ns != known["mtime_ns"]
             if status.st_size != known["size"] or (
-                is_touched and sha256_of_file(Path(path)) != known["sha256"]
+                is_touched and sha256_of_file(path) != known["sha256"]
             ):
                 return False
     except OSError:

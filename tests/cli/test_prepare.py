@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from tests.cli.commands import refused
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 REPORT = {"kept": 3, "folder": "prepared/größe"}
@@ -32,7 +33,7 @@ def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
     assert config.name == "other"
     assert options == {
         "force": True, "report_only": True, "report_dir": Path("there"),
-        "workers": 3, "scheduler": "local", "repair": True,
+        "workers": 3, "scheduler": "local", "repair": True, "piped": ANY,
     }  # fmt: skip
 
 
@@ -43,3 +44,27 @@ def test_json_is_one_object_on_one_line() -> None:
     assert json.loads(result.stdout) == REPORT
     assert result.stdout.count("\n") == 1
     assert "größe" in result.stdout
+
+
+def test_verify_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = Mock()
+    verified.return_value.as_text.return_value = "all as written"
+    monkeypatch.setattr("nmt.recipes.prepare.verify", verified)
+    result = CliRunner().invoke(app, ["prepare", DEMO, "--verify"])
+    assert (result.exit_code, result.stdout) == (0, "all as written\n")
+    refused(CliRunner().invoke(app, ["prepare", DEMO, "--verify", "--force"]), 2, "--verify")
+
+
+def test_standard_input_is_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("".join(f"{n} eins\t{n} one\n" for n in range(60)))
+    flags = [f"{part}_dir={tmp_path / part}" for part in ("prepared", "run")]
+    flags += ["data.train=[{tsv: -}]", "tokenizer.vocab_size=40"]
+    flags += ["tokenizer.byte_fallback=false", "training.max_steps=1"]
+    arguments = [word for each in flags for word in ("--set", each)]
+    text = (tmp_path / "train.tsv").read_bytes()
+
+    early = CliRunner().invoke(app, ["train", DEMO, *arguments], input=text)
+    refused(early, 2, "standard input", "nmt prepare CONFIG < FILE")
+    result = CliRunner().invoke(app, ["prepare", DEMO, *arguments], input=text)
+    assert result.exit_code == 0, result.stderr
+    assert "standard input: 60 pairs read, 60 kept" in result.stdout

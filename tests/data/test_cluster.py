@@ -33,7 +33,7 @@ def prepared(folder: Path, *, workers: int | None = None, scheduler: str | None 
         prepare(config_for(folder), force=True, workers=workers, scheduler=scheduler)
     files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]
     report = json.loads((folder / "prepared" / REPORT).read_text(encoding="utf-8"))
-    del report["seconds"]
+    del report["seconds"], report["stages"]
     return report, {
         path.name: path.read_bytes() for path in files if path.name not in (REPORT, "manifest.json")
     }
