@@ -38,8 +38,13 @@ _COUNTRIES: Mapping[str, tuple[str, str]] = MappingProxyType({
 """Codes of countries that are often taken for those of their languages, and are no language's."""
 _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
-    # Without BPE-dropout: on Multi30k en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
-    "low-resource": {"model": {"dropout": 0.3}},
+    # Small batches, as few pairs make few updates: measured in scripts/README.md. Without
+    # BPE-dropout: on Multi30k en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
+    "low-resource": {
+        "tokenizer": {"vocab_size": 2000},
+        "batch": {"max_tokens": 520},  # the fewest, in round numbers, for filters.max_length 256
+        "model": {"preset": "tiny", "dropout": 0.3},
+    },
 })  # fmt: skip
 """Name -> the values of each section that differ from the defaults."""
 
@@ -54,7 +59,8 @@ class RunConfig(Section):
 
     preset: Literal["low-resource"] | None = None
     """Values to start from, in several sections; keys that are given override them.
-    ``low-resource`` is for some ten thousand pairs: more dropout."""
+    ``low-resource`` is for 5,000 to 15,000 pairs: a ``tiny`` model with more dropout, a vocabulary
+    of 2,000 and batches of 520 tokens."""
     name: str
     """Name of the experiment; folders are named after it."""
     source_language: LanguageCode

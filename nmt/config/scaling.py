@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nmt.config.run import RUN_PRESETS
+
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
 
@@ -28,11 +30,6 @@ class Scale:
     """Of training, on two CPU cores; on one GPU for the largest."""
     peak_lr: float
 
-    @property
-    def interval(self) -> int:
-        """Updates between two validations, and between two checkpoints."""
-        return 250 if self.minutes <= 30 else 1000
-
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values by section, as a configuration has them."""
         return {
@@ -42,14 +39,14 @@ class Scale:
             "training": {
                 "max_minutes": self.minutes,
                 "schedule": {"shape": "linear", "peak_lr": self.peak_lr, "warmup": 0.06},
-                "validate_every": self.interval,
-                "save_every": self.interval,
+                "validate_every": 1000,
+                "save_every": 1000,
             },
         }
 
 
 SCALES = (
-    Scale(15_000, "tiny", 0.3, 2000, 2048, 20, 1e-3),
+    Scale(15_000, "tiny", 0.3, 2000, 520, 20, 1e-3),
     Scale(90_000, "tiny", 0.2, 4000, 2048, 60, 1e-3),
     Scale(400_000, "tiny", 0.1, 8000, 4096, 180, 1e-3),
     Scale(float("inf"), "transformer-base", 0.1, 32_000, 16_384, 1440, 7e-4),
@@ -64,12 +61,14 @@ def scale_of(num_pairs: int) -> Scale:
 
 def with_scale(values: Mapping[str, Any], num_pairs: int) -> dict[str, Any]:
     """Put the values that go with ``num_pairs`` below those of a configuration."""
-    filled = dict(values)
+    filled, preset = dict(values), RUN_PRESETS.get(str(values.get("preset")), {})
     for name, scaled in scale_of(num_pairs).sections().items():
         own = {} if values.get(name) is None else values[name]
         if name == "model" and values.get("preset") is not None:  # which has a dropout of its own
             del scaled["dropout"]
-        filled[name] = {**scaled, **own} if isinstance(own, Mapping) else own
+        filled[name] = (
+            {**scaled, **preset.get(name, {}), **own} if isinstance(own, Mapping) else own
+        )
     return filled
 
 

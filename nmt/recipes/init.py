@@ -43,7 +43,7 @@ data:
     test: {{source: "@config/test.{source}", target: "@config/test.{target}"}}
 # Entries of the vocabulary of both languages: more text bears more.
 tokenizer: {{vocab_size: {scale.vocab_size}}}
-# Source and target tokens that are read at once: fewer take less memory.
+# Source and target tokens of an update: fewer make more updates, which few pairs need.
 batch: {{max_tokens: {scale.max_tokens}}}
 # A larger preset needs more text and time; more dropout helps where there is little text.
 model: {{preset: {scale.preset}, dropout: {scale.dropout}}}
@@ -53,8 +53,8 @@ training:
   # The learning rate rises to its peak over a share of the run, then falls to zero at its end.
   schedule: {{shape: linear, peak_lr: {scale.peak_lr}, warmup: 0.06}}
   # Updates between two validations, and between two checkpoints.
-  validate_every: {scale.interval}
-  save_every: {scale.interval}
+  validate_every: 1000
+  save_every: 1000
 """
 
 

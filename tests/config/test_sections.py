@@ -204,8 +204,9 @@ def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
     own = RunConfig.model_validate({**RUN, "preset": "low-resource", "model": {"dropout": 0.25}})
 
     assert plain.model.dropout == 0.1
-    assert (low.model.dropout, low.model.model_dim) == (0.3, plain.model.model_dim)
-    assert own.model.dropout == 0.25
+    assert (low.model.preset, low.model.dropout, low.model.model_dim) == ("tiny", 0.3, 256)
+    assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 520)
+    assert (own.model.preset, own.model.dropout) == ("tiny", 0.25)
     assert RunConfig.model_validate(low.model_dump(mode="json")) == low
 
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.config.run import RunConfig
-from nmt.config.scaling import SCALES, scale_of
+from nmt.config.run import RUN_PRESETS, RunConfig
+from nmt.config.scaling import SCALES, scale_of, with_scale
 from nmt.data.size import load_config
 from nmt.errors import ConfigError, DataError
 from nmt.recipes.init import init
@@ -105,6 +105,23 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
         load_config(bare)
 
 
+def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
+    given = {"preset": "low-resource", "batch": {"noise": 0.2}, "model": {"dropout": 0.1}}
+    values = with_scale(given, 160_000)
+
+    assert values["tokenizer"] == {"vocab_size": 2000}
+    assert values["batch"] == {"max_tokens": 520, "noise": 0.2}
+    assert values["model"] == {"preset": "tiny", "dropout": 0.1}
+    assert values["training"]["max_minutes"] == scale_of(160_000).minutes
+
+
+@pytest.mark.parametrize("name", RUN_PRESETS)
+def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
+    sections = SCALES[0].sections()
+
+    assert RUN_PRESETS[name].items() <= sections.items()
+
+
 def test_the_size_of_a_hub_is_not_guessed() -> None:
     Path("hub.yaml").write_text(
         "{name: h, source_language: en, target_language: de, "
@@ -114,7 +131,7 @@ def test_the_size_of_a_hub_is_not_guessed() -> None:
         load_config("hub.yaml")
 
 
-@pytest.mark.parametrize(("pairs", "tokens"), [(1, 2048), (15_000, 2048), (10**9, 16_384)])
+@pytest.mark.parametrize(("pairs", "tokens"), [(1, 520), (15_000, 520), (10**9, 16_384)])
 def test_every_size_has_its_values(pairs: int, tokens: int) -> None:
     assert scale_of(pairs).max_tokens == tokens
 
