@@ -221,7 +221,7 @@ class _TestSet:
             if path.suffix == ".json":
                 self.baseline = read_baseline_report(path, whole.name, references, self.scorers)
             else:
-                (self.baseline,) = _read_systems([path], whole, options.limit)
+                (self.baseline,) = _read_systems([path], whole, options.limit, is_baseline=True)
 
     def _make_scorers(self, references: References) -> list[Scorer]:
         options = self._options
@@ -390,7 +390,9 @@ def _check_models(options: EvaluateOptions) -> None:
             )
 
 
-def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
+def _read_systems(
+    paths: Sequence[Path], whole: EvaluationSet, limit: int | None, *, is_baseline: bool = False
+) -> list[System]:
     """Read translations of the whole set, or of just the sentences that are scored.
 
     Systems are named after their files: shortly if that tells them apart.
@@ -400,19 +402,30 @@ def _read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None
         names = list(map(str, paths))
     systems = []
     for name, path in zip(names, paths, strict=True):
-        systems.append(System(name, _fitting(read_text(path), path, whole, limit)))
+        systems.append(System(name, _fitting(read_text(path), path, whole, limit, is_baseline)))
     return systems
 
 
 def _fitting(
-    lines: Sequence[str], path: Path, whole: EvaluationSet, limit: int | None
+    lines: Sequence[str],
+    path: Path,
+    whole: EvaluationSet,
+    limit: int | None,
+    is_baseline: bool = False,
 ) -> Sequence[str]:
     """Return the lines of the sentences that are scored.
 
     Raises:
         DataError: There are more or fewer than the test set or its chosen part has.
+        ConfigError: So has a baseline, which is one of another test set then.
     """
     if len(lines) not in (len(whole), limit):
+        if is_baseline:
+            raise ConfigError(
+                f"{path} is a baseline of another test set: it has {len(lines):,} lines, "
+                f"{whole.name} has {len(whole):,}.",
+                fix="Translate this test set with the baseline, too.",
+            )
         raise DataError.not_parallel(
             str(path),
             whole.name,
