@@ -8,7 +8,7 @@ from pathlib import Path
 from nmt.config import loader
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.corpus import ReadOptions, check_files, read_corpus
+from nmt.data.corpus import ReadOptions, check_files, is_piped, read_corpus
 from nmt.errors import ConfigError
 from nmt.files.lines import open_binary
 
@@ -33,7 +33,7 @@ def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> 
     """Return the pairs that an epoch of some corpora reads, before filters: their lines.
 
     Raises:
-        ConfigError: A corpus is on a hub, so that nobody knows.
+        ConfigError: A corpus is on a hub or standard input, so that nobody knows.
         DataError: A file is missing or unreadable.
     """
     check_files({f"data.train.{number}": corpus for number, corpus in enumerate(corpora)})
@@ -41,8 +41,8 @@ def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> 
 
 
 def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> int:
-    if corpus.huggingface is not None or corpus.sacrebleu is not None:
-        name = corpus.huggingface or corpus.sacrebleu
+    if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
+        name = corpus.huggingface or corpus.sacrebleu or "standard input"
         raise ConfigError(
             f"There is no training section, and nobody knows the size of {name} before it is read.",
             fix="Add a training section, such as `training: {max_minutes: 60}`.",

@@ -10,6 +10,7 @@ import pytest
 
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
+from nmt.data.size import count_pairs
 from nmt.errors import ConfigError, DataError
 from nmt.recipes.prepare import prepare
 from tests.recipes.test_prepare import config_for, corpus
@@ -83,3 +84,9 @@ def test_nothing_in_it_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no pair in .*standard-input\.tsv"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []
+
+
+def test_its_size_is_unknown(tmp_path: Path) -> None:
+    corpora = piped_config(tmp_path).data.train
+    with pytest.raises(ConfigError, match="nobody knows the size of standard input"):
+        count_pairs(corpora, ("de", "en"))
