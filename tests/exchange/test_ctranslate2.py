@@ -255,6 +255,7 @@ def test_a_new_key_is_refused_until_it_is_expressed() -> None:
     assert set(DecodingConfig.model_fields) - has == {
         "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
         "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search",
+        "keep_special_mass",
     }  # fmt: skip
     assert has <= set(DecodingConfig.model_fields)
 
