@@ -43,9 +43,10 @@ if TYPE_CHECKING:  # what is found without loading weights needs no torch
     from nmt.model.transformer import Transformer
 
 CONFIG, TOKENIZER = "config.yaml", "tokenizer"
-GUARD, SHORTLIST = "guard.json", "shortlist.safetensors"
-EXTRAS = (GUARD, SHORTLIST)
-"""Files that a finished run has. They depend on its data alone, not on the weights."""
+GUARD, SHORTLIST, CONFIDENCE = "guard.json", "shortlist.safetensors", "confidence.json"
+EXTRAS = (GUARD, SHORTLIST, CONFIDENCE)
+"""Files that a finished run has. The first two depend on its data alone; confidence is fitted to
+the translations of its best checkpoint."""
 _MAX_PLACES = 5
 _MAX_DEPTH = 2
 """Of a checkpoint in its run folder."""

@@ -79,6 +79,12 @@ class InputOutput:
     token_scores: bool = flag(
         default=False, help="In JSON output: add every token with its natural-log probability."
     )
+    min_confidence: float | None = flag(
+        metavar="X",
+        help="Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in text by "
+        "` ||| low confidence` behind them, in JSON by `low_confidence`: true.",
+        show_default=False,
+    )
     stream: bool = flag(default=False, help="Translate every line before reading the next one.")
     tag: str | None = TAG
 
@@ -144,6 +150,7 @@ def translate(
         attention=files.attention,
         token_scores=files.token_scores,
         tag=files.tag,
+        min_confidence=files.min_confidence,
     )
     decoding = search.decoding() | given(
         n_best=files.n_best,

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from xml.etree import ElementTree
 
 from nmt.evaluation.gates import USUAL_ALPHA, describe
-from nmt.evaluation.result import Evaluation, EvaluationReport, NoiseLoss, Slice, System
+from nmt.evaluation.result import (
+    ConfidenceQuality,
+    Evaluation,
+    EvaluationReport,
+    NoiseLoss,
+    Slice,
+    System,
+)
 from nmt.metrics.metric import Score, as_quality, label_of
 
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -77,6 +84,8 @@ def _details(evaluation: Evaluation) -> Iterator[str]:
         yield _columns(slice_rows(evaluation))
     if evaluation.robustness:
         yield _columns(noise_rows(evaluation.robustness))
+    if evaluation.confidence:
+        yield _columns(confidence_rows(evaluation.confidence))
 
 
 def slice_rows(evaluation: Evaluation) -> list[list[str]]:
@@ -112,6 +121,17 @@ def noise_rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
             cell += f" ± {loss.confidence.half_width:.2f}"
         rows.setdefault((loss.system, loss.noise), [loss.system, loss.noise]).append(cell)
     return [["system", "noise", *dict.fromkeys(loss.metric for loss in losses)], *rows.values()]
+
+
+def confidence_rows(found: Sequence[ConfidenceQuality]) -> list[list[str]]:
+    """Return a table of how well the confidence of each system predicts sentence chrF."""
+    head = ["confidence", "sentences", "Pearson", "Spearman", "calibration error"]
+    rows = [
+        [x.system, f"{x.num_sentences:,}", f"{x.pearson:.3f}", f"{x.spearman:.3f}",
+         f"{x.calibration_error:.2f} chrF"]
+        for x in found
+    ]  # fmt: skip
+    return [head, *rows]
 
 
 def _cell(score: Score) -> str:
@@ -151,6 +171,8 @@ def as_markdown(report: EvaluationReport) -> str:
             blocks.append(_folded("Slices", slice_rows(each)))
         if each.robustness:
             blocks.append(_folded("Robustness", noise_rows(each.robustness)))
+        if each.confidence:
+            blocks.append(_folded("Confidence", confidence_rows(each.confidence)))
         signatures = (f"{x.metric} `{x.signature}`" for x in each.systems[0].scores)
         blocks.append(f"<sub>{', '.join(signatures)}</sub>")
     return "\n\n".join(blocks) + "\n"

@@ -159,6 +159,24 @@ class ContrastiveAccuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceQuality:
+    """How well a system's confidence predicts sentence chrF."""
+
+    system: str
+    num_sentences: int
+    """Sentences with confidence."""
+    pearson: float
+    """Correlation of confidence with sentence chrF."""
+    spearman: float
+    """Correlation of their ranks."""
+    calibration_error: float
+    """Mean absolute difference of expected and actual chrF, by tenths of the sentences in the order
+    of their confidence."""
+    deciles: Sequence[tuple[float, float]]
+    """Mean expected and mean actual chrF of each tenth, the least confident first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The scores of some systems on one test set."""
 
@@ -180,6 +198,8 @@ class Evaluation:
     """Parts of the test set, if they were asked for; those of one group add up to the whole."""
     robustness: tuple[NoiseLoss, ...] = ()
     """Losses to noise, if they were asked for."""
+    confidence: tuple[ConfidenceQuality, ...] = ()
+    """Of each system that gives any."""
 
     @property
     def num_sentences(self) -> int:
@@ -204,6 +224,7 @@ class Evaluation:
             "gates": [_without_none(asdict(gate)) for gate in self.gates],
             "slices": [each.as_dict() for each in self.slices],
             "robustness": [_without_none(asdict(each)) for each in self.robustness],
+            "confidence": list(map(asdict, self.confidence)),
         }
         return {name: value for name, value in found.items() if value}
 
@@ -224,6 +245,8 @@ class Evaluation:
                     result = system.results[number]
                     found |= {"score": result.score, "log_prob": result.log_prob}
                     found["alarms"] = list(result.alarms)
+                    if result.confidence is not None:
+                        found["confidence"] = result.confidence
                 yield found
 
 

@@ -21,6 +21,7 @@ from nmt.metrics.significance import Floats
 if TYPE_CHECKING:
     from nmt.data.word_counts import LineCounts
 
+LEAKAGE, NOT_SEEN = "source in training data", "not found"
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")
 _NUMBER = re.compile(r"\d+(?:[.,:'\u00a0\u202f]\d+)*")
@@ -44,6 +45,17 @@ class Group:
 def user_group(name: str, labels: Sequence[str]) -> Group:
     """Return a group by the user's own labels, in the order in which they come."""
     return Group(name, labels, list(dict.fromkeys(labels)))
+
+
+def leakage_group(kinds: Mapping[int, str], num_sentences: int) -> Group:
+    """Return the group by what a model has seen in training.
+
+    Args:
+        kinds: ``exact`` or ``near``, by sentence; see `nmt.data.leakage`.
+        num_sentences: Of the test set.
+    """
+    labels = [kinds.get(number, NOT_SEEN) for number in range(num_sentences)]
+    return Group(LEAKAGE, labels, [NOT_SEEN, "near", "exact"])
 
 
 def groups_of_source(

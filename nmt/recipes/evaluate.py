@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.evaluation.baseline import read_baseline_report
+from nmt.evaluation.confidence import confidence_quality
 from nmt.evaluation.contrastive import read_pairs
 from nmt.evaluation.external import ExternalError, ExternalScorer
 from nmt.evaluation.gates import USUAL_ALPHA, check_gates, check_regressions
@@ -25,7 +26,13 @@ from nmt.evaluation.result import (
 )
 from nmt.evaluation.robustness import noise_losses, noisy_sources
 from nmt.evaluation.scoring import Resampling, Scored, measure, odd_texts, score_systems
-from nmt.evaluation.slices import groups_of_source, groups_of_system, score_slices, user_group
+from nmt.evaluation.slices import (
+    groups_of_source,
+    groups_of_system,
+    leakage_group,
+    score_slices,
+    user_group,
+)
 from nmt.evaluation.test_set import EvaluationSet, SetChoice, load_evaluation_set, read_text
 from nmt.files.atomic import check_place, open_output
 from nmt.files.lines import is_standard
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_QUICKLY_SEARCHED = 1_000_000
+"""Training pairs in which leaks are looked for without ``--slices``: in half a minute."""
 DEFAULT_METRICS = ("bleu", "chrf")
 """What is computed when no metric is named."""
 
@@ -207,7 +216,7 @@ class _TestSet:
         references = self.chosen.references
         self.scorers = self._make_scorers(references)
         self._losses = list[NoiseLoss]()
-        self.systems, self._model = list[System](), cast("EvaluatedModel | None", None)
+        self.systems, self._models = list[System](), list["EvaluatedModel"]()
         self._files = _read_systems(options.hypotheses, whole, options.limit)
         self._labels = {
             name: _fitting(read_text(path), path, whole, options.limit)
@@ -249,7 +258,7 @@ class _TestSet:
         name, tag, options = self.chosen.name, self.chosen.tag, self._options
         system = model.translate(name, self.source, tag)
         self.systems.append(system)
-        self._model = self._model or model
+        self._models.append(model)
         if not options.robustness:
             return
         read, written = model.joiners
@@ -294,6 +303,9 @@ class _TestSet:
             gates=tuple(gate for system in found for gate in self._gates(system)),
             slices=tuple(self._slices(found, scored.tables, scorers)),
             robustness=tuple(self._losses),
+            confidence=tuple(
+                filter(None, (confidence_quality(x, chosen.references) for x in found))
+            ),
         )
 
     def _slices(
@@ -304,10 +316,16 @@ class _TestSet:
     ) -> Iterator[Slice]:
         options, source = self._options, self.chosen.source
         common = [user_group(name, labels) for name, labels in self._labels.items()]
+        seen = [model.training_text() for model in self._models]
         if options.slices and source is not None:
-            counts = self._model.counts_in_training(source) if self._model else None
+            counts = seen[0].counts(source) if seen and seen[0] else None
             common += groups_of_source(source, counts)
         groups = {system.name: list(common) for system in systems}
+        for system, text in zip(systems, seen, strict=False):
+            if source is not None and text and (options.slices or len(text) <= _QUICKLY_SEARCHED):
+                leaks = text.leaks(source)
+                if leaks or options.slices:
+                    groups[system.name].insert(0, leakage_group(leaks, len(source)))
         if options.slices:
             for system in systems:
                 own = groups_of_system(system, source, self.chosen.references)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.checkpoint.run import trained_on
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.corpus import published_names
+from nmt.data.leakage import find_leakage
 from nmt.data.prepared import PreparedData
 from nmt.data.word_counts import LineCounts, count_in_training
 from nmt.errors import ConfigError
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_ROWS_AT_ONCE = 10_000
 _READ = ("decoding", "data", "source_language", "target_language")
 """Sections of a model's configuration that an evaluation reads."""
 
@@ -117,20 +121,14 @@ class EvaluatedModel:
         """What stands between two sentences of a line: of the source, of the target."""
         return tuple(map(joiner_for, self.config.languages.values()))
 
-    def counts_in_training(self, source: Sequence[str]) -> list[LineCounts] | None:
-        """Count the words of source lines in the training data of a run.
-
-        Returns:
-            None, with a note, where the prepared data are gone or others by now.
-        """
-        folder = self.use.folder
-        config = load_config(folder / "config.yaml")
-        if trained_on(folder, config) is None:
-            text = "slices by frequency in training are left out: %s has no training data"
-            logger.info(text, folder)
+    def training_text(self) -> TrainingText | None:
+        """Return what it was trained on; None, with a note, where that is gone or other by now."""
+        config = load_config(self.use.folder / "config.yaml")
+        if trained_on(self.use.folder, config) is None:
+            text = "leakage and frequencies are unknown: %s has no training data"
+            logger.info(text, self.use.folder)
             return None
-        data = PreparedData.open(config.prepared_dir)
-        return count_in_training(data.train, load_tokenizers(data.tokenizer_dir).source, source)
+        return TrainingText(PreparedData.open(config.prepared_dir))
 
     def release(self) -> None:
         """Let the weights go."""
@@ -170,6 +168,40 @@ class EvaluatedModel:
         checkpoint = self.use.loading.get("checkpoint", "best")
         line = {"test": chosen.name, "checkpoint": checkpoint, "scores": scores}
         record_evaluation(self.use.folder, self.config.name, line | {"sentences": len(chosen)})
+
+
+class TrainingText:
+    """The source side of what a model was trained on.
+
+    Args:
+        data: Prepared data of a run.
+    """
+
+    def __init__(self, data: PreparedData) -> None:
+        self._store, self._tokenizer = data.train, load_tokenizers(data.tokenizer_dir).source
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def counts(self, source: Sequence[str]) -> list[LineCounts]:
+        """Count the words of source lines."""
+        return count_in_training(self._store, self._tokenizer, source)
+
+    def leaks(self, source: Sequence[str]) -> dict[int, str]:
+        """Return which source lines it has, and whether as they are (``exact``) or ``near``."""
+        found: dict[int, str] = {}
+        with progress_bar("looking for leaks", unit="lines", total=len(self)) as bar:
+            for leak in find_leakage(source, self._blocks(bar.update)):
+                if found.get(leak.held_out) != "exact":
+                    found[leak.held_out] = leak.kind
+        return found
+
+    def _blocks(self, progress: Callable[[int], object]) -> Iterator[list[str]]:
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
+            ids, offsets = self._store.source_ids(rows)
+            yield [self._tokenizer.decode(x.tolist()) for x in np.split(ids, offsets[1:-1])]
+            progress(len(rows))
 
 
 def list_tests(folders: Iterable[Path]) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ from nmt.training.signals import (
 )
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator
-from nmt.translation.calibration import calibrate_guard
+from nmt.translation.calibration import calibrate_confidence, calibrate_guard
+from nmt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 
@@ -270,9 +272,21 @@ def _run(
             with stop.ending_at_once():  # all is saved
                 make_shortlist(run_dir, data)
                 calibrate_guard(run_dir, data)
-        return average_at_end(setup, trained, validator, reporter)
+        summary = average_at_end(setup, trained, validator, reporter)
+        if is_first and trained.reason != "signal":
+            with stop.ending_at_once():
+                calibrate_confidence(run_dir, data, partial(_translator, config))
+        return summary
     finally:
         reporter.close()
+
+
+def _translator(config: RunConfig) -> Translator:
+    """Return the best model of a run that has ended."""
+    training = config.training
+    return Translator.load(
+        config.run_dir, engine="torch", device=training.device, threads=training.threads
+    )
 
 
 def _build(

@@ -82,6 +82,7 @@ def translate(
             translator = _load(Path(model), mbr, overrides, loading, decoding)
             translator.prepare(style.outputs)
             translator.translate([], tag=style.tag)  # an unknown one before anything is read
+            _check_confidence(Path(model), translator, style)
         # On GPUs of a team chunks follow each other: they are divided, not read ahead.
         turns = OverlappingTurns() if translator.on_gpu and not team else None
         run = team.translate_files if team else partial(translate_files, turns=turns)
@@ -97,6 +98,19 @@ def translate(
             )
             lines = line_translator(counted, style)
             return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)
+
+
+def _check_confidence(model: Path, translator: Translator, style: LineFormat) -> None:
+    """Say what a model without confidence means for the output."""
+    if translator.has_confidence:
+        return
+    if style.min_confidence is not None:
+        raise ConfigError(
+            f"{model} has no confidence.json, so --min-confidence can mark nothing.",
+            fix="Use a run that trained to its end, with 100 validation lines or more.",
+        )
+    if style.kind == "json":
+        logger.info("%s has no confidence.json: its translations get no confidence", model)
 
 
 def selfcheck(

@@ -1,10 +1,10 @@
-"""What is normal for the guard: measured on the validation set and the short lists of a run."""
+"""What the guard and confidence go by: measured on the validation set and short lists of a run."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -12,12 +12,14 @@ from statistics import linear_regression
 
 import numpy as np
 
-from nmt.checkpoint.model_folder import GUARD, write_extra
+from nmt.checkpoint.model_folder import CONFIDENCE, GUARD, write_extra
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar
+from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.text.tokenizer import load_tokenizers
+from nmt.translation.confidence import fit_confidence
 from nmt.translation.guard import (
     SOURCE_COMPRESSION,
     GuardedLine,
@@ -25,8 +27,10 @@ from nmt.translation.guard import (
     SourceCoverage,
     compressed_share,
 )
+from nmt.translation.translator import Translator
 
 _MOST_LINES = 5000  # half a second
+_MOST_TRANSLATED = 1000
 _FEWEST_LINES = 100  # fewer say nothing about rare lines
 _TAIL = 0.005
 _LOOP_MARGIN, _MOST_LOOP = 1, 8
@@ -68,6 +72,35 @@ def calibrate_guard(run_dir: Path, data: PreparedData) -> None:
             candidates = np.asarray(coverage.candidates).tolist()
             limits = replace(limits, expected=expected_translations(data.train, candidates, pieces))
     write_extra(run_dir / GUARD, limits.text().encode())
+
+
+def calibrate_confidence(run_dir: Path, data: PreparedData, load: Callable[[], Translator]) -> None:
+    """Translate the validation set, 1,000 lines at most, and write ``confidence.json``.
+
+    Does nothing if fewer than 100 lines of it have text.
+
+    Args:
+        run_dir: Of the run.
+        data: Its prepared data.
+        load: Returns the trained model.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    pairs = [
+        pair for pair in zip(data.valid_source, data.valid_target, strict=True) if pair[0].strip()
+    ]
+    if len(pairs) < _FEWEST_LINES:
+        return
+    rows = np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST_TRANSLATED), dtype=np.int64)
+    sources, targets = zip(*(pairs[row] for row in rows.tolist()), strict=True)
+    with progress_bar("fitting confidence", unit="lines", total=len(sources), leave=False) as bar:
+        results = load().with_progress(bar.update).translate(sources)
+    scorer = Scorer("chrf", [targets], MetricOptions())
+    scores = scorer.sentence_scores(scorer.statistics([result.text for result in results]))
+    kept = [pair for pair in zip(results, scores, strict=True) if pair[0].num_tokens]
+    fitted = fit_confidence(*zip(*kept, strict=True))
+    write_extra(run_dir / CONFIDENCE, fitted.text().encode())
 
 
 def expected_translations(

@@ -99,6 +99,10 @@ class TranslationResult:
     tokens: tuple[TokenScore, ...] | None = None
     """The tokens of the translation with their log probabilities, an EOS at the end of each
     segment; None unless asked for."""
+    num_tokens: int = 0
+    """Tokens of the translation and ends of segments, over which ``log_prob`` is summed."""
+    confidence: float | None = None
+    """Expected sentence chrF, 0 to 100; None for a blank line, and without `confidence.json`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, with both lists of alarms always there."""
@@ -111,6 +115,8 @@ class TranslationResult:
             "alarms": list(self.alarms),
             "retried": list(self.retried),
         }
+        if self.confidence is not None:
+            values["confidence"] = self.confidence
         if self.alignment is not None:
             values["alignment"] = as_pharaoh(self.alignment)
         if self.attention is not None:
@@ -120,7 +126,8 @@ class TranslationResult:
         return values
 
 
-RESULT_FIELDS = {each.name for each in fields(TranslationResult)} - {"text"} | {"translation"}
+RESULT_FIELDS = {each.name for each in fields(TranslationResult)}
+RESULT_FIELDS = RESULT_FIELDS - {"text", "num_tokens"} | {"translation"}
 """Names of all fields of `TranslationResult.as_dict`."""
 
 

@@ -42,8 +42,11 @@ from nmt.translation.turns import Turns
 
 logger = logging.getLogger(__name__)
 
+LOW_CONFIDENCE = " ||| low confidence"
+"""Behind lines that are marked in text."""
+
 _ERROR = "error"
-_RESERVED = {"prefix", "required", "forbidden", "tag", _ERROR, *RESULT_FIELDS}
+_RESERVED = {"low_confidence", "prefix", "required", "forbidden", "tag", _ERROR, *RESULT_FIELDS}
 _REQUESTS = {"source": "source", "prefix": "prefix", "required": "required", "tag": "tag"}
 _REQUESTS |= {"forbidden": "forbidden", "forced": "required", "constraints": "required"}
 _REQUESTS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
@@ -140,6 +143,9 @@ class LineFormat:
     """Write every token with its log probability; in JSON only."""
     tag: str | None = None
     """Language or domain that lines ask for which name none."""
+    min_confidence: float | None = None
+    """Mark lines whose confidence is below: in text by `LOW_CONFIDENCE` behind them, in JSON by the
+    field ``low_confidence``."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -148,8 +154,19 @@ class LineFormat:
         return tuple(name for name in names if getattr(self, name))
 
     def __post_init__(self) -> None:
+        if self.min_confidence is not None and not 0 <= self.min_confidence <= 100:
+            raise ConfigError(
+                f"--min-confidence is {self.min_confidence:g}.",
+                fix="Give an expected chrF, from 0 to 100.",
+            )
         if self.kind == "json":
             return
+        if self.min_confidence is not None and (self.alignments or self.n_best > 1):
+            raise ConfigError(
+                "Text output has no place for --min-confidence beside alignments or several "
+                "translations.",
+                fix="Add --format json, or leave one of them out.",
+            )
         if flags := [f"--{x.replace('_', '-')}" for x in self.outputs if x != "alignments"]:
             raise ConfigError(
                 f"Text output has no place for {' and '.join(flags)}.",
@@ -174,14 +191,21 @@ class LineFormat:
     def write(self, number: int, request: Request, result: TranslationResult) -> Iterator[str]:
         """Yield the output lines for the input line ``number``, from 0."""
         if self.kind == "json":
-            yield _as_json({**request.others, **result.as_dict()})
+            yield _as_json({**request.others, **result.as_dict(), **self._mark(result)})
         elif self.alignments:
             yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
         elif self.n_best == 1:
-            yield result.text
+            yield result.text + LOW_CONFIDENCE * self._mark(result).get("low_confidence", False)
         else:
             for each in result.alternatives or [result]:
                 yield f"{number} ||| {each.text} ||| {each.score:.4f}"
+
+    def _mark(self, result: TranslationResult) -> dict[str, bool]:
+        """Return whether the line is marked, if marks are asked for; a blank one never is."""
+        if self.min_confidence is None:
+            return {}
+        known = result.confidence
+        return {"low_confidence": known is not None and known < self.min_confidence}
 
 
 def _as_json(values: Mapping[str, Any]) -> str:

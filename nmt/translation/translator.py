@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from nmt.runtime.engine import (
 from nmt.runtime.loading import load_engine
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
+from nmt.translation.confidence import ConfidenceModel, read_confidence
 from nmt.translation.guard import Guard, read_thresholds
 from nmt.translation.result import (
     Alarm,
@@ -92,6 +94,7 @@ class Translator:
         joiner: What joins the parts.
         check: Called between batches; may raise to interrupt.
         guard: Retries outputs that look wrong. All are taken as they are when None.
+        confidence: Predicts the quality of each translation.
     """
 
     def __init__(
@@ -104,11 +107,13 @@ class Translator:
         joiner: str = " ",
         check: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
+        confidence: ConfidenceModel | None = None,
     ) -> None:
         self.options = options
         self._engine, self._tokenizers = engine, tokenizers
         self._max_length, self._joiner = max_length, joiner
         self._check, self._guard = check, guard
+        self._confidence = confidence
         self._mbr: Mbr | None = None
         self._progress: Callable[[int], object] = lambda _: None
         self._turns = Turns()
@@ -170,6 +175,7 @@ class Translator:
             max_length=config.filters.max_length if split else None,
             joiner=joiner_for(config.target_language),
             guard=guardian,
+            confidence=read_confidence(Path(folder)),
         )
         if prepare:
             translator.prepare()
@@ -182,6 +188,11 @@ class Translator:
             outputs: Of ``alignments``, ``attention`` and ``token_scores`` those to be asked for.
         """
         self._engine.serving(Request(self._search_options, outputs=frozenset(outputs)))
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether translations get one."""
+        return self._confidence is not None
 
     @property
     def engine(self) -> Engine:
@@ -439,7 +450,7 @@ class Translator:
         is_truncated = bool(segments) and len(source) > LONGEST_LINE
         truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()
         tokens = tuple(chain(*(segment.tokens for segment in segments)))
-        return TranslationResult(
+        result = TranslationResult(
             source,
             found[0].text,
             found[0].score,
@@ -451,7 +462,11 @@ class Translator:
             attention=attention if "attention" in wanted else None,
             log_prob=found[0].log_prob,
             tokens=tokens if "token_scores" in wanted else None,
+            num_tokens=sum(len(segment.hypotheses[0].ids) + 1 for segment in segments),
         )
+        if self._confidence is None:
+            return result
+        return replace(result, confidence=self._confidence.estimate(result))
 
     def _text(self, ids: Sequence[int]) -> str:
         """Decode; byte pieces may spell line breaks, which would break the line count."""

@@ -13,7 +13,7 @@ from nmt.errors import DataError
 from nmt.translation.result import RESULT_FIELDS, TokenScore, TranslationResult
 from nmt.translation.stream import LineFormat, Request, parse_request
 
-RESERVED = {"prefix", "required", "forbidden", "error", *RESULT_FIELDS}
+RESERVED = {"low_confidence", "prefix", "required", "forbidden", "error", *RESULT_FIELDS}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -77,7 +77,7 @@ def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) ->
 def test_no_field_of_a_request_looks_like_one_of_the_answer() -> None:
     """Its own ``error`` would look as if the line had failed, its ``translation`` as if not."""
     every = TranslationResult(
-        "a", "b", 0.0, alignment=(), attention=(), tokens=(TokenScore("b", 0.0),)
+        "a", "b", 0.0, alignment=(), attention=(), tokens=(TokenScore("b", 0.0),), confidence=1.0
     )
     assert every.as_dict().keys() == RESULT_FIELDS
     own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}
