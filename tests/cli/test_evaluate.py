@@ -364,6 +364,7 @@ class Translation:
     text: str
     alarms: tuple[str, ...] = ()
     retried: tuple[str, ...] = ()
+    confidence: float | None = None
 
 
 class UpperCaser:
