@@ -221,7 +221,8 @@ class OutputOptions:
         default=[],
         metavar="FILE",
         help="Also write the result, by the ending of FILE: .json (serves as --baseline later), "
-        ".md (a comment for a pull request), .xml (JUnit, for a CI). Repeatable.",
+        ".md (a comment for a pull request), .xml (JUnit, for a CI), .html (a page to read). "
+        "Repeatable.",
     )
     sentence_level: bool = flag(
         default=False,

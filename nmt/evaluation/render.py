@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
 from nmt.evaluation.gates import USUAL_ALPHA, describe
@@ -28,7 +28,7 @@ def as_text(report: EvaluationReport) -> str:
     evaluations = report.evaluations
     first = evaluations[0]
     parts = [_title(each) for each in evaluations]
-    blocks = ["\n".join(parts), _columns(_score_rows(evaluations))]
+    blocks = ["\n".join(parts), _columns(score_rows(evaluations))]
     for each in evaluations:
         prefix = f"{each.test}: " if len(evaluations) > 1 else ""
         blocks += (prefix + text for text in _details(each))
@@ -56,7 +56,7 @@ def _title(evaluation: Evaluation) -> str:
     return f"{evaluation.test}: {sentences}, {references} reference{'s' * (references != 1)}"
 
 
-def _score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """One row for each system, one column for each metric of each test set."""
     head, rows = ["system"], dict[str, list[str]]()
     for each in evaluations:
@@ -166,7 +166,7 @@ def as_markdown(report: EvaluationReport) -> str:
         blocks.append("\n".join(f"- **missed** {_escaped(describe(gate))}" for gate in missed))
     for each in report.evaluations:
         blocks.append(f"**{_escaped(_title(each))}**")
-        blocks.append(_changes(each) if each.baseline else _markdown_table(_score_rows([each])))
+        blocks.append(_changes(each) if each.baseline else _markdown_table(score_rows([each])))
         if each.slices:
             blocks.append(_folded("Slices", slice_rows(each)))
         if each.robustness:
@@ -254,11 +254,3 @@ def _clean(text: str) -> str:
 def as_json(report: EvaluationReport) -> str:
     """Return the object that ``--json`` prints, which also serves as a baseline."""
     return json.dumps(report.as_dict(), ensure_ascii=False) + "\n"
-
-
-REPORTS: dict[str, Callable[[EvaluationReport], str]] = {
-    ".json": as_json,
-    ".md": as_markdown,
-    ".xml": as_junit,
-}
-"""What ``--report FILE`` writes, by the ending of the file's name."""

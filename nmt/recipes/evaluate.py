@@ -15,7 +15,7 @@ from nmt.evaluation.confidence import confidence_quality
 from nmt.evaluation.contrastive import read_pairs
 from nmt.evaluation.external import ExternalError, ExternalScorer
 from nmt.evaluation.gates import USUAL_ALPHA, check_gates, check_regressions
-from nmt.evaluation.render import REPORTS
+from nmt.evaluation.page import REPORTS
 from nmt.evaluation.result import (
     Evaluation,
     EvaluationReport,
@@ -92,7 +92,7 @@ class EvaluateOptions:
     sentence_level: bool = False
     """Whether to score each sentence by itself, too."""
     reports: tuple[Path, ...] = ()
-    """Files to write; their endings say what: see `nmt.evaluation.render.REPORTS`."""
+    """Files to write; their endings say what: see `nmt.evaluation.page.REPORTS`."""
 
 
 def evaluate(
