@@ -47,6 +47,11 @@ def prepare(
     verify: bool = flag(
         default=False, help="Only compare the prepared folder with the hashes of its manifest."
     ),
+    score_with: str | None = flag(
+        show_default="none",
+        metavar="RUN,RUN",
+        help="Score pairs by two models, one for each direction (reason dual_cross_entropy).",
+    ),
     json: bool = JSON,
 ) -> None:
     """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
@@ -56,7 +61,7 @@ def prepare(
 
     loaded = load_config(config, set_)
     if verify:
-        if report_only or report or force or workers or scheduler or repair:
+        if report_only or report or force or workers or scheduler or repair or score_with:
             raise ConfigError(
                 "--verify only reads what there is.", fix="Leave the other flags out."
             )
@@ -73,5 +78,6 @@ def prepare(
         scheduler=scheduler,
         repair=repair,
         piped=sys.stdin.buffer if is_piped else None,
+        score_with=[Path(run) for run in score_with.split(",")] if score_with else (),
     )
     print_result(found.as_text(), found.as_dict(), json=json)

@@ -94,6 +94,9 @@ class CorpusConfig(Section):
     ``tokenizer.user_defined_symbols``, of which ``de`` names ``<2de>`` or ``<de>``; if these are
     not given, they are the tags of the training corpora."""
     augment: AugmentConfig = AugmentConfig()
+    scores: FilePath | None = None
+    """Numbers of any scorer, one for each line, higher for better pairs; below
+    ``filters.limits.scores`` the pair has the reason ``scores``."""
 
     def _disagreements(self) -> Iterator[str]:
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
@@ -150,6 +153,8 @@ class DataConfig(Section):
         for name, corpus in {"valid": self.valid, **self.test}.items():
             if corpus.augment.rates:
                 yield f"{name} has an augment section, which is for training corpora"
+            if corpus.scores:
+                yield f"{name} has scores, which are for training corpora"
 
     def _wrong_stages(self) -> Iterator[str]:
         names = [corpus.name for corpus in self.train if corpus.name is not None]
@@ -291,6 +296,13 @@ class FilterLimits(Section):
     """``repetition``: share of a side's words that repeat what stands directly before them."""
     boilerplate: int = Field(default=10, ge=2)
     """``boilerplate``: different sources of one target."""
+    lexical: float = Field(default=-3.5, le=0)
+    """``lexical``: least score of the words, in standard deviations from what is usual in the
+    corpus."""
+    scores: float | None = None
+    """``scores``: least number in the file of a corpus; there is no usual one."""
+    dual_cross_entropy: float = Field(default=0.01, ge=0, le=1)
+    """``dual_cross_entropy``: least score of two models, from 0 to 1."""
 
 
 class FilterConfig(Section):
@@ -344,6 +356,13 @@ class FilterConfig(Section):
     """The same words again and again."""
     boilerplate: Action = "report"
     """One target stands beside many different sources."""
+    lexical: Action = "report"
+    """The words do not translate each other, says a lexicon learned from the corpora (of 200 lines
+    or more)."""
+    scores: Action = "report"
+    """A low number in the ``scores`` file of the corpus."""
+    dual_cross_entropy: Action = "report"
+    """Two models find the pair unlikely, or disagree (``nmt prepare --score-with``)."""
     limits: FilterLimits = FilterLimits()
     """From where on pairs have a reason to be dropped."""
     extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})

@@ -43,14 +43,14 @@ class Task(NamedTuple):
     block: Block
     is_kept: npt.NDArray[np.uint8] | None = None
     """Whether the first pass kept each line, as packed bits; None if there was none."""
-    repeats: Mapping[int, Sequence[Finding]] = {}
-    """Findings of the whole training data, by the kept pair's place in the block."""
+    found: Mapping[int, Sequence[Finding]] = {}
+    """Findings that the whole training data gives, by the kept pair's place in the block."""
 
     @property
     def content(self) -> str:
         """All of it, as text that is the same only for the same."""
         bits = self.is_kept.tobytes() if self.is_kept is not None else None
-        return repr((self.block.content, bits, self.repeats))
+        return repr((self.block.content, bits, self.found))
 
 
 class LookedAt(NamedTuple):
@@ -167,8 +167,8 @@ class Encode:
         kept = []
         for row, (pair, left, right) in enumerate(zip(pairs, *sides, strict=True)):
             findings = self.filters.length_findings(len(left), len(right))
-            if row in task.repeats:
-                findings = [*task.repeats[row], *findings]
+            if row in task.found:
+                findings = [*task.found[row], *findings]
             reason = self.filters.dropping(findings) if findings else None
             found += [Found(self.corpus, pair.line, each, *pair[:2]) for each in findings]
             counts[reason or KEPT] += 1

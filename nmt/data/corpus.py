@@ -92,7 +92,7 @@ def is_piped(config: CorpusConfig) -> bool:
 
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the files that a corpus is read from; none for hubs and the demo."""
-    paths = [getattr(config, key) for key in _FILE_KEYS]
+    paths = [getattr(config, key) for key in (*_FILE_KEYS, "scores")]
     if config.huggingface is not None:
         place = Path(config.huggingface)
         local = [place] if place.is_file() else sorted(place.rglob("*"))
@@ -112,7 +112,7 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     missing = [
         f"{key}.{side}: {path} does not exist."
         for key, corpus in corpora.items()
-        for side in _FILE_KEYS
+        for side in (*_FILE_KEYS, "scores")
         if (path := getattr(corpus, side)) is not None and _is_missing(path)
     ]
     if missing:

@@ -194,11 +194,14 @@ class Measured(NamedTuple):
 
 def find_ranges(
     lexicon: Lexicon, lines: Lines, low: int, high: int, taught: npt.NDArray[np.int8]
-) -> list[Range]:
+) -> tuple[list[Range], Values]:
     """Return the ranges of the corpus whose lines are the rows from ``low`` to ``high``.
 
     None for corpora of fewer than 200 lines, and where the lexicon knows too little to tell
     translations from lines at random.
+
+    Beside them the `z_scores` of the lines as they stand; not a number where a side is blank or the
+    lexicon knows too little. (n,).
 
     Args:
         lexicon: What words mean.
@@ -207,8 +210,9 @@ def find_ranges(
         high: Row behind the last.
         taught: Offset at which each line has taught the lexicon. (n,).
     """
+    unknown = np.full(high - low, np.nan)
     if high - low < _SMALLEST:
-        return []
+        return [], unknown
     rows, taught_rows = np.arange(low, high), np.arange(low, high) + taught
 
     def measured(sources: Rows, targets: Rows) -> Measured:
@@ -220,9 +224,10 @@ def find_ranges(
     unseen = held_out(rows) & (as_taught.tokens > 0)
     evidence = Evidence.of(as_taught.of_rows(unseen), at_random)
     if not evidence.slope and evidence.spreads[0] > _NO_POWER * evidence.spreads[1]:
-        return [Range(1, high - low, None)] if high - low >= _FEWEST_OF_ALL else []
+        return ([Range(1, high - low, None)] if high - low >= _FEWEST_OF_ALL else []), unknown
     known = evidence(as_taught)
-    here = np.where(taught == 0, known, evidence(measured(rows, rows)))
+    as_it_stands = measured(rows, rows)
+    here = np.where(taught == 0, known, evidence(as_it_stands))
     found: list[Range] = []
     for start, stop in _regions(here):
         table = _evidence_table(lexicon, lines, evidence, (low, high), (start, stop))
@@ -230,7 +235,28 @@ def find_ranges(
             start:stop
         ]
         found += _ranges(best_path(table), start)
-    return found
+    if evidence.slope:
+        unknown = np.where(
+            as_it_stands.tokens > 0, z_scores(as_it_stands.scores, at_random.scores), np.nan
+        )
+    return found, unknown
+
+
+def z_scores(scores: Values, at_random: Values) -> Values:
+    """Return how many standard deviations scores lie above what is usual of translations.
+
+    Median and median deviation of the scores that no lines at random have, so that a third of
+    pairs that are no translations changes little.
+
+    Args:
+        scores: Of the pairs of a corpus. (n,).
+        at_random: Of lines at random. (m,).
+    """
+    above = scores[scores > at_random.mean() + _LEAST_POWER * at_random.std()]
+    if not len(above):
+        return np.full(len(scores), np.nan)
+    usual = float(np.median(above))
+    return (scores - usual) / max(_ROBUST * float(np.median(np.abs(above - usual))), 1e-3)
 
 
 def _random_pairs(num: int) -> tuple[Rows, Rows]:

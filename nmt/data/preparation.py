@@ -48,10 +48,19 @@ from nmt.data.leakage import HeldOut
 from nmt.data.prepared import KEPT, READ, TOKENIZER, TRAIN, VALID, PrepareReport, SideReport
 from nmt.data.reasons import reasons_not_found
 from nmt.data.repeats import RepeatFinder, Repeats
+from nmt.data.scores import (
+    DUAL,
+    LEXICAL,
+    LineScores,
+    ScorePairs,
+    Scores,
+    read_scores,
+    write_scores,
+)
 from nmt.data.shards import OfBlock, Sharded, Storable
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.data.workers import map_in_order
-from nmt.data.xray import SCORES, LineWriter, XRay, encode_lines, write_scores, x_ray
+from nmt.data.xray import LineWriter, XRay, encode_lines, x_ray
 from nmt.errors import DataError
 from nmt.files.manifest import sha256_of_json
 from nmt.files.progress import progress_bar
@@ -90,6 +99,7 @@ class Preparation:
         stores: Whether to write the token ids too, not only to report.
         repairs: Shifted ranges that an earlier reading has reported, to be paired again.
         shards: Folder of results that an earlier preparation has left, and where to keep them.
+        score_pairs: Scores texts by two models (``dual_cross_entropy``).
 
     Raises:
         ConfigError: A filter does not exist.
@@ -104,6 +114,7 @@ class Preparation:
         stores: bool,
         repairs: Sequence[Mapping[str, Any]] = (),
         shards: Path | None = None,
+        score_pairs: ScorePairs | None = None,
     ) -> None:
         self._config, self._shards = config, shards
         self._folder, self._stores = folder, stores
@@ -115,11 +126,12 @@ class Preparation:
             VALID: held_out_filters(filters),
         }
         self._corpora = dict(zip(corpus_names(train), train, strict=True))
-        self._workers = workers
+        self._workers, self._score_pairs = workers, score_pairs
         for name, corpus in self._corpora.items():
             if corpus.source is not None and corpus.target is not None:
                 own = [each for each in repairs if each["corpus"] == name]
                 self._options.shifts[corpus.source, corpus.target] = own
+        self._scores: dict[str, dict[str, Scores]] = {"lexical": {}, "scores": {}}
         self._lines: dict[str, int] = {}
         self._checks: dict[str, CorpusCheck] = {}
         self._counts: dict[str, Counter[str]] = {}
@@ -156,6 +168,10 @@ class Preparation:
             for name, corpus in sets.items()
             if name == VALID or name in self._config.data.test
         })  # fmt: skip
+        self._scores["lexical"] |= xray.z_scores
+        if self._score_pairs:
+            with self._stage("scoring"):
+                self._scores["dual_cross_entropy"] = self._model_scores(self._score_pairs)
         with self._stage("encoding"):
             sides = self._encode(TRAIN, self._corpora, tokenizers, repeats)
             self._encode(VALID, {VALID: self._config.data.valid}, tokenizers)
@@ -166,6 +182,13 @@ class Preparation:
                 f"{name}: {text}"
                 for name, check in self._checks.items()
                 for text in check.warnings()
+            ),
+            *(
+                f"{name}: no pair has the reason scores: set filters.limits.scores, of which 1% of "
+                f"the scores are below {np.nanquantile(each, 0.01):.4g} and half below "
+                f"{np.nanmedian(each):.4g}"
+                for name, each in self._scores["scores"].items()
+                if self._config.filters.limits.scores is None
             ),
         ]
         report = PrepareReport(
@@ -244,6 +267,10 @@ class Preparation:
                     for seen in self._sharded("reading", name, look, tasks, held_out.sources):
                         self._seen_block(name, seen, held_out, sample)
                         finder.add(seen.hashes)
+                    if corpus.scores is not None:
+                        num = self._counts.get(name, Counter())[READ]
+                        read = read_scores(corpus.scores, num, is_part=corpus.max_pairs == num)
+                        self._scores["scores"][name] = read
             with self._stage("repeats"):
                 return sample, finder.findings(actions, self._config.filters.limits)
 
@@ -309,8 +336,34 @@ class Preparation:
                     writer.spans,
                     held_out.keys(),
                 )
-        write_scores(self._folder / SCORES, found.scores)
+        write_scores(self._folder / LEXICAL, found.scores)
         return found
+
+    def _model_scores(self, score: ScorePairs) -> dict[str, Scores]:
+        """Return the scores that models give to every line of the training corpora."""
+        found: dict[str, Scores] = {}
+        for name, corpus in self._corpora.items():
+            values: list[float] = []
+            bar = progress_bar(f"scoring {name}", unit="pairs", total=self._lines[name])
+            with bar as progress:
+                for block in read_blocks(corpus, self._options):
+                    pairs = block.pairs()
+                    values += score([
+                        each[:2] if isinstance(each, SentencePair) else ("", "") for each in pairs
+                    ])  # fmt: skip
+                    progress.update(len(pairs))
+            found[name] = np.array(values, np.float32)
+        write_scores(self._folder / DUAL, found)
+        return found
+
+    def _line_scores(self) -> list[LineScores]:
+        """Return the scores of the lines for which a low one is a reason."""
+        limits, actions = self._config.filters.limits, self._filters[TRAIN].actions
+        return [
+            LineScores(reason, limit, values)
+            for reason, values in self._scores.items()
+            if reason in actions and (limit := getattr(limits, reason)) is not None
+        ]
 
     def _encode(
         self,
@@ -364,16 +417,22 @@ class Preparation:
 
     def _tasks(self, name: str, corpus: CorpusConfig, repeats: Repeats | None) -> Iterator[Task]:
         """Yield the blocks of a corpus with what the first pass and the repeats say of each."""
+        line_scores, start = self._line_scores(), 0
         for number, block in enumerate(read_blocks(corpus, self._options)):
             if repeats is None:
                 yield Task(block)
                 continue
             blocks = self._kept[name]
             is_kept = blocks[number] if number < len(blocks) else np.zeros(0, np.uint8)
-            first = self._seen
-            self._seen += int(np.unpackbits(is_kept, count=len(block)).sum())
-            found = repeats.between(first, self._seen)
-            yield Task(block, is_kept, {row - first: each for row, each in found.items()})
+            rows = start + np.flatnonzero(np.unpackbits(is_kept, count=len(block)))
+            first, start = self._seen, start + len(block)
+            self._seen += len(rows)
+            repeated = repeats.between(first, self._seen)
+            found = {row - first: each for row, each in repeated.items()}
+            for scores in line_scores:
+                for place, finding in scores.low(name, rows).items():
+                    found.setdefault(place, []).append(finding)
+            yield Task(block, is_kept, found)
 
     def _sharded(
         self, verb: str, name: str, make: Storable[R], tasks: Iterator[Task], depends_on: Any

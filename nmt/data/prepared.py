@@ -203,6 +203,8 @@ class PreparedManifest:
     """Per corpus: pairs read, kept, and dropped for each reason."""
     repaired: Sequence[Mapping[str, Any]] | None = None
     """Shifted ranges that were paired again; None if that was not asked for."""
+    scored_with: Sequence[str] | None = None
+    """Models that have scored the pairs; None if that was not asked for."""
     files: Mapping[str, FileRecord] = field(default_factory=dict)
     """Size and sha256 of every other file of the folder; none in older folders."""
 

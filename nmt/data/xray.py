@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -18,15 +17,12 @@ from nmt.data.misalignment import Range, find_ranges, joined, likely_offsets
 from nmt.data.store import FlatIds, StoreWriter
 from nmt.text.tokenizer import Tokenizers
 
-SCORES = "lexical.tsv.gz"
-"""List of the lexical scores of all pairs: corpus, line, score."""
 MOST_TOKENS = 64
 """Of a line; what is beyond them says little more about what it means."""
 _ROUNDS = 3
 _AGREED = 0.01
 """Share of the lines whose offset may differ from what the lexicon was taught."""
 _PART = 1 << 20
-_WRITTEN_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +34,9 @@ class XRay:
     in nats per token; not a number where a side is blank or unreadable."""
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     """Per corpus: its misaligned ranges."""
+    z_scores: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Per corpus, for each line: standard deviations by which its score, on a scale on which lines
+    of all lengths are alike, lies above what is usual; not a number where that is not known."""
 
     def findings(self) -> dict[str, list[dict[str, str | int]]]:
         """Return the ranges as reports spell them."""
@@ -51,17 +50,6 @@ class XRay:
                 else:
                     found["shifts"].append(values | {"offset": each.offset})
         return found
-
-
-def write_scores(path: Path, scores: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """Write compressed TSV of corpus, line and score, for every line; the same bytes each time."""
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
-        file.write(b"corpus\tline\tscore\n")
-        for corpus, values in scores.items():
-            for start in range(0, len(values), _WRITTEN_AT_ONCE):
-                part = enumerate(values[start : start + _WRITTEN_AT_ONCE].tolist(), start + 1)
-                rows = (f"{corpus}\t{line}\t{value:.4f}\n" for line, value in part)
-                file.write("".join(rows).encode())
 
 
 class LineIds(NamedTuple):
@@ -148,7 +136,8 @@ def x_ray(
     rounds = count(1)
     while True:
         lexicon = Lexicon(lines, vocab_sizes, *_lessons(lines, offsets, is_taught, spans))
-        ranges = {name: _ranges(lexicon, lines, span, offsets) for name, span in spans.items()}
+        judged = {name: _judged(lexicon, lines, span, offsets) for name, span in spans.items()}
+        ranges = {name: found for name, (found, _) in judged.items()}
         changed = 0
         for name, (low, high) in spans.items():
             if name not in held_out:
@@ -158,17 +147,20 @@ def x_ray(
                 offsets[low:high], is_taught[low:high] = own, fits
         if changed <= _AGREED * num or next(rounds) == _ROUNDS:
             scores = {name: _scores(lexicon, lines, span) for name, span in spans.items()}
-            return XRay(scores, ranges)
+            return XRay(scores, ranges, {name: each for name, (_, each) in judged.items()})
 
 
-def _ranges(
+def _judged(
     lexicon: Lexicon, lines: Lines, span: tuple[int, int], offsets: npt.NDArray[np.int8]
-) -> list[Range]:
-    return joined(
-        each.moved(low - span[0])
-        for low, high in _parts(*span)
-        for each in find_ranges(lexicon, lines, low, high, offsets[low:high])
-    )
+) -> tuple[list[Range], npt.NDArray[np.float32]]:
+    """Return the ranges of a corpus, and the z-score of each of its lines."""
+    ranges: list[Range] = []
+    z_scores = np.empty(span[1] - span[0], np.float32)
+    for low, high in _parts(*span):
+        found, own = find_ranges(lexicon, lines, low, high, offsets[low:high])
+        ranges += (each.moved(low - span[0]) for each in found)
+        z_scores[low - span[0] : high - span[0]] = own
+    return joined(ranges), z_scores
 
 
 def _as_found(

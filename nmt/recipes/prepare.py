@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
@@ -33,9 +33,9 @@ from nmt.data.prepared import (
     PreparedManifest,
     PrepareReport,
 )
+from nmt.data.scores import DUAL, LEXICAL, ScorePairs
 from nmt.data.shards import shard_folder
 from nmt.data.verification import Verified, data_hash, verify_prepared
-from nmt.data.xray import SCORES
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import (
     atomic_folder,
@@ -47,12 +47,33 @@ from nmt.files.atomic import (
 from nmt.files.lines import STANDARD, is_standard
 from nmt.files.lock import file_lock
 from nmt.files.manifest import FileRecord, sha256_of_file, sha256_of_json
-from nmt.text.tokenizer import tokenizer_hash
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 _SPOOL = "standard-input.tsv"
 
 
-def prepare(  # noqa: PLR0913 - what a user may ask for
+class _Asked(NamedTuple):
+    """What the configuration does not say."""
+
+    repair: bool
+    score_with: tuple[str, ...]
+
+    def is_done(self, manifest: PreparedManifest) -> bool:
+        """Whether a prepared folder has it."""
+        is_scored = not self.score_with or (*(manifest.scored_with or ()),) == self.score_with
+        return is_scored and (manifest.repaired is not None or not self.repair)
+
+    def scorer(self, config: RunConfig) -> ScorePairs | None:
+        """Load the models that score pairs, if there are to be any."""
+        if not self.score_with:
+            return None
+        from nmt.recipes.dual import dual_scorer  # noqa: PLC0415 - loads torch
+
+        languages = config.source_language, config.target_language
+        return dual_scorer([*map(Path, self.score_with)], languages)
+
+
+def prepare(  # noqa: PLR0913 - what a command line may ask for
     config: RunConfig,
     *,
     force: bool = False,
@@ -62,6 +83,7 @@ def prepare(  # noqa: PLR0913 - what a user may ask for
     scheduler: str | None = None,
     repair: bool = False,
     piped: IO[bytes] | None = None,
+    score_with: Sequence[Path] = (),
     check: Callable[[PreparedManifest], None] = lambda _: None,
 ) -> PrepareReport:
     """Make ``config.prepared_dir``, unless it is up to date.
@@ -76,11 +98,14 @@ def prepare(  # noqa: PLR0913 - what a user may ask for
         repair: Pair shifted ranges of aligned files again, which the manifest then lists.
         piped: Standard input, for a training corpus with ``tsv: -``. Without it, that corpus must
             have been prepared before.
+        score_with: Two models, one for each direction, that score every training pair.
         check: Given what would be written, may raise an error: then all stays as it was.
 
     Raises:
         ConfigError: A language has another code, a filter does not exist, no scheduler answers, or
-            standard input cannot be what the configuration says.
+            the models are for other languages, or standard input cannot be what the configuration
+            says.
+        CheckpointError: A model is missing or damaged.
         DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
             cannot be written.
         TokenizerError: The text allows no vocabulary of this size.
@@ -93,7 +118,8 @@ def prepare(  # noqa: PLR0913 - what a user may ask for
                 fix="Write the text to a file first.",
             )
     opened = partial(open_workers, workers, scheduler)
-    report = _prepare(config, force, report_only, report_dir, repair, piped, opened, check)
+    asked = _Asked(repair, tuple(map(str, score_with)))
+    report = _prepare(config, force, report_only, report_dir, asked, piped, opened, check)
     if report_dir is not None and not report_only:
         _write_report(report, config.prepared_dir, report_dir)
     return report
@@ -122,7 +148,11 @@ def _check_piped(config: RunConfig, piped: IO[bytes] | None, *, is_read: bool) -
             "Standard input (-) can be the tsv of one training corpus, and nothing else.",
             fix="Write the other texts to files, and name these.",
         )
-    if count and piped is None and (is_read or _current_report(config, repair=False) is None):
+    if (
+        count
+        and piped is None
+        and (is_read or _current_report(config, asked=_Asked(repair=False, score_with=())) is None)
+    ):
         raise ConfigError(
             f"A training corpus is standard input, and {config.prepared_dir} does not hold it as "
             "this configuration would have it.",
@@ -149,14 +179,14 @@ def _prepare(
     force: bool,
     report_only: bool,
     report_dir: Path | None,
-    repair: bool,
+    asked: _Asked,
     piped: IO[bytes] | None,
     opened: Callable[[], AbstractContextManager[Workers]],
     check: Callable[[PreparedManifest], None],
 ) -> PrepareReport:
     folder, is_left_alone = config.prepared_dir, not (force or report_only)
     is_known = piped is None or not any(map(is_piped, config.data.train))
-    if is_known and is_left_alone and (current := _current_report(config, repair)):
+    if is_known and is_left_alone and (current := _current_report(config, asked)):
         remove_leftovers(folder.parent, folder.name)
         return current
     _check(config)
@@ -166,9 +196,7 @@ def _prepare(
             opened() as crew,
         ):
             readable = _spooled(config, piped, Path(scratch))
-            repairs = _shifts(readable, crew) if repair else ()
-            work = Preparation(readable, Path(scratch), crew, stores=False, repairs=repairs)
-            report, _ = work.run()
+            report, _, _ = _read(readable, Path(scratch), crew, asked)
             report = replace(report, folder=str(folder), written=False)
             if report_dir is not None:
                 _write_report(report, Path(scratch), report_dir)
@@ -182,10 +210,10 @@ def _prepare(
             with shard_folder(folder) as shards:
                 readable = _spooled(config, piped, shards)
                 is_unsure = is_left_alone and (has_waited or not is_known)
-                if is_unsure and (current := _current_report(config, repair, shards / _SPOOL)):
+                if is_unsure and (current := _current_report(config, asked, shards / _SPOOL)):
                     return current
                 with opened() as crew:
-                    return _make(config, readable, crew, repair, check, shards)
+                    return _make(config, readable, crew, asked, check, shards)
 
 
 def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
@@ -195,13 +223,34 @@ def _write_report(report: PrepareReport, lists: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / REPORT, _report_text(report).encode())
         write_bytes(folder / "report.html", render_report(report).encode())
-        for name in (DROPPED, REPORTED, SCORES):
+        for name in (DROPPED, REPORTED, LEXICAL, DUAL):
             if (lists / name).exists():  # not in folders that an earlier release made
                 write_bytes(folder / name, (lists / name).read_bytes())
 
 
 def _report_text(report: PrepareReport) -> str:
     return json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _read(
+    config: RunConfig, folder: Path, workers: Workers, asked: _Asked, shards: Path | None = None
+) -> tuple[PrepareReport, Tokenizers, Sequence[Mapping[str, Any]]]:
+    """Read all corpora into a folder, with stores if there are shards.
+
+    Return the ranges that were paired again, too.
+    """
+    score_pairs = asked.scorer(config)
+    repairs = _shifts(config, workers, shards) if asked.repair else ()
+    work = Preparation(
+        config,
+        folder,
+        workers,
+        stores=shards is not None,
+        repairs=repairs,
+        score_pairs=score_pairs,
+        shards=shards,
+    )
+    return *work.run(), repairs
 
 
 def _shifts(
@@ -218,7 +267,7 @@ def _make(
     config: RunConfig,
     readable: RunConfig,
     workers: Workers,
-    repair: bool,
+    asked: _Asked,
     check: Callable[[PreparedManifest], None],
     shards: Path,
 ) -> PrepareReport:
@@ -230,11 +279,7 @@ def _make(
         )
     with atomic_folder(folder, replace=True) as temporary:
         sources = _sources(readable)
-        repairs = _shifts(readable, workers, shards) if repair else ()
-        work = Preparation(
-            readable, temporary, workers, stores=True, repairs=repairs, shards=shards
-        )
-        report, tokenizers = work.run()
+        report, tokenizers, repairs = _read(readable, temporary, workers, asked, shards)
         report = replace(report, folder=str(folder))
         if not _are_unchanged(sources):
             raise DataError(
@@ -255,8 +300,9 @@ def _make(
             source_vocab_size=tokenizers.source.vocab_size,
             target_vocab_size=tokenizers.target.vocab_size,
             counts=report.counts,
-            repaired=repairs if repair else None,
+            repaired=repairs if asked.repair else None,
             files={path.relative_to(temporary).as_posix(): FileRecord.of(path) for path in written},
+            scored_with=asked.score_with or None,
         )
         check(manifest)
         manifest.write(temporary)
@@ -309,7 +355,7 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     # Folders that were made before there were such keys stay valid.
     for corpus in (*data["train"], data["valid"]):
         del corpus["augment"]  # drawn while training reads
-        for key in ("csv", "tag"):
+        for key in ("csv", "tag", "scores"):
             if corpus[key] is None:
                 del corpus[key]
     without = {name for name, value in _new_filter_keys(config) if value}
@@ -338,7 +384,7 @@ def _new_filter_keys(config: RunConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _current_report(
-    config: RunConfig, repair: bool, piped: Path | None = None
+    config: RunConfig, asked: _Asked, piped: Path | None = None
 ) -> PrepareReport | None:
     """Return the report of the folder if it is whole and what would be made again.
 
@@ -348,7 +394,7 @@ def _current_report(
     try:
         manifest = PreparedData.open(folder).manifest
         is_current = (
-            (manifest.repaired is not None or not repair)
+            asked.is_done(manifest)
             and manifest.config_hash == config_hash(config, vocab_hash=manifest.vocab_hash)
             and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
             # A folder of Hugging Face files may have more or fewer.

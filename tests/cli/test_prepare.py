@@ -26,6 +26,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Mock:
 def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
     arguments = ["--set", "name=other", "--report-only", "--force", "-q"]
     arguments += ["--report", "there", "--workers", "3", "--scheduler", "local", "--repair"]
+    arguments += ["--score-with", "runs/a,runs/b"]
     result = CliRunner().invoke(app, ["prepare", DEMO, *arguments])
 
     assert (result.exit_code, result.stdout) == (0, "3 pairs kept\n")
@@ -34,6 +35,7 @@ def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
     assert options == {
         "force": True, "report_only": True, "report_dir": Path("there"),
         "workers": 3, "scheduler": "local", "repair": True, "piped": ANY,
+        "score_with": [Path("runs/a"), Path("runs/b")],
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
@@ -190,6 +191,58 @@ def test_shifted_ranges_are_paired_again_on_demand_and_recorded(tmp_path: Path) 
     assert sum(pair in right for pair in decoded(tmp_path / "prepared")) >= 396
     assert prepare(config, repair=True).up_to_date
     assert prepare(config).up_to_date
+
+
+def test_pairs_whose_words_do_not_translate_each_other_are_reported_or_dropped(
+    tmp_path: Path,
+) -> None:
+    source, target = corpus(600)
+    bad = range(10, 600, 30)
+    for row in bad:
+        target[row], target[row - 5] = target[row - 5], target[row]
+    write_pairs(tmp_path, source, target)
+    exchanged = {row + 1 for row in bad} | {row - 4 for row in bad}
+    sizes = {"vocab_size": 60, "byte_fallback": False}
+
+    found = prepare(config_for(tmp_path, tokenizer=sizes)).findings["numbers"]["lexical"]
+    dropping = config_for(tmp_path, tokenizer=sizes, filters={"lexical": "drop"})
+    report = prepare(dropping)
+
+    assert report.counts["numbers"]["lexical"] == found
+    rows = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
+    dropped = {int(row.split("\t")[1]) for row in rows.splitlines()[1:]}
+    # Some lines of ten words have those of the other line.
+    assert len(dropped & exchanged) >= 0.8 * len(exchanged)
+    assert len(dropped - exchanged) <= 0.01 * 600
+    assert report.counts["numbers"]["kept"] == 600 - len(dropped)
+
+
+def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> None:
+    write_pairs(tmp_path, *corpus(120))
+    scores = tmp_path / "scores"
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"][0]["scores"] = str(scores)
+
+    def made(filters: dict[str, Any], values: list[float]) -> Any:
+        scores.write_text("".join(f"{value}\n" for value in values))
+        return prepare(config_for(tmp_path, data=data, filters=filters))
+
+    values = [1.0] * 120
+    values[7], values[90], values[91] = 0.1, 0.2, math.nan
+    (warning,) = made({}, values).warnings[-1:]
+    assert warning.startswith("numbers: no pair has the reason scores: set filters.limits.scores")
+    limited: dict[str, Any] = {"limits": {"scores": 0.2}}
+    assert made(limited, values).findings["numbers"]["scores"] == 1
+    dropping = limited | {"scores": "drop"}
+    report = made(dropping, values)
+    assert report.counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
+    assert (*corpus(8)[0][7:], *corpus(8)[1][7:]) not in decoded(tmp_path / "prepared")
+    assert made(dropping, [0.0] * 3 + values[3:]).counts["numbers"]["scores"] == 4
+    with pytest.raises(DataError, match="has 119 scores, but its corpus has 120 lines"):
+        made(dropping, values[1:])
+    scores.unlink()
+    with pytest.raises(DataError, match=r"data\.train\.0\.scores: .* does not exist"):
+        prepare(config_for(tmp_path, data=data, filters=dropping), force=True)
 
 
 def test_what_is_odd_is_counted_or_dropped_and_reported(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""A number for each line of a corpus, from any scorer: a low one is a reason against its pair."""
+
+from __future__ import annotations
+
+import gzip
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.findings import Finding
+from nmt.errors import DataError
+from nmt.files.lines import open_binary, split_lines
+
+Scores = npt.NDArray[np.float32]
+"""Of each line of a corpus; higher is better, not a number where there is none. (lines,)."""
+ScorePairs = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
+"""Source and target texts -> a score for each."""
+LEXICAL, DUAL = "lexical.tsv.gz", "dual_cross_entropy.tsv.gz"
+"""Lists of scores: corpus, line, score."""
+_WRITTEN_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LineScores:
+    """The scores of one scorer, and from where on they are too low."""
+
+    reason: str
+    limit: float
+    values: Mapping[str, Scores]
+    """Per corpus."""
+
+    def low(self, corpus: str, rows: npt.NDArray[np.int64]) -> dict[int, Finding]:
+        """Return what is found on some rows of a corpus, counted from 0, by their places in them.
+
+        >>> scores = LineScores("scores", 0.5, {"c": np.array([0.25, 0.5, np.nan, 0])})
+        >>> scores.low("c", np.array([1, 2, 3]))
+        {2: Finding(reason='scores', value=0.0, limit=0.5)}
+        """
+        if corpus not in self.values or not len(rows):
+            return {}
+        own = self.values[corpus].take(rows, mode="clip")
+        places = np.flatnonzero(own < self.limit).tolist()
+        return {place: Finding(self.reason, float(own[place]), self.limit) for place in places}
+
+
+def read_scores(path: Path, num_lines: int, *, is_part: bool) -> Scores:
+    """Read the score of each line of a corpus, one a line, as any scorer writes them.
+
+    Args:
+        path: A text file, plain or compressed; ``nan`` is no score.
+        num_lines: Lines of the corpus.
+        is_part: Whether these are only the first ones.
+
+    Raises:
+        DataError: A line holds no number, or there are more or fewer than the corpus has lines.
+    """
+    values = array("f")
+    with open_binary(path) as stream:
+        for number, line in enumerate(split_lines(stream, str(path)), start=1):
+            try:
+                values.append(float(line or b""))
+            except ValueError as error:
+                raise DataError(
+                    f"{path}, line {number:,}: {(line or b'').decode('utf-8', 'replace')[:40]!r} "
+                    "is no number.",
+                    fix="Write one number a line, higher for better pairs; nan is none.",
+                ) from error
+    if len(values) < num_lines or (len(values) > num_lines and not is_part):
+        raise DataError(
+            f"{path} has {len(values):,} scores, but its corpus has {num_lines:,} lines.",
+            fix="Score the corpus as it is, a number for every line.",
+        )
+    return np.frombuffer(values, np.float32)[:num_lines] if values else np.zeros(0, np.float32)
+
+
+def write_scores(path: Path, scores: Mapping[str, Scores]) -> None:
+    """Write compressed TSV of corpus, line and score, for every line; the same bytes each time."""
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
+        file.write(b"corpus\tline\tscore\n")
+        for corpus, values in scores.items():
+            for start in range(0, len(values), _WRITTEN_AT_ONCE):
+                part = enumerate(values[start : start + _WRITTEN_AT_ONCE].tolist(), start + 1)
+                rows = (f"{corpus}\t{line}\t{value:.4f}\n" for line, value in part)
+                file.write("".join(rows).encode())

@@ -1,0 +1,62 @@
+"""Scores of lines: what their files may hold, and which pairs have low ones."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt.data.misalignment import z_scores
+from nmt.data.scores import LineScores, read_scores
+from nmt.errors import DataError
+
+
+def test_scores_are_numbers_one_a_line_and_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "scores.gz"
+    path.write_bytes(gzip.compress(b"0.5\n -1e3\nnan\n-inf\n7"))
+    values = read_scores(path, 5, is_part=False).tolist()
+    assert values[:2] + values[3:] == [0.5, -1000, -math.inf, 7]
+    assert math.isnan(values[2])
+    assert read_scores(path, 2, is_part=True).tolist() == [0.5, -1000]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "problem"),
+    [
+        ("1\n2\n", 3, "has 2 scores, but its corpus has 3 lines"),
+        ("1\n2\n", 1, "has 2 scores, but its corpus has 1 lines"),
+        ("", 1, "has 0 scores"),
+        ("1\n\n", 2, "line 2: '' is no number"),
+        ("1\nNaN, 3\n", 2, "line 2: 'NaN, 3' is no number"),
+    ],
+)
+def test_what_does_not_fit_the_corpus_is_refused(
+    tmp_path: Path, text: str, lines: int, problem: str
+) -> None:
+    path = tmp_path / "scores"
+    path.write_text(text)
+    with pytest.raises(DataError, match=problem) as caught:
+        read_scores(path, lines, is_part=False)
+    assert caught.value.exit_code == 3
+
+
+def test_limits_are_inclusive_and_other_corpora_have_no_scores() -> None:
+    scores = LineScores("scores", 0.5, {"a": np.array([0.5, 0.49, np.nan, -np.inf], np.float32)})
+    low = scores.low("a", np.arange(4))
+    assert sorted(low) == [1, 3]
+    assert low[1].value == pytest.approx(0.49)
+    assert scores.low("b", np.arange(4)) == {}
+
+
+def test_a_third_of_pairs_at_random_hardly_moves_the_usual_score() -> None:
+    generator = np.random.default_rng(1)
+    good, bad = generator.normal(10, 2, 4000), generator.normal(-8, 2, 2000)
+    at_random = generator.normal(-8, 2, 1000)
+    alone = z_scores(good, at_random)
+    beside = z_scores(np.concatenate((good, bad)), at_random)
+    np.testing.assert_allclose(alone, (good - 10) / 2, atol=0.2)
+    np.testing.assert_allclose(beside[:4000], alone, atol=0.4)
+    assert (beside[4000:] < -3.5).mean() > 0.99
