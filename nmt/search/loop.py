@@ -143,7 +143,9 @@ def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
         "beam": True,
     }
     found = next(name for name, is_asked in implied.items() if is_asked)
-    return found if options.search == "auto" else options.search
+    # A narrowing beam is a kind of plain beam search: other options ask for more than that.
+    is_implied = options.search == "auto" or (options.search == "narrowing" and found != "beam")
+    return found if is_implied else options.search
 
 
 def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:
