@@ -77,7 +77,8 @@ def test_after_a_kill_only_what_is_missing_is_made(
     code = (
         f"import tests.data.test_shards as t; t.run(t.Path({str(tmp_path)!r}), kill_at={kill_at})"
     )
-    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run([sys.executable, "-c", code], check=False, env=place)
     assert killed.returncode == -signal.SIGKILL
 
     assert run(tmp_path) == again

@@ -382,7 +382,7 @@ def arm() -> None:  # noqa: C901 - the places are not worth a class
                 raise RuntimeError(harm.message)
 
     methods: dict[str, tuple[type, str]] = {
-        "prepare": (StoreWriter, "append"),
+        "prepare": (StoreWriter, "append_flat"),
         "update": (Updater, "__call__"),
         "validation": (Validator, "__call__"),
     }

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nmt.checkpoint.files import checkpoint_dir
+from nmt.checkpoint.files import checkpoint_dir, newest_checkpoint
 from nmt.files.lock import run_lock
 from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
@@ -388,10 +388,11 @@ def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
 def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
     """FAULT 1: the number of updates is part of the run."""
     minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.005, "validate_every": 1000}
-    stop = Harm("update", 17, (signal.SIGTERM,))  # the probe makes 16 of them
+    stop = Harm("save", 1, (signal.SIGTERM,))
     assert run.train(**minutes, harm=stop).code == 143
-    state = json.loads((checkpoint_dir(run.folder, 1) / "state.json").read_text())
-    total = state["progress"]["total_steps"]
+    newest = newest_checkpoint(run.folder)
+    assert newest is not None
+    total = json.loads((newest / "state.json").read_text())["progress"]["total_steps"]
     run.finish(**minutes)
 
     assert run.steps()[-1] == total
