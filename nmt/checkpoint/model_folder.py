@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from nmt.checkpoint.files import (
@@ -36,6 +37,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors
+from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
@@ -54,6 +56,8 @@ _MAX_DIGITS = 15
 """Of the step of a checkpoint."""
 _MAX_SHOWN = 40
 """Characters of a wrong name that its message repeats."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -364,6 +368,30 @@ def _copy_parts(source: Path, folder: Path) -> None:
     for path in (*(source / name for name in EXTRAS), *(source / TOKENIZER).iterdir()):
         if path.is_file():
             shutil.copyfile(path, folder / path.relative_to(source))
+
+
+def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:
+    """Read one of `EXTRAS` that is an object of JSON; None where it is missing.
+
+    Args:
+        path: The file.
+        kind: What it holds: a dataclass whose fields are its keys.
+        fix: What to do where it is damaged.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    try:
+        values = field(read_json(path, finite=True), kind=dict)
+        return TypeAdapter(kind).validate_python(values)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problem: object = error
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise CheckpointError(f"{path} cannot be used: {problem}.", fix=fix) from error
 
 
 def write_extra(path: Path, content: bytes) -> None:

@@ -24,7 +24,9 @@ from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import METRICS
 
 if TYPE_CHECKING:
+    from nmt.evaluation.result import EvaluationReport
     from nmt.evaluation.scoring import Resampling
+    from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluated_model import ModelUse
 
 EPILOG = """\b
@@ -255,8 +257,6 @@ def evaluate(
 ) -> None:
     """Score translations of models, or from files, with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.gates import parse_gates, raise_if_missed
-    from nmt.evaluation.render import as_text
-    from nmt.evaluation.test_set import SetChoice
     from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
 
     folders, test = _named_by_position(models, test)
@@ -284,15 +284,11 @@ def evaluate(
     if gate.baseline and has_base:
         loading |= {"checkpoint": "best", "ensemble": None}
         base = _model_use(gate.baseline, loading=loading, **common)
-    sides: dict[str, Any] = {"source": test.source, "references": tuple(test.reference)}
     found = run_evaluation(
         EvaluateOptions(
             models=tuple(uses),
             hypotheses=tuple(test.hypothesis),
-            tests=tuple(
-                SetChoice(name=name, pair=test.languages, **sides)
-                for name in (test.test or (None,))
-            ),
+            tests=_sets(test),
             limit=test.limit,
             metrics=tuple(name.strip() for text in metric.metric for name in text.split(",")),
             tokenize=metric.tokenize,
@@ -311,15 +307,32 @@ def evaluate(
             reports=tuple(output.report),
         )
     )
-    if output.sentence_level:
-        for each in found.evaluations:
-            for sentence in each.sentences():
-                print_result("", sentence, json=True)
-    else:
-        print_result(as_text(found), found.as_dict(), json=json)
+    _print_found(found, sentence_level=output.sentence_level, json=json)
     for error in found.failures:
         raise error
     raise_if_missed(found.gates)
+
+
+def _sets(test: TestOptions) -> tuple[SetChoice, ...]:
+    """Return the test sets that are named; one of files, or the model's own, where none is."""
+    from nmt.evaluation.test_set import SetChoice
+
+    references = tuple(test.reference)
+    return tuple(
+        SetChoice(name=name, pair=test.languages, source=test.source, references=references)
+        for name in (test.test or (None,))
+    )
+
+
+def _print_found(found: EvaluationReport, *, sentence_level: bool, json: bool) -> None:
+    from nmt.evaluation.render import as_text
+
+    if not sentence_level:
+        print_result(as_text(found), found.as_dict(), json=json)
+        return
+    for each in found.evaluations:
+        for sentence in each.sentences():
+            print_result("", sentence, json=True)
 
 
 def _model_use(folder: Path, **settings: Any) -> ModelUse:

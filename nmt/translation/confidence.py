@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
-from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.errors import CheckpointError
-from nmt.files import json_file
+from nmt.checkpoint.model_folder import CONFIDENCE, read_extra
 from nmt.translation.result import TranslationResult
 
 _RIDGE = 10.0  # beside as many lines as there are, of features with variance 1
@@ -119,18 +117,5 @@ def read_confidence(folder: Path) -> ConfidenceModel | None:
     Raises:
         CheckpointError: The file is damaged.
     """
-    path = folder / CONFIDENCE
-    try:
-        values = json_file.field(json_file.read_json(path, finite=True), kind=dict)
-        return TypeAdapter(ConfidenceModel).validate_python(values)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        problem: object = error
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise CheckpointError(
-            f"{path} cannot be used: {problem}.",
-            fix="Restore it, or remove it: translations have no confidence then.",
-        ) from error
+    fix = "Restore it, or remove it: translations have no confidence then."
+    return read_extra(folder / CONFIDENCE, ConfidenceModel, fix=fix)

@@ -27,12 +27,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
-from nmt.checkpoint.model_folder import GUARD
+from nmt.checkpoint.model_folder import GUARD, read_extra
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.files import json_file
 from nmt.runtime.shortlist_file import ShortlistFile
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizers
@@ -132,21 +131,8 @@ def read_thresholds(folder: Path) -> GuardThresholds:
     Raises:
         CheckpointError: The file is damaged.
     """
-    path = folder / GUARD
-    try:
-        values = json_file.field(json_file.read_json(path, finite=True), kind=dict)
-        return TypeAdapter(GuardThresholds).validate_python(values)
-    except FileNotFoundError:
-        return GuardThresholds()
-    except (OSError, ValueError) as error:
-        problem: object = error
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise CheckpointError(
-            f"{path} cannot be used: {problem}.",
-            fix="Restore it, or remove it: the guard has limits of its own then.",
-        ) from error
+    fix = "Restore it, or remove it: the guard has limits of its own then."
+    return read_extra(folder / GUARD, GuardThresholds, fix=fix) or GuardThresholds()
 
 
 def longest_loop(tokens: Sequence[Hashable]) -> int:
