@@ -404,7 +404,7 @@ def test_a_kill_before_the_first_checkpoint_changes_no_time_budget(run: Run) -> 
     """FAULT 1."""
     minutes: dict[str, Any] = {
         "max_steps": None,
-        "max_minutes": 0.005,
+        "max_minutes": 0.1,
         "save_every": 1000,
         "validate_every": 1000,
     }
@@ -415,7 +415,7 @@ def test_a_kill_before_the_first_checkpoint_changes_no_time_budget(run: Run) -> 
     assert run.steps() == []
     values = json.loads(first)
     free = dict.fromkeys(("validation", "saving", "end"), 0.0)
-    values["found"]["seconds"] = {"update": 0.3 / 7, **free}  # as nothing here would be
+    values["found"]["seconds"] = {"update": 6 / 7, **free}  # as nothing here would be
     measured.write_text(json.dumps(values))
     run.finish(**minutes)
 
@@ -442,7 +442,7 @@ def test_a_run_that_measured_equals_one_that_found_it_measured(run: Run, server:
 def test_what_was_measured_for_other_settings_is_measured_again(run: Run) -> None:
     minutes: dict[str, Any] = {
         "max_steps": None,
-        "max_minutes": 0.005,
+        "max_minutes": 0.1,
         "save_every": 1000,
         "validate_every": 1000,
     }
