@@ -44,7 +44,7 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 if TYPE_CHECKING:  # what is found without loading weights needs no torch
     from nmt.model.transformer import Transformer
 
-CONFIG, TOKENIZER = "config.yaml", "tokenizer"
+CONFIG, TOKENIZER, CARD = "config.yaml", "tokenizer", "README.md"
 GUARD, SHORTLIST, CONFIDENCE = "guard.json", "shortlist.safetensors", "confidence.json"
 EXTRAS = (GUARD, SHORTLIST, CONFIDENCE)
 """Files that a finished run has. The first two depend on its data alone; confidence is fitted to

@@ -48,7 +48,7 @@ def augment(
     set_: list[str] = SET,
     json: bool = JSON,
 ) -> None:
-    """Translate text of one language into pairs for training, without bad translations.
+    """Make pairs for training by translating text of one language.
 
     By default the text becomes the target (back-translation). What the guard still finds wrong
     after its second search is dropped and counted. The same command resumes by shards.

@@ -24,7 +24,7 @@ def schema() -> None:
 def keys(
     section: str = typer.Argument("", help="Section, such as model, or one key; all if left out."),
 ) -> None:
-    """Print keys with their defaults, what they allow and what they do, as Markdown."""
+    """Print keys with defaults, bounds and meaning, as Markdown."""
     from nmt.config.keys import describe_keys
 
     typer.echo(describe_keys(section), nl=False)
@@ -34,7 +34,7 @@ def show(
     config: Path = CONFIG,
     set_: list[str] = SET,
 ) -> None:
-    """Print the resolved configuration: every key, with defaults and presets filled in."""
+    """Print the resolved configuration, defaults and presets included."""
     from nmt.config.loader import dump_config
     from nmt.data.size import load_config
 
@@ -50,6 +50,7 @@ def check(
 ) -> None:
     """Check YAML configuration files; report all problems of all files."""
     from nmt.config.run import check_languages
+    from nmt.data.checks import swapped_sets
     from nmt.data.size import load_config
     from nmt.training.advice import Plan, advise
 
@@ -64,7 +65,8 @@ def check(
             typer.echo(f"error: {error}", err=True)
         else:
             typer.echo(f"{path}: good")
-            for text in advise(config, Plan.estimate(config)):
+            swapped = swapped_sets(config.data.corpora, *languages.values())
+            for text in (*advise(config, Plan.estimate(config)), *swapped):
                 logger.warning("%s: %s", path, text)
     if failed:
         raise typer.Exit(ConfigError.exit_code)

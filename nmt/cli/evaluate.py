@@ -255,7 +255,7 @@ def evaluate(
     *,
     json: bool = JSON,
 ) -> None:
-    """Score translations of models, or from files, with BLEU, chrF, chrF++ or TER."""
+    """Score models or files with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.gates import parse_gates, raise_if_missed
     from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
 

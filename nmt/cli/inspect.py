@@ -104,7 +104,7 @@ def inspect(
     ),
     set_: list[str] = SET,
 ) -> None:
-    """Look inside a model: its arithmetic, its attention, its decoding, its parameters.
+    """Look inside a model: arithmetic, attention, decoding.
 
     Layers and heads are numbered from 1. A page is one file that needs no network.
     """

@@ -54,7 +54,10 @@ def prepare(
     ),
     json: bool = JSON,
 ) -> None:
-    """Read, filter and tokenize the corpora, write the prepared folder, and print a report."""
+    """Read, filter and tokenize corpora into a prepared folder.
+
+    Prints a report.
+    """
     from nmt.data.size import load_config
     from nmt.errors import ConfigError
     from nmt.recipes import prepare as recipe

@@ -57,7 +57,7 @@ def score(
     ),
     set_: list[str] = SET,
 ) -> None:
-    """Score given translations: the log probability per token that MODEL gives each of them.
+    """Score given translations: log probability per token.
 
     Writes one line for each pair, in order: the score that the search would show for that
     translation, 0 at best. Blank to blank is 0; a blank translation of a line is the probability of

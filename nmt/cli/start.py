@@ -45,10 +45,10 @@ def init(
     seed: int = flag(default=1, min=0, metavar="N", help="Decides which pairs are held out."),
     json: bool = JSON,
 ) -> None:
-    """Begin with two files: split them, and write a configuration with values for their size.
+    """Split two aligned files, and write a configuration for them.
 
-    Draws up to 1,000 pairs each for validation and testing, keeps their sentences out of the
-    training text, and prints the next command.
+    Its values go with the size of the text. Draws up to 1,000 pairs each for validation and
+    testing, keeps their sentences out of the training text, and prints the next command.
     """
     from nmt.recipes.init import init as run
 
@@ -58,9 +58,10 @@ def init(
 
 
 def doctor() -> None:
-    """Look at the installation and the machine; train and translate for a few seconds.
+    """Check the installation and the machine.
 
-    A line that reports a problem is followed by its fix; then the exit code is 1.
+    Trains and translates for a few seconds, too. A line that reports a problem is followed by its
+    fix; then the exit code is 1.
     """
     from nmt.recipes.doctor import doctor as run
 

@@ -129,7 +129,7 @@ def translate(
         default=False, help="Check the line-in/line-out contract on adversarial input and report."
     ),
 ) -> None:
-    """Translate line by line: N lines in, N lines out, in order, blank lines kept.
+    """Translate lines: N in, N out, in order, blank lines kept.
 
     Reads standard input and writes standard output unless files are named. A line of more than
     50,000 characters is translated up to there, with a warning.

@@ -148,6 +148,13 @@ class DataConfig(Section):
     stages: Many[StageConfig] = ()
     """A curriculum: mixtures of the corpora, one after the other; the last one lasts to the end."""
 
+    @property
+    def corpora(self) -> dict[str, CorpusConfig]:
+        """All corpora by their keys in a configuration, for example ``data.train.0``."""
+        train = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
+        tests = {f"data.test.{name}": corpus for name, corpus in self.test.items()}
+        return {**train, "data.valid": self.valid, **tests}
+
     def _disagreements(self) -> Iterator[str]:
         yield from self._wrong_stages()
         for name, corpus in {"valid": self.valid, **self.test}.items():

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
-from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
+from nmt.config.keys import KeyPath, did_you_mean, find_key, find_problems, unknown_key
 from nmt.config.run import RunConfig
 from nmt.config.scaling import with_scale
 from nmt.errors import ConfigError
@@ -176,8 +176,10 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
+        others = {*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")} - {path}
+        near = did_you_mean(str(path), sorted(map(str, others)))
         raise ConfigError(
-            f"{path}: {error.strerror or error}",
+            f"{path}: {error.strerror or error}.{near}",
             fix="Give the path of a configuration file; configs/ holds examples.",
         ) from error
     if len(data) > MAX_BYTES:

@@ -149,9 +149,7 @@ class RunConfig(Section):
     def _unknown_tags(self) -> Iterator[str]:
         if self.training.start_from is not None:  # whose vocabulary has others
             return
-        corpora = {f"data.train.{number}": x for number, x in enumerate(self.data.train)}
-        corpora |= {f"data.test.{name}": corpus for name, corpus in self.data.test.items()}
-        for key, corpus in {**corpora, "data.valid": self.data.valid}.items():
+        for key, corpus in self.data.corpora.items():
             if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
                 known = ", ".join(self.tag_symbols) or "none"
                 yield f"{key}.tag {corpus.tag} is no user-defined symbol (there are: {known})"

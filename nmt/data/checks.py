@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.languages import common_words, letters_of, script_of
+from nmt.config.data import CorpusConfig
+from nmt.data.corpus import ReadOptions, SentencePair, corpus_files, is_piped, read_corpus
+from nmt.data.languages import WORDS, common_words, letters_of, script_of
+from nmt.errors import DataError
 
 _IDENTICAL_SHARE = 0.1
 _FEWEST_LINES = 100
 _LOW_CORRELATION = 0.3
 _LANGUAGE_PAIRS = 5000
+_FIRST_PAIRS = 500
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
@@ -22,6 +28,51 @@ def _mark(language: str) -> re.Pattern[str] | None:
         return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
     script = script_of(language)
     return letters_of(script) if script not in (None, "Latn") else None
+
+
+def _is_clear(share: float, other: float) -> bool:
+    """Whether a share of marks, in characters, says which of two languages a text is in."""
+    return share > 3 * other + 0.02
+
+
+def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -> str | None:
+    """Return which of other languages a text looks like, if any, and not like its own.
+
+    Args:
+        lines: The text; its first 5,000 lines count.
+        language: Code of the language that it should be in.
+        others: Codes of those that it may be in by mistake, beside those that have a word list.
+    """
+    text = "\n".join(islice(lines, _LANGUAGE_PAIRS))
+    shares = {}
+    for code in (language, *others, *WORDS):
+        if (mark := _mark(code)) is not None:
+            shares[code] = sum(map(len, mark.findall(text))) / max(len(text), 1)
+    likeliest = max(shares, key=lambda code: shares[code])
+    own = shares.get(language)
+    return likeliest if own is not None and _is_clear(shares[likeliest], own) else None
+
+
+def swapped_sets(
+    sets: Mapping[str, CorpusConfig], source_language: str, target_language: str
+) -> Iterator[str]:
+    """Yield a sentence for each set of files whose sides look swapped, by its first pairs.
+
+    Args:
+        sets: Corpora by their keys in the configuration. What is on a hub, piped, missing or
+            damaged is not looked at: reading it says what is wrong.
+        source_language: Code of the language that the sources should be in.
+        target_language: The same of the targets.
+    """
+    for name, corpus in sets.items():
+        check = CorpusCheck(source_language, target_language)
+        options = ReadOptions(source_language, target_language, "skip")
+        with suppress(DataError):
+            if corpus_files(corpus) and not is_piped(corpus):
+                found = islice(read_corpus(corpus, options), _FIRST_PAIRS)
+                pairs = [pair[:2] for pair in found if isinstance(pair, SentencePair)]
+                check.update(pairs, np.zeros((2, 0), dtype=np.int64))
+        yield from (f"{name}: {text}" for text in check.swapped())
 
 
 class CorpusCheck:
@@ -65,15 +116,19 @@ class CorpusCheck:
         if self._identical > _IDENTICAL_SHARE * self._num_pairs:
             share = self._identical / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides: is one file given twice?"
+        yield from self.swapped()
+        yield from self._alignment.warnings()
+
+    def swapped(self) -> Iterator[str]:
+        """Yield a sentence if each side looks like the language of the other."""
         shares = self._marked / np.maximum(self._characters, 1)
         known = [i for i in range(2) if self._marks[i] is not None]
-        if known and all(shares[i, 1 - i] > 3 * shares[i, i] + 0.02 for i in known):
+        if known and all(_is_clear(shares[i, 1 - i], shares[i, i]) for i in known):
             source, target = self._languages
             yield (
                 f"the source looks like {target} and the target like {source}: "
                 "are the sides swapped?"
             )
-        yield from self._alignment.warnings()
 
 
 class _Alignment:

@@ -11,23 +11,19 @@ from __future__ import annotations
 import csv
 import json
 import os
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from nmt.config.keys import nearest_word
 from nmt.data.repair import Shift, repaired
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, is_standard, open_binary, read_lines, split_lines
+from nmt.files.network import hub_address, reaches
 
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig
@@ -40,8 +36,6 @@ _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 _ROWS_AT_ONCE = 1000
 BLOCK_PAIRS = 10_000
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
-_HUB = "https://huggingface.co"
-_CONNECT_SECONDS = 1.5
 
 
 class SentencePair(NamedTuple):
@@ -448,14 +442,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             options["keep_default_na"] = False  # "null" and "NA" are words
     else:
         options |= {"path": name, "name": config.subset}
-        hub = os.environ.get("HF_ENDPOINT", _HUB)
-        if not path.exists() and not _reaches(hub):
-            if not _may_be_cached(name):  # `datasets` would take seconds to say so
-                raise DataError(
-                    f"{name} is no folder here and was not downloaded before, and there is no "
-                    f"connection to {hub}.",
-                    fix="Check the path and the network, or name files in its place.",
-                )
+        if not check_hub(config):
             os.environ["HF_HUB_OFFLINE"] = "1"  # what is in the cache is read, nothing is tried
     try:
         import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
@@ -473,6 +460,24 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         ) from error
 
 
+def check_hub(config: CorpusConfig) -> bool:
+    """Return whether the hub of a corpus, if it is on one, answers; else the cache may have it.
+
+    Raises:
+        DataError: Neither. `datasets` would take half a minute to say so.
+    """
+    name = config.huggingface
+    if name is None or Path(name).exists() or reaches(hub_address()):
+        return True
+    if not _may_be_cached(name):
+        raise DataError(
+            f"{name} is no folder here and was not downloaded before, and there is no connection "
+            f"to {hub_address()}.",
+            fix="Check the path and the network, or name files in its place.",
+        )
+    return False
+
+
 def _may_be_cached(name: str) -> bool:
     """Whether a cache of the hub's libraries has something of this name."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
@@ -481,23 +486,6 @@ def _may_be_cached(name: str) -> bool:
     places = (Path(os.environ.get(key, folder)).expanduser() for key, folder in folders.items())
     last = name.rpartition("/")[2].lower()
     return any(last in path.name.lower() for place in places for path in place.glob("*"))
-
-
-def _reaches(url: str) -> bool:
-    """Whether a server can be connected to; those who download try for half a minute, or longer."""
-    place, reached = urlsplit(url), []
-    port = place.port or (443 if place.scheme == "https" else 80)
-
-    def connect() -> None:
-        with suppress(OSError):
-            socket.create_connection((str(place.hostname), port), _CONNECT_SECONDS).close()
-            reached.append(True)
-
-    # Looking up names, and each of several addresses, may take as long again.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(_CONNECT_SECONDS)
-    return bool(reached) or bool(getproxies())
 
 
 def _published_pairs(
@@ -564,7 +552,7 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
     folder, url = Path(utils.SACREBLEU_DIR, name), str((DATASETS[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
     try:
-        if not is_here and not _reaches(url):
+        if not is_here and not reaches(url):
             raise ConnectionError(f"no connection to {url}")
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)

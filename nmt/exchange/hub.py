@@ -15,6 +15,7 @@ from typing import Any
 
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.manifest import NAME as MANIFEST
+from nmt.files.network import hub_address, reaches
 
 _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 _ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")
@@ -45,6 +46,11 @@ class HubName:
 
 @contextmanager
 def _hub_errors(name: HubName, what: str) -> Iterator[None]:
+    if not reaches(hub_address()):
+        raise CheckpointError(
+            f"{name.repository} was not {what}: there is no connection to {hub_address()}.",
+            fix="Check the network, and HF_ENDPOINT if it is set.",
+        )
     try:
         yield
     except (ConfigError, CheckpointError):
@@ -66,9 +72,9 @@ def publish_folder(folder: Path, name: HubName, *, private: bool, message: str) 
     Raises:
         CheckpointError: The hub refuses, or is out of reach.
     """
-    from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
-
     with _hub_errors(name, "published"):
+        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
+
         api = HfApi()
         api.create_repo(name.repository, private=private, exist_ok=True)
         found: Any = api.upload_folder(
@@ -90,9 +96,9 @@ def pull_folder(name: HubName, folder: Path) -> str:
         CheckpointError: There is no such model, it holds files that are not those of a model
             folder, or the hub is out of reach.
     """
-    from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - slow to load
-
     with _hub_errors(name, "pulled"):
+        from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - slow to load
+
         info = HfApi().model_info(name.repository, revision=name.revision)
         files = {sibling.rfilename for sibling in info.siblings or ()} - set(_OF_HUB)
         _check_names(name, files)

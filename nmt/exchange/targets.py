@@ -23,8 +23,6 @@ from nmt.files.json_file import parse_json
 from nmt.model.transformer import count_parameters
 from nmt.version import __version__
 
-CARD = "README.md"
-
 
 class ExportTarget(Protocol):
     """Writes the weights of a model in the form of some program."""

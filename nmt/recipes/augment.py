@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.model_folder import find_model
+from nmt.config.run import RunConfig
+from nmt.data.checks import other_language
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import open_output, remove_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import field, read_json
@@ -21,6 +24,8 @@ from nmt.files.manifest import sha256_of_file
 from nmt.files.progress import file_bar
 from nmt.recipes.translate import decoding_changes
 from nmt.translation.translator import Translator
+
+logger = logging.getLogger(__name__)
 
 SHARD_LINES = 10_000
 """Lines between two points from which a run that was stopped continues."""
@@ -94,9 +99,10 @@ def augment(
     changes = decoding_changes(folder, overrides, decoding) | {"n_best": 1}
     translator = translator.with_options(**changes)
     translator.translate([], tag=tag)  # an unknown one before anything is written
-    weights = find_model(folder, loading.get("checkpoint", "best")).sha256
+    files = find_model(folder, loading.get("checkpoint", "best"))
+    _check_language(text, files.config)
     settings = {
-        "text": sha256_of_file(text), "model": weights, "forward": forward, "tag": tag,
+        "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,
         "shard_lines": shard_lines, "decoding": translator.options.model_dump(mode="json"),
     }  # fmt: skip
     fix = "Name a folder that you can write to, with room on its disk."
@@ -117,6 +123,15 @@ def augment(
             return _finish(output, counts, made, forward=forward, begin=begin)
 
 
+def _check_language(text: Path, config: RunConfig) -> None:
+    """Warn if a text looks like another language than the one that the model reads."""
+    known, other = config.source_language, config.target_language
+    if found := other_language(_lines(text), known, [other]):
+        logger.warning(
+            "%s looks like %s, but the model translates from %s to %s", text, found, known, other
+        )
+
+
 def _check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     place = output / _SETTINGS
     if not place.is_file():
@@ -132,13 +147,16 @@ def _check_settings(output: Path, settings: Mapping[str, Any]) -> None:
 
 def _shards(text: Path, folder: Path, size: int) -> Iterator[tuple[Path, list[str]]]:
     """Yield the parts of a text, and the file of each."""
+    lines, number = _lines(text), 0
+    while part := list(islice(lines, size)):
+        yield folder / f"{number:06d}.tsv", part
+        number += 1
+
+
+def _lines(text: Path) -> Iterator[str]:
     with open_binary(text) as stream:
-        numbered = enumerate(split_lines(stream, str(text)), start=1)
-        lines = (decode_line(line or b"", str(text), number) for number, line in numbered)
-        number = 0
-        while part := list(islice(lines, size)):
-            yield folder / f"{number:06d}.tsv", part
-            number += 1
+        for number, line in enumerate(split_lines(stream, str(text)), start=1):
+            yield decode_line(line or b"", str(text), number)
 
 
 def _read_shard(place: Path) -> Counter[str] | None:

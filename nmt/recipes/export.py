@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nmt.checkpoint.files import STATE, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import (
+    CARD,
     CONFIG,
     check_new_folder,
     find_model,
@@ -22,7 +23,7 @@ from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
-from nmt.exchange.targets import CARD, EXPORT_TARGETS, model_card
+from nmt.exchange.targets import EXPORT_TARGETS, model_card
 from nmt.files.manifest import Manifest
 from nmt.files.progress import progress_bar
 from nmt.runtime.shortlist_file import ShortlistFile

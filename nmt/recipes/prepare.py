@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.cluster import Workers, open_workers
-from nmt.data.corpus import check_files, corpus_files, corpus_names, is_piped
+from nmt.data.corpus import check_files, check_hub, corpus_files, corpus_names, is_piped
 from nmt.data.filters import REASONS
 from nmt.data.findings import DROPPED, REPORTED
 from nmt.data.page import render_report
@@ -329,12 +329,9 @@ def _check(config: RunConfig) -> None:
             f"{start_from} (training.start_from) is no model: it has no {TOKENIZER} folder.",
             fix="Name a run or model folder that `nmt train` or `nmt average` wrote.",
         )
-    data = config.data
-    check_files({
-        **{f"data.train.{number}": corpus for number, corpus in enumerate(data.train)},
-        "data.valid": data.valid,
-        **{f"data.test.{name}": corpus for name, corpus in data.test.items()},
-    })  # fmt: skip
+    check_files(config.data.corpora)
+    for corpus in (*config.data.train, config.data.valid):
+        check_hub(corpus)
 
 
 def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:

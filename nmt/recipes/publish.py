@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.model_folder import check_new_folder, find_model
+from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
 from nmt.config.loader import dump_document
 from nmt.errors import ConfigError, DataError
 from nmt.exchange.hub import HubName, publish_folder, pull_folder
-from nmt.exchange.targets import CARD
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import read_json
 from nmt.files.manifest import NAME as MANIFEST

@@ -42,11 +42,13 @@ MISTAKES = {
     "translate --model M in.de": "nmt translate has no --model (here: MODEL).",
     "translate M --lr 1": f"nmt translate has no --lr (here: {KEYS} in the configuration).",
     "translate M --max-tokens 9": "nmt translate has no --max-tokens (here: --batch-tokens).",
+    "translate M -n 2": "nmt translate has no -n (here: --n-best).",
     "translate M --top-beams 2": "nmt translate has no --top-beams (here: --n-best).",
     "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens).",
     "score M -s a -t b": "nmt score has no -s (here: --source), -t (here: --target).",
     "evaluate --hyp a --ref b": "nmt evaluate has no --hyp (here: --hypothesis), "
     "--ref (here: --reference).",
+    "train cc.yaml": "cc.yaml: No such file or directory. Did you mean c.yaml?",
     "train --config c.yaml": "nmt train has no --config (here: CONFIG).",
     "train c.yaml --lr 0.1": f"nmt train has no --lr (here: --set {KEYS}).",
     "train c.yaml --max-tokens 9": "nmt train has no --max-tokens (here: --set batch.max_tokens).",

@@ -36,6 +36,16 @@ def test_the_flags_are_those_that_scripts_rely_on() -> None:
     assert "".join(sorted(lines)) == GOLDEN.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("group", [(), ("config",)])
+def test_no_line_of_a_list_of_commands_is_cut(group: tuple[str, ...]) -> None:
+    """In a terminal of the usual 80 columns."""
+    shown = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"}).stdout
+    rows = shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+
+    assert len(rows) >= 4
+    assert [row for row in rows if row.endswith("...")] == []
+
+
 @pytest.mark.parametrize("name", [name for name, _ in commands()])
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     result = CliRunner().invoke(app, [*name.split()[1:], "--help"])

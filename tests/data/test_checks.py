@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt.config.data import FilterConfig
-from nmt.data.checks import CorpusCheck
+from nmt.config.data import CorpusConfig, FilterConfig
+from nmt.data.checks import CorpusCheck, other_language, swapped_sets
 from nmt.data.filters import training_filters
 from nmt.files.lines import read_lines
 
@@ -63,6 +63,33 @@ def test_scripts_tell_languages_too(shared_data: Path) -> None:
 
     assert not any("swapped" in text for text in checked(pairs, ("en", "ja")).warnings())
     assert any("swapped" in text for text in checked(pairs, ("ja", "en")).warnings())
+
+
+def test_text_of_another_language_is_named(multi30k: Pairs, shared_data: Path) -> None:
+    german, english = zip(*multi30k, strict=True)
+    moroccan = read_lines(shared_data / "nllb_seed_en_ary" / "dev.ary.gz")
+    for text, language in ((german, "de"), (english, "en"), (moroccan, "ary")):
+        assert other_language(text, language, ["en", "de", "ary"]) is None
+        assert other_language(text[:9], language, ["en", "de", "ary"]) is None
+    assert other_language(english, "de", ["cs"]) == "en"
+    assert other_language(moroccan, "en", ["ary"]) == "ary"
+    assert other_language(english, "xx", ["de"]) is None  # nobody knows what xx looks like
+
+
+def test_swapped_sets_are_named_by_their_keys(tmp_path: Path, multi30k: Pairs) -> None:
+    sides = {"de": 0, "en": 1}
+    for code, side in sides.items():
+        text = "".join(f"{pair[side]}\n" for pair in multi30k[:50])
+        (tmp_path / f"x.{code}").write_text(text, encoding="utf-8")
+    there, missing = (
+        CorpusConfig(source=tmp_path / f"{name}.de", target=tmp_path / f"{name}.en")
+        for name in ("x", "y")
+    )
+    sets = {"data.valid": there, "data.test.gone": missing, "a": CorpusConfig(huggingface="x/y")}
+
+    assert list(swapped_sets(sets, "de", "en")) == []
+    (warning,) = swapped_sets(sets, "en", "de")
+    assert warning.startswith("data.valid: the source looks like de")
 
 
 def test_unrelated_sides_are_noticed(multi30k: Pairs) -> None:

@@ -178,7 +178,7 @@ def test_the_demo_follows_the_languages() -> None:
 
 def test_a_published_test_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = aligned(tmp_path, b"eins\nzwei\n", b"one\ntwo\n")
-    monkeypatch.setattr("nmt.data.corpus._reaches", lambda _: True)
+    monkeypatch.setattr("nmt.data.corpus.reaches", lambda _: True)
     monkeypatch.setattr("sacrebleu.utils.get_source_file", lambda *_: str(files["source"]))
     monkeypatch.setattr("sacrebleu.utils.get_reference_files", lambda *_: [str(files["target"])])
 

@@ -84,7 +84,7 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("nmt.data.corpus._reaches", lambda _: True)
+    monkeypatch.setattr("nmt.data.corpus.reaches", lambda _: True)
 
     assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
     # No trust_remote_code: code from a hub is never run.
@@ -106,7 +106,7 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.M
         raise ConnectionError("no network")
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("nmt.data.corpus._reaches", lambda _: True)
+    monkeypatch.setattr("nmt.data.corpus.reaches", lambda _: True)
     with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
         pairs_of("wmt/wmt14")
 
@@ -124,8 +124,8 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
 
     modes: list[str] = []
     monkeypatch.setattr("socket.create_connection", refuse)
-    monkeypatch.setattr("nmt.data.corpus._CONNECT_SECONDS", 0.01)
-    monkeypatch.setattr("nmt.data.corpus.getproxies", dict)
+    monkeypatch.setattr("nmt.files.network._CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("nmt.files.network.getproxies", dict)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(
         "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
@@ -162,7 +162,7 @@ def test_a_download_that_fails_names_the_test_set(
 
     monkeypatch.setattr(utils, "get_source_file", exits)
     monkeypatch.setattr(utils, "SACREBLEU_DIR", str(tmp_path))
-    monkeypatch.setattr("nmt.data.corpus._reaches", lambda url: "statmt.org" in url and reaches)
+    monkeypatch.setattr("nmt.data.corpus.reaches", lambda url: "statmt.org" in url and reaches)
     (tmp_path / "wmt14" / "raw").mkdir(parents=True)
     (tmp_path / "wmt14" / "raw" / f"a.tgz{'' if is_here else '.lock'}").touch()
     reason = "a wrong checksum" if tried else "no connection to https://"

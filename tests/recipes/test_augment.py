@@ -114,3 +114,13 @@ def test_other_settings_and_unknown_tags_are_refused(text: Path, run: Path) -> N
     with pytest.raises(ConfigError, match="no tag 'de'"):
         augmented(text, run, "other", tag="de")
     assert not Path("other").exists()
+
+
+def test_a_text_of_another_language_is_warned_about(
+    tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_text("that is the dog of a man\n" * 3, encoding="utf-8")
+    augmented(wrong, run, "wrong")
+
+    assert "wrong.txt looks like en, but the model translates from de to en" in caplog.text

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -213,3 +216,31 @@ def test_what_is_missing_is_named(hub: Hub, model: Path, tmp_path: Path) -> None
     shutil.copyfile(model / "config.yaml", model / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         publish(model, "hub:org/model", dry_run=True)
+
+
+@pytest.mark.parametrize("line", ["pull hub:org/model -o new", "prepare hub.yaml"])
+def test_a_hub_out_of_reach_is_named_before_anything_slow_is_loaded_or_read(
+    line: str, tmp_path: Path
+) -> None:
+    """Within 3 s on a loaded machine: the libraries would take longer than that alone."""
+    (tmp_path / "hub.yaml").write_text(
+        "{name: x, source_language: de, target_language: en, training: {max_steps: 1},"
+        " data: {train: [{huggingface: org/pairs}], valid: {demo: valid}}}"
+    )
+    code = f"""
+import os, sys
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:1"
+from nmt.data import demo
+from nmt.cli.app import app
+del demo.demo_pairs
+try: app({line.split()!r})
+finally: print([name for name in ("torch", "huggingface_hub", "datasets") if name in sys.modules])
+"""
+    own = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
+    )
+
+    assert "there is no connection to http://127.0.0.1:1." in done.stderr
+    assert (done.returncode, done.stdout) == (4 if "pull" in line else 3, "[]\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["hub.yaml"]
