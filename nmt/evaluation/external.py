@@ -65,9 +65,9 @@ class ExternalMetric:
         values = [self._number(line, number) for number, line in enumerate(lines, start=1)]
         return np.column_stack([values, np.ones(len(values))])
 
-    def score(self, sums: Sequence[float]) -> float:
-        """Return the mean."""
-        return sums[0] / sums[1]
+    def score(self, sums: Floats) -> Floats:
+        """Return the means. (R, 2) -> (R,)."""
+        return sums[:, 0] / sums[:, 1]
 
     def _objects(self, hypotheses: Sequence[str]) -> Iterator[str]:
         for number, hypothesis in enumerate(hypotheses):

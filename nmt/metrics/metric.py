@@ -45,8 +45,8 @@ class Metric(Protocol):
         """Return numbers of each sentence whose sums give the score. (n, D)."""
         ...
 
-    def score(self, sums: Sequence[float]) -> float:
-        """Return the score of a corpus whose statistics sum to ``sums``. (D,)."""
+    def score(self, sums: Floats) -> Floats:
+        """Return the scores of corpora whose statistics sum to the rows. (R, D) -> (R,)."""
         ...
 
 
@@ -159,8 +159,7 @@ class Scorer:
 
     def total(self, statistics: Floats) -> Score:
         """Return the score of a test set with these statistics of its sentences. (n, D)."""
-        # Summed as sacrebleu does, so that the last digit is the same.
-        value = self.metric.score([sum(column) for column in statistics.T.tolist()])
+        (value,) = self.metric.score(statistics.sum(0, keepdims=True)).tolist()
         return Score(metric=self.name, value=value, signature=self.metric.signature)
 
     def score(self, hypotheses: Sequence[str]) -> Score:
@@ -173,7 +172,8 @@ class Scorer:
         BLEU then takes the orders that a short sentence has (``eff:yes``).
         """
         score = getattr(self.metric, "sentence_score", self.metric.score)
-        return list(map(score, statistics.tolist()))
+        found: Floats = score(statistics)
+        return found.tolist()
 
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from nmt.metrics.ngrams import bleu, chrf
 from nmt.metrics.significance import Floats
 
 IntArray = npt.NDArray[np.int64]
 
 _CHRF_ORDERS = 6
-_CHRF_BETA = 2
 _BLEU_ORDERS = 4
 _MOST_CELLS = 1 << 22
 """Cells of the table held at once."""
@@ -35,19 +35,10 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
            [  8.8,   8.8, 100. ]])
     """
     characters = [np.array([ord(c) for c in "".join(text.split())], np.int64) for text in texts]
-    precision, recall, orders = np.zeros((3, len(texts), len(texts)))
-    for common, totals in _matches(characters, _CHRF_ORDERS):
-        both = (totals[:, None] > 0) & (totals[None, :] > 0)
-        some = np.maximum(totals, 1)
-        precision += np.where(both, common / some[:, None], 0)
-        recall += np.where(both, common / some[None, :], 0)
-        orders += both
-    precision /= np.maximum(orders, 1)
-    recall /= np.maximum(orders, 1)
-    factor = _CHRF_BETA**2
-    below = factor * precision + recall
-    product = (1 + factor) * precision * recall
-    return 100 * np.divide(product, below, out=np.zeros_like(below), where=below > 0)
+    counts = list(_matches(characters, _CHRF_ORDERS))
+    matches = np.stack([common for common, _ in counts], axis=-1)  # (n, n, M)
+    totals = np.stack([own for _, own in counts], axis=-1)  # (n, M)
+    return chrf(totals[:, None], totals[None, :], matches)
 
 
 def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -> Floats:
@@ -66,20 +57,11 @@ def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -
         np.array([ids.setdefault(word, len(ids)) for word in words(text)], np.int64)
         for text in texts
     ]
+    counts = list(_matches(lines, _BLEU_ORDERS))
+    matches = np.stack([common for common, _ in counts], axis=-1)  # (n, n, M)
+    totals = np.stack([own for _, own in counts], axis=-1)[:, None]  # (n, 1, M)
     lengths = np.array([len(line) for line in lines], np.float64)
-    shape = (len(texts), len(texts))
-    log_sum, any_match, smooth = np.zeros(shape), np.zeros(shape, bool), np.ones(shape)
-    orders = np.zeros(len(texts))
-    for common, totals in _matches(lines, _BLEU_ORDERS):
-        smooth = np.where(common == 0, smooth * 2, smooth)
-        counted = np.where(common == 0, 1 / smooth, common)
-        log_sum += np.where(totals > 0, np.log(counted.T / np.maximum(totals, 1)), 0).T
-        any_match |= common > 0
-        orders += totals > 0
-    ratio = lengths[None, :] / np.maximum(lengths, 1)[:, None]  # reference to hypothesis
-    brevity = np.minimum(1 - ratio, 0)
-    scores = 100 * np.exp(brevity + log_sum / np.maximum(orders, 1)[:, None])
-    return np.where(any_match, scores, 0)
+    return bleu(lengths[:, None], lengths[None, :], matches, totals, effective=True)
 
 
 def _matches(lines: Sequence[IntArray], max_order: int) -> Iterator[tuple[Floats, Floats]]:

@@ -1,26 +1,28 @@
-"""BLEU, chrF and TER by sacrebleu.
+"""BLEU, chrF and TER as sacrebleu defines them: its tokenizers and signatures, and its TER.
 
-sacrebleu keeps per-sentence statistics apart from the score made of their sums, but has no public
-name for the two halves: `SacreBleuMetric` is the only place that knows the private ones.
+N-grams are counted, and sums of counts scored, by `nmt.metrics.ngrams`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from string import punctuation
 from typing import Any
 
 import numpy as np
-from sacrebleu.metrics.base import Metric as SacreBleuBase
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError
+from nmt.metrics import ngrams
 from nmt.metrics.metric import MetricOptions, References
+from nmt.metrics.ngrams import Lines
 from nmt.metrics.significance import Floats
 
 logger = logging.getLogger(__name__)
@@ -34,40 +36,138 @@ _LANGUAGE_TOKENIZERS = {
 }  # fmt: skip
 _UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
 """What a tokenizer raises whose library or model is missing."""
+_BLEU_ORDERS, _CHARACTER_ORDERS = 4, 6
+_CHRF_COUNTS = 3
+_PUNCTUATION = frozenset(punctuation)
 
 
-class SacreBleuMetric:
-    """A metric of sacrebleu that has read its references; see `nmt.metrics.metric.Metric`."""
+class _Words:
+    """Numbers of words, equal for equal words."""
 
-    def __init__(self, metric: SacreBleuBase) -> None:
-        self._metric: Any = metric
-        single: Any = copy(metric)
-        single.effective_order = True  # of BLEU
-        self._single = single
+    def __init__(self, words_of: Callable[[str], Sequence[str]]) -> None:
+        self._words_of = words_of
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
 
-    @property
-    def signature(self) -> str:
-        """How it was computed: the record of sacrebleu."""
-        return self._metric.get_signature().format()
+    def lines(self, texts: Iterable[str]) -> Lines:
+        """Return texts as words."""
+        cut = [self._words_of(text) for text in texts]
+        numbers = [self._numbers[word] for words in cut for word in words]
+        return Lines(np.array(numbers, np.int64), np.array([len(x) for x in cut], np.int64))
+
+
+class Bleu:
+    """BLEU (Papineni et al. 2002) that has read its references; see `nmt.metrics.metric.Metric`.
+
+    Statistics: words of the hypothesis and of the reference of the closest length, clipped matches
+    and n-grams of the hypothesis by order.
+    """
+
+    def __init__(self, tokenizer: str, references: References, *, lowercase: bool) -> None:
+        # `force` silences a warning that names a flag of sacrebleu's own command line. The first
+        # sentence tells it how many references there are, which the signature says.
+        first = [stream[:1] for stream in references]
+        metric = BLEU(lowercase=lowercase, force=True, tokenize=tokenizer, references=first)
+        self.signature = metric.get_signature().format()
+        self._words = _Words(_bleu_words(metric, lowercase=lowercase))
+        self._references = [self._words.lines(stream) for stream in references]
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
-        """Return the counts of each sentence. (n, D)."""
-        return np.array(self._metric._extract_corpus_statistics(hypotheses, None), np.float64)
+        """Return the counts of each sentence. (n, 10)."""
+        lines = self._words.lines(hypotheses)
+        lengths = np.sort([each.lengths for each in self._references], axis=0)  # the shorter first
+        closest = np.abs(lengths - lines.lengths).argmin(0)
+        matches = ngrams.match_counts(lines, self._references, _BLEU_ORDERS)
+        chosen = np.take_along_axis(lengths, closest[None], 0)[0]
+        return np.column_stack([lines.lengths, chosen, matches, lines.totals(_BLEU_ORDERS)])
 
-    def score(self, sums: Sequence[float]) -> float:
-        """Return the score of summed counts."""
-        return float(self._metric._compute_score_from_stats(list(sums)).score)
+    def score(self, sums: Floats, *, effective: bool = False) -> Floats:
+        """Return the scores of summed counts. (R, 10) -> (R,)."""
+        matches, totals = sums[:, 2 : 2 + _BLEU_ORDERS], sums[:, 2 + _BLEU_ORDERS :]
+        return ngrams.bleu(sums[:, 0], sums[:, 1], matches, totals, effective=effective)
 
-    def sentence_score(self, sums: Sequence[float]) -> float:
-        """Return the score of one sentence, whose missing orders of n-grams do not count."""
-        return float(self._single._compute_score_from_stats(list(sums)).score)
+    def sentence_score(self, counts: Floats) -> Floats:
+        """Return the scores of single sentences, whose missing orders of n-grams do not count."""
+        return self.score(counts, effective=True)
 
 
-def make_bleu(references: References, options: MetricOptions) -> SacreBleuMetric:
-    """Make BLEU (Papineni et al. 2002) with the tokenizer of the target language."""
+class Chrf:
+    """chrF2 (Popović 2015), or chrF2++ (2017) with words, too; see `nmt.metrics.metric.Metric`.
+
+    Statistics, by order, of characters and then of words: n-grams of the hypothesis, of the
+    reference, and matches, with the reference that gives the highest score.
+    """
+
+    def __init__(self, references: References, *, lowercase: bool, word_orders: int = 0) -> None:
+        first = [stream[:1] for stream in references]
+        metric = CHRF(lowercase=lowercase, word_order=word_orders, references=first)
+        self.signature = metric.get_signature().format()
+        self._lowercase, self._word_orders = lowercase, word_orders
+        self._words = _Words(_split_punctuation)
+        self._references = [self._lines(stream) for stream in references]
+
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        """Return the counts of each sentence. (n, 3 M)."""
+        own = self._lines(hypotheses)
+        tables = np.array([self._counts(own, other) for other in self._references])
+        best = np.array([self.score(table) for table in tables]).argmax(0)
+        table: Floats = tables[best, np.arange(len(hypotheses))]
+        return table
+
+    def score(self, sums: Floats) -> Floats:
+        """Return the scores of summed counts. (R, 3 M) -> (R,)."""
+        return ngrams.chrf(*(sums[:, place::_CHRF_COUNTS] for place in range(_CHRF_COUNTS)))
+
+    def _lines(self, texts: Sequence[str]) -> list[tuple[Lines, int]]:
+        """Return texts as symbols of each kind, with the orders that count."""
+        if self._lowercase:
+            texts = [text.lower() for text in texts]
+        found = [(ngrams.characters(texts), _CHARACTER_ORDERS)]
+        return (
+            [*found, (self._words.lines(texts), self._word_orders)] if self._word_orders else found
+        )
+
+    @staticmethod
+    def _counts(own: Iterable[tuple[Lines, int]], others: Iterable[tuple[Lines, int]]) -> Floats:
+        columns = []
+        for (lines, orders), (other, _) in zip(own, others, strict=True):
+            totals, matches = other.totals(orders), ngrams.match_counts(lines, [other], orders)
+            # As in sacrebleu, n-grams of an order that the reference lacks are not counted.
+            columns.append(
+                np.stack([lines.totals(orders) * (totals > 0), totals, matches], axis=-1)
+            )
+        table = np.concatenate(columns, axis=1)
+        return table.reshape(len(table), -1)
+
+
+class Ter:
+    """TER (Snover et al. 2006), which ignores case; see `nmt.metrics.metric.Metric`.
+
+    Statistics: edits, and the mean length of the references.
+    """
+
+    def __init__(self, references: References) -> None:
+        self._metric = TER(references=[stream[:1] for stream in references])
+        self.signature = self._metric.get_signature().format()
+        self._references = references
+
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        """Return the counts of each sentence. (n, 2)."""
+        pairs = zip(hypotheses, zip(*self._references, strict=True), strict=True)
+        scores: list[Any] = [self._metric.sentence_score(line, own) for line, own in pairs]
+        return np.array([(x.num_edits, x.ref_length) for x in scores], np.float64)
+
+    def score(self, sums: Floats) -> Floats:
+        """Return the scores of summed counts; 100 where edits remove all there is. (R, 2)."""
+        edits, lengths = sums.T
+        rates = np.divide(edits, lengths, out=(edits > 0).astype(np.float64), where=lengths > 0)
+        return 100 * rates
+
+
+def make_bleu(references: References, options: MetricOptions) -> Bleu:
+    """Make BLEU with the tokenizer of the target language."""
     name = bleu_tokenizer(options)
     try:
-        return SacreBleuMetric(_bleu(name, lowercase=options.lowercase, references=references))
+        return Bleu(name, references, lowercase=options.lowercase)
     except _UNUSABLE as error:
         extra = name.partition("-")[0]
         remedy = (
@@ -82,24 +182,19 @@ def make_bleu(references: References, options: MetricOptions) -> SacreBleuMetric
         ) from error
 
 
-def make_chrf(references: References, options: MetricOptions) -> SacreBleuMetric:
-    """Make chrF2 (Popović 2015)."""
-    return SacreBleuMetric(CHRF(lowercase=options.lowercase, references=references))
+def make_chrf(references: References, options: MetricOptions) -> Chrf:
+    """Make chrF2."""
+    return Chrf(references, lowercase=options.lowercase)
 
 
-def make_chrf_plus_plus(references: References, options: MetricOptions) -> SacreBleuMetric:
-    """Make chrF2++ (Popović 2017): chrF with word unigrams and bigrams."""
-    return SacreBleuMetric(CHRF(lowercase=options.lowercase, word_order=2, references=references))
+def make_chrf_plus_plus(references: References, options: MetricOptions) -> Chrf:
+    """Make chrF2++: chrF with word unigrams and bigrams."""
+    return Chrf(references, lowercase=options.lowercase, word_orders=2)
 
 
-def make_ter(references: References, options: MetricOptions) -> SacreBleuMetric:  # noqa: ARG001
-    """Make TER (Snover et al. 2006), which ignores case."""
-    return SacreBleuMetric(TER(references=references))
-
-
-def _bleu(tokenizer: str, *, lowercase: bool = False, references: References | None = None) -> BLEU:
-    # `force` silences a warning that names a flag of sacrebleu's own command line.
-    return BLEU(lowercase=lowercase, force=True, tokenize=tokenizer, references=references)
+def make_ter(references: References, options: MetricOptions) -> Ter:  # noqa: ARG001
+    """Make TER."""
+    return Ter(references)
 
 
 def default_tokenizer(language: str | None) -> str:
@@ -131,7 +226,7 @@ def bleu_tokenizer(options: MetricOptions) -> str:
         return options.tokenize
     name = default_tokenizer(options.target_language)
     try:
-        _bleu(name)
+        BLEU(tokenize=name, force=True)
     except _UNUSABLE:
         logger.warning(
             "BLEU counts characters (tokenizer char), as the usual tokenizer %s is not installed; "
@@ -145,5 +240,31 @@ def bleu_tokenizer(options: MetricOptions) -> str:
 
 def bleu_words(language: str | None) -> Callable[[str], list[str]]:
     """Return what cuts a line into the words that BLEU counts in a language."""
-    metric: Any = _bleu(bleu_tokenizer(MetricOptions(target_language=language)))
-    return lambda line: list(metric._preprocess_segment(line).split())
+    tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
+    return _bleu_words(BLEU(force=True, tokenize=tokenizer))
+
+
+def _bleu_words(metric: BLEU, *, lowercase: bool = False) -> Callable[[str], list[str]]:
+    tokenize: Callable[[str], str] = metric.tokenizer
+
+    def words(line: str) -> list[str]:
+        return tokenize((line.lower() if lowercase else line).rstrip()).split()
+
+    return words
+
+
+def _split_punctuation(line: str) -> list[str]:
+    """Return words, with one mark at the end, or else at the beginning, apart.
+
+    >>> _split_punctuation("(now) (then .")
+    ['(now', ')', '(', 'then', '.']
+    """
+    words = []
+    for word in line.split():
+        if len(word) > 1 and word[-1] in _PUNCTUATION:
+            words += [word[:-1], word[-1]]
+        elif len(word) > 1 and word[0] in _PUNCTUATION:
+            words += [word[0], word[1:]]
+        else:
+            words.append(word)
+    return words

@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 Significance: TypeAlias = Literal["bs", "ar"]
 """Paired bootstrap resampling, or approximate randomisation."""
-CorpusScore: TypeAlias = Callable[[Sequence[float]], float]
-"""Statistics summed over the sentences of a corpus (D,) -> its score."""
+CorpusScore: TypeAlias = Callable[[Floats], Floats]
+"""Statistics summed over the sentences of each of R corpora (R, D) -> their scores (R,)."""
 
 _CHUNK_DRAWS = 1 << 22
 """Draws held in memory at once."""
@@ -99,7 +99,7 @@ def resample_scores(
     ends = np.cumsum([table.shape[1] for table in tables])[:-1]
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences)
-    found: list[list[float]] = [[] for _ in tables]
+    found: list[list[Floats]] = [[] for _ in tables]
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
         draws = generator.choice(num_sentences, size=(size, num_sentences), replace=True)
@@ -107,8 +107,8 @@ def resample_scores(
         counts = np.bincount(draws.ravel(), minlength=size * num_sentences)
         sums = counts.reshape(size, num_sentences).astype(np.float64) @ joined
         for own, score, part in zip(found, scores, np.split(sums, ends, axis=1), strict=True):
-            own += map(score, part.tolist())
-    return [np.array(own, np.float64) for own in found]
+            own.append(score(part))
+    return [np.concatenate(own) for own in found]
 
 
 def randomised_differences(
@@ -136,14 +136,13 @@ def randomised_differences(
     """
     num_sentences, generator = len(system), np.random.default_rng(seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences // _BITS_AT_ONCE) * _BITS_AT_ONCE
-    gain, differences = baseline - system, list[float]()
+    gain, differences = baseline - system, list[Floats]()
     for start in range(0, trials, rows):
         size = min(rows, trials - start)
         is_exchanged = generator.integers(2, size=(size, num_sentences), dtype=bool)
         moved = is_exchanged.astype(np.float64) @ gain
-        pairs = zip(system.sum(0) + moved, baseline.sum(0) - moved, strict=True)
-        differences += [abs(score(one.tolist()) - score(other.tolist())) for one, other in pairs]
-    return np.array(differences, np.float64)
+        differences.append(np.abs(score(system.sum(0) + moved) - score(baseline.sum(0) - moved)))
+    return np.concatenate(differences)
 
 
 def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confidence:

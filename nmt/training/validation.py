@@ -191,8 +191,8 @@ class Validator:
             )
         hypotheses, alarms = zip(*interleave(parts), strict=True)
         tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
-        chrf = next(scorer.metric for scorer in self._scorers if scorer.name == "chrf")
-        of_sentences = [chrf.score(row) for row in tables["chrf"].tolist()]
+        chrf = next(scorer for scorer in self._scorers if scorer.name == "chrf")
+        of_sentences = chrf.sentence_scores(tables["chrf"])
         chosen = choose_samples(of_sentences)
         samples = list(zip(self._source, hypotheses, self._reference, strict=True))
         return {

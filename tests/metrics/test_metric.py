@@ -32,8 +32,8 @@ class ExactMatch:
         pairs = zip(hypotheses, self._references, strict=True)
         return np.array([(self._form(line) in right, 1) for line, right in pairs], np.float64)
 
-    def score(self, sums: Sequence[float]) -> float:
-        return 100 * sums[0] / sums[1]
+    def score(self, sums: Floats) -> Floats:
+        return 100 * sums[:, 0] / sums[:, 1]
 
 
 @pytest.fixture(autouse=True)

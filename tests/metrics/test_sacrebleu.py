@@ -7,11 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu import __version__
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
 from nmt.errors import ConfigError, DataError
+from nmt.metrics import ngrams
 from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer
 from nmt.metrics.sacrebleu import bleu_tokenizer, default_tokenizer
 from nmt.metrics.significance import Floats
@@ -44,6 +48,35 @@ def test_more_references_never_make_bleu_matches_fewer(
     assert corpus_score(lines, [other, lines], metric).value == pytest.approx(100.0)
 
 
+ODD = st.text("aAb\u00e4.,!(' 1\u2028\u4e16\U0001f415", max_size=24)
+
+
+@given(st.lists(st.tuples(ODD, ODD, ODD), min_size=1, max_size=5), st.booleans(), st.booleans())
+@settings(max_examples=40)
+def test_any_corpora_have_the_scores_of_sacrebleu(
+    rows: list[tuple[str, str, str]], lowercase: bool, is_narrow: bool
+) -> None:
+    """Whole and sentence by sentence; if narrow, in parts, and with n-grams numbered again."""
+    hypotheses, *streams = (list(side) for side in zip(*rows, strict=True))
+    theirs = {
+        "bleu": (BLEU(lowercase=lowercase), BLEU(lowercase=lowercase, effective_order=True)),
+        "chrf": (CHRF(lowercase=lowercase),) * 2,
+        "chrf++": (CHRF(lowercase=lowercase, word_order=2),) * 2,
+        "ter": (TER(),) * 2,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if is_narrow:
+            patch.setattr(ngrams, "_SENTENCES_AT_ONCE", 2)
+            patch.setattr(ngrams, "_KEY_BITS", 9)
+        for metric, (whole, single) in theirs.items():
+            scorer = Scorer(metric, streams, MetricOptions(lowercase=lowercase))
+            table = scorer.statistics(hypotheses)
+            expected = whole.corpus_score(hypotheses, streams).score
+            assert scorer.total(table).value == pytest.approx(expected, abs=1e-9)
+            each = [single.sentence_score(line, own).score for line, *own in rows]
+            assert scorer.sentence_scores(table) == pytest.approx(each, abs=1e-9)
+
+
 def test_bleu_of_a_small_example_is_what_the_definition_gives() -> None:
     # 4 of 5 words, 2 of 4 pairs, 1 of 3 triples, and no quadruple match (sacrebleu counts half of
     # one: 1/4); both sides have 5 words, so there is no brevity penalty.
@@ -73,7 +106,7 @@ def test_the_sums_of_the_statistics_give_the_score(metric: str) -> None:
     scorer = Scorer(metric, [["a b c d e", "f g h i"]], MetricOptions())
     table = scorer.statistics(["a b c e d", "f g h h"])
     assert table.shape[0] == 2
-    score = scorer.metric.score(table.sum(axis=0).tolist())
+    (score,) = scorer.metric.score(table.sum(axis=0, keepdims=True))
     assert score == pytest.approx(scorer.total(table).value, abs=1e-9)
 
 
