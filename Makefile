@@ -83,9 +83,9 @@ clean-demo:  ## remove the demo's prepared data and run
 	$(PYTHON) -m venv .venv
 
 $(CORE): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(PIP) -e '.[ctranslate2]'
+	$(PIP) -e '.[ctranslate2,serve]'
 	@touch $@
 
 $(DEV): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(PIP) -e '.[dev,tensorboard,ctranslate2,clean]'
+	$(PIP) -e '.[dev,tensorboard,ctranslate2,clean,serve]'
 	@touch $@ $(CORE)

@@ -1,0 +1,1 @@
+"""Documents with markup -> sentences to translate, and their translations -> documents."""

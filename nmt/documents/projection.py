@@ -1,0 +1,400 @@
+"""Word alignment -> where the marks of a paragraph stand in its translation.
+
+Each pair of tags goes around one run of target words: the run that holds most words aligned to its
+own and fewest aligned to others. A pair inside another stays inside it, and neighbours do not
+overlap, so the result is balanced and nested as the source is, and each tag comes out once. (The
+inline tags of Bergamot are opened and closed anew wherever the aligned words are apart.)
+
+A pair none of whose words is aligned goes around the free word nearest to its relative position; if
+its surroundings have no free word, to their end, around nothing. A line break in the text keeps its
+relative position; other white space becomes one space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nmt.documents.paragraph import Paragraph, Word
+
+Links = Iterable[tuple[int, int]]
+"""(source word, target word) of one sentence, from 0."""
+Translation = tuple[str, Links | None]
+"""The text of a sentence, and its links; None: words are linked by their relative position."""
+Escape = Callable[[str, bool], str]
+"""Writes text in the format of a document; True: it stands at the start of a line."""
+
+_MOST_TAGS, _MOST_WORK = 400, 1 << 16
+"""Pairs of tags in a paragraph, and pairs times words; beyond, marks keep their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """What stands between two words, or in one: white space, void tags, pictures, code."""
+
+    text: str
+    word: int
+    """The source word before it, or around it; -1 if there is none."""
+    offset: int
+    """Characters of that word before it."""
+    index: int
+    """Place in the tape."""
+    is_mark: bool
+    """Whether it is more than white space."""
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A pair of tags, or the whole paragraph: what it is around, in the source and the target."""
+
+    opening: str = ""
+    closing: str = ""
+    first: int = 0
+    """Its first source word."""
+    start: int = 0
+    """Characters of that word before it."""
+    last: int = -1
+    """Its last source word."""
+    end: int = 0
+    """Characters of that word in it or before it."""
+    indices: tuple[int, int] = (0, 0)
+    """Places of both tags in the tape."""
+    fillers: list[Filler] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    left: int = 0
+    """Its first target word."""
+    right: int = -1
+    """Its last."""
+    after_signs: bool = False
+    """Whether signs such as a quotation mark stand before it in its first word."""
+    before_signs: bool = False
+    """Whether signs such as a full stop stand behind it in its last word."""
+
+
+def read_spans(paragraph: Paragraph) -> Span | None:
+    """Return the tree of tags; None if a tag between words lacks its partner."""
+    tape, words = [*paragraph.tape()], paragraph.words
+    partners = _pairs(paragraph, tape)
+    closing = set(partners.values())
+    stack = [Span(last=len(words) - 1)]
+    word, used, filler, is_mark = -1, 0, "", False
+    parts_before = [0]
+    for kind, _, _ in tape:
+        parts_before.append(parts_before[-1] + (kind == "part"))
+    index = 0
+    while index < len(tape):
+        kind, text, number = tape[index]
+        end = partners.get(index, index)
+        is_pair = end != index and parts_before[index] < parts_before[end]
+        if (kind == "part" or is_pair or index in closing) and filler:
+            stack[-1].fillers.append(Filler(filler, word, used, index, is_mark))
+            filler, is_mark = "", False
+        in_word = word >= 0 and used < len(words[word].text)
+        if kind == "part":
+            word, used = number, len(text) + (used if number == word else 0)
+        elif is_pair:
+            first, start = (word, used) if in_word else (word + 1, 0)
+            span = Span(text, tape[end][1], first, start, indices=(index, end))
+            stack[-1].spans.append(span)
+            stack.append(span)
+        elif index in closing:
+            span = stack.pop()
+            span.last, span.end = word, used
+        else:
+            at_edge = word < 0 or (word == len(words) - 1 and not in_word)
+            if kind in ("open", "close") and end == index and not at_edge:
+                return None
+            filler += "".join(text for _, text, _ in tape[index : end + 1])  # a pair around nothing
+            is_mark |= kind != "space"
+            index = end
+        index += 1
+    if filler:
+        stack[-1].fillers.append(Filler(filler, word, used, index, is_mark))
+    return stack[0]
+
+
+def _pairs(paragraph: Paragraph, tape: Sequence[tuple[str, str, int]]) -> dict[int, int]:
+    """Return the place of the closing tag for each opening tag that has one."""
+    stack: list[tuple[str, int]] = []
+    waiting: Counter[str] = Counter()
+    found: dict[int, int] = {}
+    for index, (kind, _, number) in enumerate(tape):
+        if kind == "open":
+            stack.append((name := paragraph.events[number].name, index))
+            waiting[name] += 1
+        elif kind == "close" and waiting[name := paragraph.events[number].name]:
+            opened = None
+            while opened != name:
+                opened, start = stack.pop()
+                waiting[opened] -= 1
+                found[start] = index
+                if opened != name:
+                    del found[start]
+    return found
+
+
+class _Layout:
+    """The translation of a paragraph under construction."""
+
+    def __init__(
+        self, paragraph: Paragraph, translations: Sequence[Translation], joiner: str
+    ) -> None:
+        self.words: list[str] = []
+        self.links: list[list[int]] = []  # of each source word
+        self.starts: list[tuple[int, int, int, int]] = []  # of each source word's sentence
+        self.gaps: list[str] = []  # before each word
+        sizes = Counter(word.sentence for word in paragraph.words)
+        for sentence, (text, links) in enumerate(translations):
+            found, size = text.split(), sizes[sentence]
+            source, target = len(self.links), len(self.words)
+            self.starts += [(source, size, target, len(found))] * size
+            self.links += [[] for _ in range(size)]
+            self.words += found
+            self.gaps += ([joiner] + [" "] * len(found))[: len(found)]
+            for i, j in _diagonal(size, len(found)) if links is None else links:
+                if 0 <= i < size and 0 <= j < len(found):
+                    self.links[source + i].append(target + j)
+        count = len(self.words)
+        self.num_links = Counter(j for own in self.links for j in own)
+        self.owners: list[Span | None] = [None] * count
+        # Of each word: before it; behind its first signs; before its last signs; behind it.
+        self.before: list[list[str]] = [[] for _ in range(count)]
+        self.inner_before: list[list[str]] = [[] for _ in range(count)]
+        self.inner_after: list[deque[str]] = [deque() for _ in range(count)]
+        self.after: list[deque[str]] = [deque() for _ in range(count)]
+        # Words that stay as they were, with marks in them: source word; marks.
+        self.kept: dict[int, int] = {}
+        self.inside: dict[int, list[tuple[int, int, str]]] = {}  # place in the tape, offset, mark
+        self.filled: set[int] = set()  # gaps
+
+    def relative(self, word: int) -> int:
+        """Return the target word at the relative position of a source word in its sentence."""
+        if word == len(self.links):
+            return len(self.words)
+        source, size, target, count = self.starts[word]
+        return target + ((word - source) * count + size // 2) // size
+
+    def kept_word(self, word: int, text: str, around: Span) -> int | None:
+        """Return the target word that a source word became unchanged, in what is ``around`` it."""
+        for j in self.links[word]:
+            is_free = self.owners[j] is around or self.kept.get(j) == word
+            if self.words[j] == text and is_free:
+                return j
+        return None
+
+    def claim(self, span: Span, around: Span) -> bool:
+        """Find the run of words for a pair of tags; False if no word is free."""
+        own = Counter(
+            j
+            for links in self.links[span.first : span.last + 1]
+            for j in links
+            if self.owners[j] is around
+        )
+        if not own:
+            free = [j for j in range(around.left, around.right + 1) if self.owners[j] is around]
+            if not free:
+                return False
+            middle = self.relative((span.first + span.last) // 2)
+            own[min(free, key=lambda j: abs(j - middle))] = 1
+        best, total, start = -math.inf, 0.0, 0
+        for j in range(min(own), max(own) + 1):
+            if self.owners[j] is not around:
+                total = 0.0
+                continue
+            if total <= 0:
+                total, start = 0.0, j
+            total += 2 * own[j] / self.num_links[j] - 1 if self.num_links[j] else 0
+            if total > best:
+                best, span.left, span.right = total, start, j
+        self.owners[span.left : span.right + 1] = [span] * (span.right + 1 - span.left)
+        return True
+
+    def place(self, root: Span, words: Sequence[Word]) -> None:
+        """Place all that stands in a paragraph, but not at its ends; surroundings first."""
+        root.right = len(self.words) - 1
+        self.owners = [root] * len(self.words)
+        waiting = [root]
+        while waiting:
+            around = waiting.pop()
+            for span in around.spans:
+                if not (self.keep(span, around, words) or self.claim(span, around)):
+                    self.close_in(around, _hollow(span))
+                    span.left = -1
+            for filler in around.fillers:
+                self.add_filler(filler, around, words)
+            placed = [span for span in around.spans if span.left >= 0]
+            for span in placed:
+                if span.left not in self.kept:
+                    self.add_tags(span, around, words)
+            waiting += placed
+
+    def keep(self, span: Span, around: Span, words: Sequence[Word]) -> bool:
+        """Place a pair of tags in a word that stays as it was."""
+        text = words[span.first].text
+        if span.first != span.last or (span.start == 0 and span.end == len(text)):
+            return False
+        if (j := self.kept_word(span.first, text, around)) is None:
+            return False
+        span.left = span.right = j
+        self.kept[j], self.owners[j] = span.first, span
+        opening = (span.indices[0], span.start, span.opening)
+        self.inside.setdefault(j, []).extend([opening, (span.indices[1], span.end, span.closing)])
+        return True
+
+    def add_tags(self, span: Span, around: Span, words: Sequence[Word]) -> None:
+        """Put tags around the words of a span, and signs outside that were outside."""
+        head, tail = words[span.first].text[: span.start], words[span.last].text[span.end :]
+        span.after_signs = _is_signs(head) or (around.after_signs and span.left == around.left)
+        span.before_signs = _is_signs(tail) or (around.before_signs and span.right == around.right)
+        self.open_in(span, span.opening)
+        self.close_in(span, span.closing)
+
+    def open_in(self, span: Span, text: str) -> None:
+        """Put a mark at the start of a span."""
+        (self.inner_before if span.after_signs else self.before)[span.left].append(text)
+
+    def close_in(self, span: Span, text: str) -> None:
+        """Put a mark at the end of a span, before those that are there."""
+        (self.inner_after if span.before_signs else self.after)[span.right].appendleft(text)
+
+    def add_filler(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
+        """Place what stands between words of a span, or in one; not at the ends of the text."""
+        text, word = filler.text, filler.word
+        if word >= 0 and filler.offset < len(words[word].text):
+            j = self.kept_word(word, words[word].text, span)
+            if j is None:
+                self.close_in(span, text)
+            else:
+                self.inside.setdefault(j, []).append((filler.index, filler.offset, text))
+            return
+        if not filler.is_mark and "\n" not in text:
+            return
+        if word < span.first or word >= span.last or span.left == span.right:
+            if filler.is_mark and word < span.first:
+                self.open_in(span, text.lstrip())
+            elif filler.is_mark:
+                self.close_in(span, text.rstrip())
+            return
+        gap = self.relative(word + 1)
+        if filler.is_mark:
+            to_next = text[0].isspace() and not text[-1].isspace()
+            near = self.links[word + to_next]
+            near = [j for j in near if span.left <= j <= span.right]
+            gap = max(near) + 1 if near else gap
+            gap = min(near) if near and to_next else gap
+        gap = min(max(gap, span.left + 1), span.right)
+        if gap not in self.filled:
+            self.gaps[gap] = text
+        elif filler.is_mark:  # one line break is enough: two would end a paragraph
+            self.gaps[gap] += " ".join(text.split())
+        self.filled.add(gap)
+
+    def text(self, escape: Escape) -> Iterator[str]:
+        """Yield the words, with all that was placed."""
+        for j, word in enumerate(self.words):
+            gap = self.gaps[j] if j else ""
+            starts_line = not j or "\n" in gap
+            start, end = _core(word)
+            if starts_line and escape(word, True) != escape(word, False):
+                start, end = 0, len(word)
+            marks = [(start, mark) for mark in self.inner_before[j]]
+            marks += [(offset, mark) for _, offset, mark in sorted(self.inside.get(j, ()))]
+            marks += [(end, mark) for mark in self.inner_after[j]]
+            yield gap
+            yield from self.before[j]
+            place = 0
+            for offset, mark in (*marks, (len(word), "")):
+                offset = max(offset, place)
+                yield escape(word[place:offset], starts_line and not place)
+                yield mark
+                place = offset
+            yield from self.after[j]
+
+
+def _is_signs(text: str) -> bool:
+    return bool(text) and not any(map(str.isalnum, text))
+
+
+def _core(word: str) -> tuple[int, int]:
+    """Return start and end of a word without the signs before and behind it.
+
+    >>> _core('"Hi!"'), _core("--")
+    ((1, 3), (0, 2))
+    """
+    places = [place for place, character in enumerate(word) if character.isalnum()]
+    return (places[0], places[-1] + 1) if places else (0, len(word))
+
+
+def _hollow(span: Span) -> str:
+    """Write a pair of tags for which there is no word; emphasis of Markdown needs one."""
+    inner = "".join(x.text for x in span.fillers if x.is_mark) + "".join(map(_hollow, span.spans))
+    return span.opening + inner + span.closing if span.opening.strip("*_~") else inner
+
+
+def _diagonal(size: int, count: int) -> Iterator[tuple[int, int]]:
+    """Link words of two texts by their relative positions.
+
+    >>> list(_diagonal(2, 4)), list(_diagonal(2, 1))
+    ([(0, 0), (0, 1), (1, 2), (1, 3)], [(0, 0), (1, 0)])
+    """
+    for i in range(size):
+        start = i * count // size
+        for j in range(start, max(start + 1, (i + 1) * count // size)):
+            yield i, j
+
+
+def render(
+    paragraph: Paragraph, translations: Sequence[Translation], joiner: str, escape: Escape
+) -> str:
+    """Write a paragraph's translation with its marks.
+
+    Args:
+        paragraph: The source.
+        translations: Of each sentence.
+        joiner: What stands between sentences of the target language.
+        escape: Of the document's format.
+    """
+    layout, root = _Layout(paragraph, translations, joiner), read_spans(paragraph)
+    num_tags = sum(event.kind == "open" for event in paragraph.events)
+    is_costly = num_tags > _MOST_TAGS or num_tags * len(layout.words) > _MOST_WORK
+    if root is None or is_costly or not layout.words:
+        return "".join(_in_order(paragraph, layout, escape))
+    ends = (
+        [x for x in root.fillers if x.word < 0],
+        [
+            x
+            for x in root.fillers
+            if x.word >= root.last and x.offset == len(paragraph.words[-1].text)
+        ],
+    )
+    root.fillers = [x for x in root.fillers if x not in (*ends[0], *ends[1])]
+    layout.place(root, paragraph.words)
+    before, after = ("".join(x.text for x in side) for side in ends)
+    return before + "".join(layout.text(escape)) + after
+
+
+def _in_order(paragraph: Paragraph, layout: _Layout, escape: Escape) -> Iterator[str]:
+    """Yield all marks in the order of the source, words at their relative positions."""
+    done, gap, last = 0, "", -1
+    is_parted = True  # whether something stands behind the last word that parts it from the next
+    for kind, text, number in paragraph.tape():
+        if kind == "space":
+            gap = text
+        elif kind != "part":
+            if kind != "close":
+                yield gap
+                is_parted, gap = is_parted or bool(gap) or kind == "break", ""
+            yield text
+        elif number != last:
+            last = number
+            is_last = number + 1 == len(paragraph.words)
+            stop = len(layout.words) if is_last else max(done, layout.relative(number + 1))
+            for j in range(done, stop):
+                between = gap or ("" if is_parted else layout.gaps[j])
+                yield between
+                yield escape(layout.words[j], not j or "\n" in between)
+                is_parted, gap = False, ""
+            done = stop
+    yield gap

@@ -1,0 +1,178 @@
+"""Laws of documents: what is not translated stays, marks stay balanced, and time is linear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.documents.document import FORMATS, decode_document, read_document
+from nmt.documents.projection import Links, Translation
+from nmt.errors import ConfigError, DataError
+
+CUE = "00:01.000 --> 00:02.000"
+PIECES = [
+    "Hello",
+    "there.",
+    "you",
+    "<b>",
+    "</b>",
+    "<i",
+    "</i>",
+    ">",
+    "<br>",
+    "&amp;",
+    "&#",
+    "&",
+    "*",
+]
+PIECES += [
+    "**",
+    "_",
+    "`",
+    "[",
+    "](",
+    ")",
+    "~~~",
+    "1.",
+    "|",
+    "\\",
+    "<!--",
+    "-->",
+    "<script>",
+    "</script>",
+]
+PIECES += ["<p>", "<code>", "</code>", "<v Bob>", "{\\an8}", "http://a.de/x", "\u3002", "\xe9"]
+PIECES += ["- ", "# ", "> ", "---\n", " ", "\n", "\n\n", "\r\n", "\t", "\x00", "\ud800", "\u2028"]
+PIECES += [CUE, f"\n{CUE}\n"]
+DOCUMENTS = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.text(max_size=60)
+)
+
+
+def same(sentences: Sequence[str]) -> list[Translation]:
+    return [(sentence, None) for sentence in sentences]
+
+
+@given(DOCUMENTS, st.sampled_from(FORMATS))
+def test_sentences_that_stay_give_the_same_document(text: str, kind: str) -> None:
+    document = read_document(text, kind, "en")
+    assert document.rebuild(same(document.sentences)) == text
+
+
+@given(DOCUMENTS, st.sampled_from(FORMATS))
+def test_no_translation_is_an_error(text: str, kind: str) -> None:
+    document = read_document(text, kind, "en")
+    for words in ("", "x", "<b> & * x.", "Viele neue Worte -- und mehr."):
+        document.rebuild([(words, None)] * len(document.sentences))
+        document.rebuild([(words, [(0, 0), (1, 0), (7, 7)])] * len(document.sentences))
+
+
+HOSTILE = ["<", "<a ", "<!--", "<b>", "</b>", "<b>x ", "<a b='", "[", "](", "*a ", "`", "> ", "&#9"]
+HOSTILE += ['"<a ', "_a* ", "<code>", "<x", "- ", "{\\", "www.", "a@", "\n", CUE + "\na\n\n"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_hostile_documents_are_read_and_written(kind: str) -> None:
+    """What takes quadratic time, or recursion, does not end here."""
+    for unit in HOSTILE:
+        text = f"\n{CUE}\n" + unit * (50_000 // len(unit))
+        document = read_document(text, kind, "en")
+        document.rebuild([("x y", None)] * len(document.sentences))
+
+
+def test_deep_tags_around_one_word_come_out_all() -> None:
+    depth = 50_000
+    text = f"{CUE}\n" + "<b>" * depth + "word" + "</b>" * depth
+    document = read_document(text, "vtt", "en")
+    assert document.rebuild([("Wort", None)]) == text.replace("word", "Wort")
+
+
+WORDS = st.lists(st.sampled_from(["Red", "cats", '"run"', "home.", "(so)", "A&B"]), min_size=1)
+TREES = st.recursive(WORDS.map(" ".join), lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+def write(tree: object, numbers: list[int], is_top: bool = True) -> str:
+    """Write nested lists as nested tags that are numbered as they are opened."""
+    if isinstance(tree, str):
+        return tree.replace("&", "&amp;")
+    number = len(numbers)
+    numbers.append(number)
+    assert isinstance(tree, list)
+    inner = " ".join(write(each, numbers, False) for each in tree)
+    return inner if is_top else f"<b {number}>{inner}</b>"
+
+
+def nesting(text: str) -> dict[str, str]:
+    """Return what each tag stands in, and find that tags are balanced."""
+    found, stack = {}, [""]
+    for tag in re.findall(r"</?b[^>]*>", text):
+        if tag == "</b>":
+            stack.pop()
+        else:
+            assert tag not in found
+            found[tag] = stack[-1]
+            stack.append(tag)
+    assert stack == [""]
+    return found
+
+
+def plain(text: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", "", text).replace("&amp;", "&").split())
+
+
+LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8))))
+
+
+@given(TREES, st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6))
+def test_tags_come_out_once_nested_as_they_were(
+    tree: object, answers: Sequence[tuple[list[str], Links | None]]
+) -> None:
+    body = write(tree, [])
+    head = f"WEBVTT\n\n{CUE}\n"
+    document = read_document(head + body, "vtt", "en")
+    bare = read_document(head + plain(body).replace("&", "&amp;"), "vtt", "en")
+    assert document.sentences == bare.sentences  # whatever the marks
+    given_ = [answers[i % len(answers)] for i in range(len(document.sentences))]
+    translations = [(" ".join(words), links) for words, links in given_]
+    result = document.rebuild(translations).removeprefix(head)
+    assert nesting(result) == nesting(body)
+    if document.sentences:
+        text = " ".join(text for text, _ in translations)
+        assert plain(result) == text
+
+
+def test_an_unknown_format_and_another_encoding_are_explained() -> None:
+    with pytest.raises(ConfigError, match="did you mean vtt"):
+        read_document("", "vttt", "en")
+    with pytest.raises(DataError, match="byte 1 is 0xe4"):
+        decode_document(b"K\xe4se")
+    assert decode_document("\ufeffA\r\n".encode()) == "\ufeffA\r\n"
+
+
+def test_subtitles_keep_timings_speakers_and_line_breaks() -> None:
+    text = """1
+00:00:01,000 --> 00:00:02,500
+{\\an8}<i>Where is</i> the red
+house? "No", I say.
+
+2
+00:00:03,000 --> 00:00:04,000
+- Hi <b>H<sub>2</sub>O</b>.
+- You.
+"""
+    document = read_document(text, "srt", "en")
+    assert document.sentences == ("Where is the red house?", '"No", I say.', "Hi H2O.", "You.")
+    answers: list[Translation] = [
+        ("Das rote Haus ist wo?", [(0, 4), (1, 3), (2, 0), (3, 1), (4, 2)]),
+        ("\u201eNein\u201c, sage ich.", None),
+        ("Hallo H2O.", [(0, 0), (1, 1)]),
+        ("Du <b>.", None),
+    ]
+    result = document.rebuild(answers).splitlines()
+    assert result[2] == "{\\an8}Das rote Haus <i>ist"
+    assert result[3] == "wo?</i> \u201eNein\u201c, sage ich."
+    assert result[7:] == ["- Hallo <b>H<sub>2</sub>O</b>.", "- Du \u2039b>."]
