@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nmt.recipes.prepare import prepare
     from nmt.recipes.publish import publish, pull
     from nmt.recipes.score import score
+    from nmt.recipes.serve import serve
     from nmt.recipes.train import train
     from nmt.recipes.translate import translate
     from nmt.translation.result import TranslationResult
@@ -63,6 +64,7 @@ __all__ = [
     "publish",
     "pull",
     "score",
+    "serve",
     "train",
     "translate",
 ]

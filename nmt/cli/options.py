@@ -108,7 +108,7 @@ def format_name(text: str) -> str:
     return name
 
 
-def _dtype(text: str) -> str:
+def dtype_name(text: str) -> str:
     """Read the name of a dtype; bf16, fp16 and half are other names.
 
     Raises:
@@ -240,7 +240,7 @@ class EngineOptions(ModelOptions):
     dtype: str = flag(
         default="auto",
         metavar="TYPE",
-        parser=_dtype,
+        parser=dtype_name,
         help="Type of the weights: auto (float32; on a GPU 16 bits), float32, int8 (CTranslate2; "
         "fastest on CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).",
     )

@@ -162,24 +162,31 @@ class Translator:
             threads=threads, ensemble=ensemble,
         )  # fmt: skip
         loaded = load_engine(Path(folder), options)
+        translator = cls.of(loaded, Path(folder), guard=guard, split=split)
+        if prepare:
+            translator.prepare()
+        return translator
+
+    @classmethod
+    def of(
+        cls, loaded: LoadedEngine, folder: Path, *, guard: bool = True, split: bool = True
+    ) -> Translator:
+        """Return the translator of an engine and of what else lies in its folder; see `load`."""
         config, guardian = loaded.config, None
         if not split:
             _check_unlimited(loaded, folder)
         if guard:
-            limits = read_thresholds(Path(folder))
+            limits = read_thresholds(folder)
             guardian = Guard(limits, loaded.tokenizers, loaded.shortlist)
-        translator = cls(
+        return cls(
             loaded.engine,
             loaded.tokenizers,
             config.decoding,
             max_length=config.filters.max_length if split else None,
             joiner=joiner_for(config.target_language),
             guard=guardian,
-            confidence=read_confidence(Path(folder)),
+            confidence=read_confidence(folder),
         )
-        if prepare:
-            translator.prepare()
-        return translator
 
     def prepare(self, outputs: Iterable[str] = ()) -> None:
         """Load the engine for such requests now, so that faults are found before the first.

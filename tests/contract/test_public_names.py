@@ -13,7 +13,7 @@ def test_the_public_names_are_these() -> None:
         "CheckpointError", "ConfigError", "DataError", "DeviceError", "DivergedError", "GateError",
         "NmtError", "Score", "TokenizerError", "TranslationResult", "Translator", "__version__",
         "augment", "average", "doctor", "evaluate", "export", "import_model", "init", "inspect",
-        "load_config", "prepare", "publish", "pull", "score", "train", "translate",
+        "load_config", "prepare", "publish", "pull", "score", "serve", "train", "translate",
     ]  # fmt: skip
     assert set(nmt.__all__) <= set(dir(nmt))
 

@@ -1,0 +1,1 @@
+"""Models -> an HTTP service: requests of all clients share batches."""

@@ -1,0 +1,77 @@
+"""What goes wrong with a request -> an answer in JSON: status, ``error`` and ``fix``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from nmt.errors import CheckpointError, ConfigError, DataError, DeviceError, NmtError
+from nmt.serving.batching import log_fault
+from nmt.serving.models import without_line
+from nmt.serving.service import BusyError, TooLargeError
+
+_STATUS: dict[type[NmtError], int] = {
+    TooLargeError: 413,
+    BusyError: 503,
+    DataError: 422,
+    ConfigError: 422,
+    CheckpointError: 503,
+    DeviceError: 503,
+}
+"""The first that fits."""
+_OF_ROUTING = {
+    404: ("There is no such path.", "GET openapi.json lists them all."),
+    405: ("This path has no such method.", "GET openapi.json lists them all."),
+}
+_BUSY_SECONDS = 1.0
+
+
+class RefusedError(Exception):
+    """A request that gets a certain status."""
+
+    def __init__(
+        self,
+        status: int,
+        problem: str,
+        fix: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.status, self.problem, self.fix = status, problem, fix
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+
+
+def refusal(error: Exception) -> RefusedError:
+    """Return what the client is told of any error."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, HTTPException):
+        problem, fix = _OF_ROUTING.get(error.status_code, (error.detail, "Correct the request."))
+        return RefusedError(error.status_code, problem, fix, error.headers)
+    if isinstance(error, TimeoutError):
+        return RefusedError(504, "There was no answer in time.", "Send fewer or shorter texts.")
+    for kind, status in _STATUS.items():
+        if isinstance(error, kind):
+            wait = _BUSY_SECONDS if status == 503 else None
+            return RefusedError(status, without_line(error.problem), error.fix, retry_after=wait)
+    log_fault(error)
+    return RefusedError(500, "The server failed.", "Report it, please: a bug.")
+
+
+def as_response(error: Exception) -> Response:
+    """Return the answer for an error."""
+    told = refusal(error)
+    return JSONResponse(told_of(told), told.status, told.headers)
+
+
+def told_of(error: RefusedError) -> dict[str, Any]:
+    """Return what stands in JSON."""
+    return {"error": error.problem, "fix": error.fix}

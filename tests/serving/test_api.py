@@ -1,0 +1,140 @@
+"""What clients get from a running server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from nmt.translation.translator import Translator
+from tests.serving.process import Server
+
+
+@pytest.fixture(scope="module")
+def translator(models: dict[str, Path]) -> Translator:
+    return Translator.load(models["de-en"])
+
+
+def near(value: Any) -> Any:
+    """Round the numbers of plain data: batches of other sizes round otherwise."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, list):
+        return [near(each) for each in value]
+    return {name: near(x) for name, x in value.items()} if isinstance(value, dict) else value
+
+
+def test_a_line_gets_what_nmt_translate_writes(server: Server, translator: Translator) -> None:
+    lines = ["der Hund schläft", "die Katze läuft und das Haus", ""]
+    found = server.translate(
+        *lines, want=["alignment", "attention", "tokens", "alternatives"], options={"n_best": 2}
+    )
+    details = {"alignments": True, "attention": True, "token_scores": True, "n_best": 2}
+    for line, own in zip(lines[:2], found[:2], strict=True):
+        (expected,) = translator.translate([line], **details)  # type: ignore[arg-type]
+        values = near(expected.as_dict())
+        assert {name: near(own[name]) for name in values} == values
+        for side in ("source", "target"):
+            text = own["source" if side == "source" else "translation"]
+            words = own["words"][side]
+            assert [text[word["start"] : word["end"]] for word in words] == text.split()
+            assert [word["text"] for word in words] == text.split()
+        assert all(0 <= word["probability"] <= 1 for word in own["words"]["target"])
+    assert (found[2]["translation"], found[2]["sentences"]) == ("", [])
+
+
+def test_paragraphs_keep_their_shape(server: Server) -> None:
+    text = "\n der Hund.  Die Katze!\r\n\r\n\tdas Haus\n"
+    (own,) = server.translate(text, want=["alignment", "tokens"])
+    sentences = own["sentences"]
+    assert [text[slice(*each["source"])] for each in sentences] == [
+        "der Hund.", "Die Katze!", "das Haus",
+    ]  # fmt: skip
+    targets = [own["translation"][slice(*each["target"])] for each in sentences]
+    assert targets == [each["alternatives"][0]["translation"] for each in sentences]
+    expected = f"\n {targets[0]}  {targets[1]}\r\n\r\n\t{targets[2]}\n"
+    assert own["translation"] == expected
+    assert own["log_prob"] == pytest.approx(sum(each["log_prob"] for each in sentences))
+    links = [link.split("-") for link in own["alignment"].split()]
+    count = len(own["words"]["source"]), len(own["words"]["target"])
+    assert all(int(a) < count[0] and int(b) < count[1] for a, b in links)
+
+
+def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
+    (own,) = server.translate(
+        {"id": "7", "text": "der Hund schläft", "prefix": "das Haus"},
+        want=["alternatives"], options={"return_alternatives": True, "n_best": 3}, split=False,
+    )  # fmt: skip
+    texts = [each["translation"] for each in own["alternatives"]]
+    assert own["id"] == "7"
+    assert len(texts) == 3
+    assert len(set(texts)) > 1
+    assert all(text.startswith("das Haus") for text in texts)
+
+
+def test_lines_are_streamed_in_order(server: Server) -> None:
+    texts = ["der Hund", {"text": "die", "prefix": "a", "forbidden": ["a"]}, "das Haus"]
+    answer = server.post("/v1/translate", {"texts": texts}, Accept="application/x-ndjson")
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    assert ["translation" in line for line in lines] == [True, False, True]
+    assert "forbidden" in lines[1]["error"]
+    assert lines[0] == {"index": 0, **server.translate("der Hund")[0]}
+
+
+def test_scores_are_those_of_the_search(server: Server) -> None:
+    (own,) = server.translate("der Hund", want=["tokens"])
+    pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]
+    answer = server.post("/v1/score", {"pairs": pairs})
+    assert answer.status == 200
+    found = answer.json["scores"]
+    assert [each["source"] for each in found] == ["der Hund", "x"]
+    assert found[0]["log_prob"] == pytest.approx(sum(t["log_prob"] for t in found[0]["tokens"]))
+
+
+def test_models_say_what_they_are(server: Server) -> None:
+    values = server.get("/v1/models").json
+    (model,) = values["models"]
+    assert (model["name"], model["source"], model["target"]) == ("de-en", "de", "en")
+    assert (model["status"], model["loaded"], model["dtype"]) == ("ready", True, "float32")
+    assert model["engines"]["alignment"] == "torch"
+    assert len(model["sha256"]) == 64
+    assert values["limits"]["max_chars"] == 2000
+
+
+def test_the_description_names_every_path(server: Server) -> None:
+    document = server.get("/openapi.json").json
+    names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
+             "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
+             "/metrics", "/openapi.json"}  # fmt: skip
+    assert names <= document["paths"].keys()
+    text = json.dumps(document)
+    for reference in ("TranslateRequest", "Options", "Text", "Fault"):
+        assert f"#/components/schemas/{reference}" in text
+        assert reference in document["components"]["schemas"]
+
+
+def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
+    client = LibreTranslateAPI(f"http://127.0.0.1:{server.port}")
+    (own,) = server.translate("der Hund schläft")
+    assert client.translate("der Hund schläft", "de", "en") == own["translation"]
+    assert client.translate("der Hund schläft", "auto", "en") == own["translation"]
+    assert client.detect("der Hund")[0]["language"] == "de"
+    assert client.languages() == [
+        {"code": "de", "name": "German", "targets": ["en"]},
+        {"code": "en", "name": "English", "targets": []},
+    ]
+
+
+def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:
+    body = {"q": ["der Hund", "das Haus"], "source": "auto", "target": "en", "alternatives": 2}
+    values = server.post("/translate", body).json
+    assert [len(each) for each in values["alternatives"]] == [2, 2]
+    assert [each["language"] for each in values["detectedLanguage"]] == ["de", "de"]
+    assert values["translatedText"][1] == server.translate("das Haus")[0]["translation"]
+    assert server.get("/frontend/settings").json["charLimit"] == 2000
+    assert server.get("/health").json == {"status": "ok"}
