@@ -21,10 +21,11 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route as Path_
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nmt.documents.document import FORMATS
 from nmt.serving import libretranslate
 from nmt.serving.access import Gate
 from nmt.serving.bodies import LINES, JsonLines, read_body, while_connected
-from nmt.serving.documents import FORMATS, translate_document
+from nmt.serving.documents import translate_document
 from nmt.serving.faults import RefusedError, as_response
 from nmt.serving.openapi import Operation, describe
 from nmt.serving.options import ServerOptions

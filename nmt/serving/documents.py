@@ -1,15 +1,14 @@
-"""Documents of several formats, translated with their structure kept."""
+"""Documents of several formats, translated with their structure kept: see `nmt.documents`."""
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
 from typing import Any
 
-from nmt.serving.requests import BadRequestError, DocumentRequest, TranslateRequest
+from nmt.documents.document import read_document
+from nmt.serving.requests import DocumentRequest
 from nmt.serving.service import Route, Service
-
-FORMATS = ("txt",)
-"""What can be read, and is written as it came."""
+from nmt.translation.stream import Request
 
 
 async def translate_document(
@@ -18,21 +17,14 @@ async def translate_document(
     """Return the translated document, and what is to be known of it.
 
     Raises:
-        BadRequestError: It is of another format, or a part of it cannot be translated.
+        ConfigError: It is of another format.
+        DataError: A part of it cannot be translated.
     """
-    if asked.format not in FORMATS:
-        raise BadRequestError(
-            f"Documents of format {asked.format!r} are not read.",
-            fix=f"Use one of {', '.join(FORMATS)}.",
-        )
-    request = TranslateRequest(texts=[asked.text], options=asked.options)
-    async with aclosing(service.translate(request, route, client)) as answers:
-        values = await anext(answers)
-    service.refuse_fault(values)
-    sentences = values["sentences"]
-    return {
-        "format": asked.format,
-        "text": values["translation"],
-        "num_texts": len(sentences),
-        "alarms": sum(bool(each["alarms"]) for each in sentences),
-    }
+    language = route.languages[0]
+    document = await asyncio.to_thread(read_document, asked.text, asked.format, language)
+    lines = [Request(sentence) for sentence in document.sentences]
+    results = await service.translate_lines(lines, route, asked.options, client)
+    found = [(result.text, result.alignment) for result in results]
+    text = await asyncio.to_thread(document.rebuild, found, route.models[-1].joiner)
+    alarms = sum(bool(result.alarms) for result in results)
+    return {"format": asked.format, "text": text, "num_texts": len(results), "alarms": alarms}

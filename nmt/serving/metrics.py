@@ -13,7 +13,7 @@ _BUCKETS = {
 }
 _HELP = {
     "responses": "Answers by path and status.",
-    "texts": "Texts of accepted requests.",
+    "sentences": "Sentences of accepted requests.",
     "characters": "Their characters.",
     "request_seconds": "From the whole request to the end of its answer.",
     "batch_texts": "Sentences that are translated together.",

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nmt.checkpoint.files import BEST, checkpoints_dir
-from nmt.checkpoint.model_folder import CONFIG, find_model, load_folder_config
+from nmt.checkpoint.model_folder import CARD, CONFIG, find_model, load_folder_config
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.exchange.ctranslate2 import MODEL as EXPORTED
 from nmt.exchange.ctranslate2 import is_ctranslate2
-from nmt.exchange.targets import CARD
 from nmt.files.manifest import NAME as MANIFEST
 from nmt.files.manifest import Manifest
 from nmt.runtime.engine import EngineOptions, LoadedEngine

@@ -17,7 +17,7 @@ from nmt.serving.detection import detect
 from nmt.serving.metrics import Metrics
 from nmt.serving.models import ModelStore, ServedModel, Wanted, is_constrained, without_line
 from nmt.serving.options import Limits
-from nmt.serving.requests import BadRequestError, Text, TranslateRequest
+from nmt.serving.requests import BadRequestError, Options, Text, TranslateRequest
 from nmt.serving.splitting import SplitText, split_text
 from nmt.translation.result import TranslationResult
 from nmt.translation.stream import Request
@@ -191,12 +191,10 @@ class Service:
         ]
         *first, last = route.models
         for model in first:
-            lines = await self._translated(Wanted(model, options), lines, client)
-        asked = Wanted(route.models[-1], options, frozenset(outputs))
+            lines = await self._retranslated(Wanted(model, options), lines, client)
+        asked = Wanted(last, options, frozenset(outputs))
         asked.check()
         ends = list(accumulate((len(split.sentences) for split in splits), initial=0))
-        self.metrics.count("texts", len(items))
-        self.metrics.count("characters", sum(item.num_characters for item in items))
         futures = self._submit(asked, lines, client)
         try:
             for item, split, (start, end) in zip(items, splits, pairwise(ends), strict=True):
@@ -225,6 +223,8 @@ class Service:
         self, asked: Wanted, lines: Sequence[Request], client: str
     ) -> list[asyncio.Future[TranslationResult]]:
         """Queue all lines at once: plain ones, and those with constraints."""
+        self.metrics.count("sentences", len(lines))
+        self.metrics.count("characters", sum(len(line.source) for line in lines))
         found: dict[int, asyncio.Future[TranslationResult]] = {}
         for constrained in (False, True):
             rows = [i for i, line in enumerate(lines) if is_constrained(line) == constrained]
@@ -264,17 +264,39 @@ class Service:
         if "error" in values:
             raise BadRequestError(values["error"], fix=values["fix"])
 
+    async def translate_lines(
+        self, lines: Sequence[Request], route: Route, options: Options, client: str
+    ) -> list[TranslationResult]:
+        """Return the translations of sentences, aligned where one model with attention does it.
+
+        Raises:
+            NmtError: One cannot be translated, or the options are wrong.
+        """
+        changes = tuple(sorted(options.changes().items()))
+        *first, last = route.models
+        for model in first:
+            lines = await self._retranslated(Wanted(model, changes), lines, client)
+        can_align = not first and last.engines()["alignment"] is not None
+        outputs = frozenset({"alignments"} if can_align else ())
+        return await self._translated(Wanted(last, changes, outputs), lines, client)
+
     async def _translated(
         self, asked: Wanted, lines: Sequence[Request], client: str
-    ) -> list[Request]:
-        """Return the translations of lines, as lines of the next model."""
+    ) -> list[TranslationResult]:
+        """Return the translations of lines, all of which must have one."""
         asked.check()
         futures = self._submit(asked, lines, client)
         try:
-            results = await asyncio.gather(*futures)
+            return await asyncio.gather(*futures)
         finally:
             for future in futures:
                 future.cancel()
+
+    async def _retranslated(
+        self, asked: Wanted, lines: Sequence[Request], client: str
+    ) -> list[Request]:
+        """Return the translations of lines, as lines of the next model."""
+        results = await self._translated(asked, lines, client)
         return [
             replace(line, source=result.text) for line, result in zip(lines, results, strict=True)
         ]
