@@ -25,6 +25,7 @@ from functools import partial
 from typing import NamedTuple
 
 from nmt.config.keys import chosen
+from nmt.documents.html import read_html
 from nmt.documents.paragraph import Event, Paragraph, read_paragraph
 from nmt.documents.plain import (
     read_cues,
@@ -50,9 +51,9 @@ class Format(NamedTuple):
     """Writes text of a translation."""
 
 
-_TEXT = Format(read_lines, write_text)
 _FORMATS = {
-    "txt": _TEXT,
+    "txt": Format(read_lines, write_text),
+    "html": Format(read_html, write_markup),
     "srt": Format(read_cues, write_srt),
     "vtt": Format(partial(read_cues, decode=unescape), write_markup),
 }

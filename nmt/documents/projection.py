@@ -67,10 +67,10 @@ class Span:
     """Its first target word."""
     right: int = -1
     """Its last."""
-    after_signs: bool = False
-    """Whether signs such as a quotation mark stand before it in its first word."""
-    before_signs: bool = False
-    """Whether signs such as a full stop stand behind it in its last word."""
+    open_at: int = 0
+    """Characters of its first target word before it: as many signs as in the source."""
+    close_at: int = 0
+    """Characters of its last target word in it or before it."""
 
 
 def read_spans(paragraph: Paragraph) -> Span | None:
@@ -159,11 +159,9 @@ class _Layout:
         count = len(self.words)
         self.num_links = Counter(j for own in self.links for j in own)
         self.owners: list[Span | None] = [None] * count
-        # Of each word: before it; behind its first signs; before its last signs; behind it.
-        self.before: list[list[str]] = [[] for _ in range(count)]
-        self.inner_before: list[list[str]] = [[] for _ in range(count)]
-        self.inner_after: list[deque[str]] = [deque() for _ in range(count)]
-        self.after: list[deque[str]] = [deque() for _ in range(count)]
+        # Marks of each word, with the number of its characters before them; in order.
+        self.opened: list[list[tuple[int, str]]] = [[] for _ in range(count)]
+        self.closed: list[deque[tuple[int, str]]] = [deque() for _ in range(count)]
         # Words that stay as they were, with marks in them: source word; marks.
         self.kept: dict[int, int] = {}
         self.inside: dict[int, list[tuple[int, int, str]]] = {}  # place in the tape, offset, mark
@@ -214,6 +212,7 @@ class _Layout:
     def place(self, root: Span, words: Sequence[Word]) -> None:
         """Place all that stands in a paragraph, but not at its ends; surroundings first."""
         root.right = len(self.words) - 1
+        root.close_at = len(self.words[-1])
         self.owners = [root] * len(self.words)
         waiting = [root]
         while waiting:
@@ -238,26 +237,33 @@ class _Layout:
         if (j := self.kept_word(span.first, text, around)) is None:
             return False
         span.left = span.right = j
+        span.open_at, span.close_at = span.start, span.end
         self.kept[j], self.owners[j] = span.first, span
         opening = (span.indices[0], span.start, span.opening)
         self.inside.setdefault(j, []).extend([opening, (span.indices[1], span.end, span.closing)])
         return True
 
     def add_tags(self, span: Span, around: Span, words: Sequence[Word]) -> None:
-        """Put tags around the words of a span, and signs outside that were outside."""
-        head, tail = words[span.first].text[: span.start], words[span.last].text[span.end :]
-        span.after_signs = _is_signs(head) or (around.after_signs and span.left == around.left)
-        span.before_signs = _is_signs(tail) or (around.before_signs and span.right == around.right)
+        """Put tags around the words of a span, with as many signs in them as there were."""
+        head, tail = words[span.first].text[span.start :], words[span.last].text[: span.end]
+        first, last = self.words[span.left], self.words[span.right]
+        signs = _core(head)[0], len(tail) - _core(tail)[1]  # those in it
+        span.open_at = max(0, _core(first)[0] - signs[0])
+        span.close_at = min(len(last), _core(last)[1] + signs[1])
+        if span.left == around.left:
+            span.open_at = max(span.open_at, around.open_at)
+        if span.right == around.right:
+            span.close_at = min(span.close_at, around.close_at)
         self.open_in(span, span.opening)
         self.close_in(span, span.closing)
 
     def open_in(self, span: Span, text: str) -> None:
         """Put a mark at the start of a span."""
-        (self.inner_before if span.after_signs else self.before)[span.left].append(text)
+        self.opened[span.left].append((span.open_at, text))
 
     def close_in(self, span: Span, text: str) -> None:
         """Put a mark at the end of a span, before those that are there."""
-        (self.inner_after if span.before_signs else self.after)[span.right].appendleft(text)
+        self.closed[span.right].appendleft((span.close_at, text))
 
     def add_filler(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
         """Place what stands between words of a span, or in one; not at the ends of the text."""
@@ -278,7 +284,7 @@ class _Layout:
                 self.close_in(span, text.rstrip())
             return
         gap = self.relative(word + 1)
-        if filler.is_mark:
+        if filler.is_mark and words[word].sentence == words[word + 1].sentence:
             to_next = text[0].isspace() and not text[-1].isspace()
             near = self.links[word + to_next]
             near = [j for j in near if span.left <= j <= span.right]
@@ -296,25 +302,18 @@ class _Layout:
         for j, word in enumerate(self.words):
             gap = self.gaps[j] if j else ""
             starts_line = not j or "\n" in gap
-            start, end = _core(word)
-            if starts_line and escape(word, True) != escape(word, False):
-                start, end = 0, len(word)
-            marks = [(start, mark) for mark in self.inner_before[j]]
-            marks += [(offset, mark) for _, offset, mark in sorted(self.inside.get(j, ()))]
-            marks += [(end, mark) for mark in self.inner_after[j]]
+            marks = [*self.opened[j], *(mark[1:] for mark in sorted(self.inside.get(j, ())))]
+            middle = len(marks)
+            marks += self.closed[j]
+            if starts_line and escape(word, True) != escape(word, False):  # in one piece
+                marks = [(len(word) * (i >= middle), mark) for i, (_, mark) in enumerate(marks)]
             yield gap
-            yield from self.before[j]
             place = 0
             for offset, mark in (*marks, (len(word), "")):
-                offset = max(offset, place)
-                yield escape(word[place:offset], starts_line and not place)
+                if offset > place:
+                    yield escape(word[place:offset], starts_line and not place)
+                    place = offset
                 yield mark
-                place = offset
-            yield from self.after[j]
-
-
-def _is_signs(text: str) -> bool:
-    return bool(text) and not any(map(str.isalnum, text))
 
 
 def _core(word: str) -> tuple[int, int]:

@@ -127,14 +127,16 @@ def plain(text: str) -> str:
 LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8))))
 
 
-@given(TREES, st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6))
+HEADS = {"vtt": f"WEBVTT\n\n{CUE}\n", "html": "<!DOCTYPE html>\n<p>"}
+
+
+@given(TREES, st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6), st.sampled_from([*HEADS]))
 def test_tags_come_out_once_nested_as_they_were(
-    tree: object, answers: Sequence[tuple[list[str], Links | None]]
+    tree: object, answers: Sequence[tuple[list[str], Links | None]], kind: str
 ) -> None:
-    body = write(tree, [])
-    head = f"WEBVTT\n\n{CUE}\n"
-    document = read_document(head + body, "vtt", "en")
-    bare = read_document(head + plain(body).replace("&", "&amp;"), "vtt", "en")
+    body, head = write(tree, []), HEADS[kind]
+    document = read_document(head + body, kind, "en")
+    bare = read_document(head + plain(body).replace("&", "&amp;"), kind, "en")
     assert document.sentences == bare.sentences  # whatever the marks
     given_ = [answers[i % len(answers)] for i in range(len(document.sentences))]
     translations = [(" ".join(words), links) for words, links in given_]
@@ -174,5 +176,38 @@ house? "No", I say.
     ]
     result = document.rebuild(answers).splitlines()
     assert result[2] == "{\\an8}Das rote Haus <i>ist"
-    assert result[3] == "wo?</i> \u201eNein\u201c, sage ich."
+    assert result[3] == "wo</i>? \u201eNein\u201c, sage ich."
     assert result[7:] == ["- Hallo <b>H<sub>2</sub>O</b>.", "- Du \u2039b>."]
+
+
+PAGE = """<!DOCTYPE html>
+<head><title>A &amp; B</title><style>b {}</style><script>if (a < b) "<b>Hello</b>"</script></head>
+<!-- Hello -->
+<p title="Hello">A <b>big <i>red</i></b> dog.<br>
+  Come <img alt="Hello"> <a href="x?a&amp;b">here</a> or <code>go home</code>.<br><br>&nbsp;Never.
+<div translate="no">Hello <p>you</p></div><pre>Hello</pre>
+<td>12.50<td>She <span class="x notranslate">Fernweh</span> &lt;said.</p>
+"""
+
+
+def test_a_page_keeps_all_but_its_text() -> None:
+    document = read_document(PAGE, "html", "en")
+    expected = ["A & B", "A big red dog.", "Come here or .", "Never.", "She <said."]
+    assert list(document.sentences) == expected
+    answers: list[Translation] = [
+        ("B & A", [(0, 2), (1, 1), (2, 0)]),
+        ("Un chien rouge grand.", [(0, 0), (1, 3), (2, 2), (3, 1)]),
+        ("Viens ou ici .", [(0, 0), (1, 2), (2, 1), (3, 3)]),
+        ("Jamais.", None),
+        ("Elle <dit.", None),
+    ]
+    expected_page = (
+        PAGE.replace("A &amp; B", "B &amp; A")
+        .replace("A <b>big <i>red</i></b> dog.", "Un chien <b><i>rouge</i> grand</b>.")
+        .replace("Come <img", "Viens <img")
+        .replace('<a href="x?a&amp;b">here</a> or', 'ou <a href="x?a&amp;b">ici</a>')
+        .replace("&nbsp;Never.", "\xa0Jamais.")
+        .replace("She <span", "Elle <span")
+        .replace("&lt;said", "&lt;dit")
+    )
+    assert document.rebuild(answers) == expected_page
