@@ -13,10 +13,8 @@ import gzip
 import importlib
 import logging
 import lzma
-import os
 import re
 import select
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -282,7 +280,8 @@ def read_chunks(
 
     A chunk ends when it is full, when the writer pauses, or a moment after its first line: so
     lines that come one at a time are answered one at a time, and nothing waits for the end of the
-    input. Memory is bounded by the sizes of a chunk and of a line.
+    input. A pause within a line ends a chunk too, which is then empty. Memory is bounded by the
+    sizes of a chunk and of a line.
 
     Args:
         stream: Bytes to read to the end.
@@ -310,27 +309,19 @@ def read_chunks(
             if len(chunk) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
-        is_old = time.monotonic() - since > _PATIENCE_SECONDS
-        if chunk and (is_old or not _more_is_waiting(stream)):
+        is_old = bool(chunk) and time.monotonic() - since > _PATIENCE_SECONDS
+        if (chunk or not lines) and (is_old or not has_input(stream)):
             yield chunk
             chunk, size = [], 0
     if chunk:
         yield chunk
 
 
-def _more_is_waiting(stream: IO[bytes]) -> bool:
-    """Whether the writer has written more, or ended, within a moment."""
+def has_input(stream: IO[bytes], seconds: float = _PAUSE_SECONDS) -> bool:
+    """Whether the writer has written more, or ended, within a moment; always so of a file."""
     try:
-        return bool(select.select([stream.fileno()], [], [], _PAUSE_SECONDS)[0])
+        return bool(select.select([stream.fileno()], [], [], seconds)[0])
     except (OSError, ValueError):  # no file descriptor: a buffer in a test
-        return True
-
-
-def never_waits(stream: IO[bytes]) -> bool:
-    """Whether reading waits for no writer: it is from a file on a disk, or from a buffer."""
-    try:
-        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):  # no file descriptor
         return True
 
 

@@ -83,9 +83,9 @@ def translate(
             translator.prepare(style.outputs)
             translator.translate([], tag=style.tag)  # an unknown one before anything is read
             _check_confidence(Path(model), translator, style)
-        # On GPUs of a team chunks follow each other: they are divided, not read ahead.
-        turns = OverlappingTurns() if translator.on_gpu and not team else None
-        run = team.translate_files if team else partial(translate_files, turns=turns)
+        # What is answered line by line is not read ahead.
+        turns = OverlappingTurns() if translator.on_gpu and lines_at_once != 1 else None
+        run = partial(team.translate_files if team else translate_files, turns=turns)
         style = replace(style, n_best=translator.options.n_best)
         shown = team is None or team.is_first
         if shown and source and _JSON_NAME.search(source.name) and not style.reads_json:

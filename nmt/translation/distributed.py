@@ -1,23 +1,30 @@
 """``nmt translate`` under torchrun: each process translates a part of every chunk of lines.
 
 The first process reads and writes, so that all of them together behave as one. Chunks, results and
-the end of the input are collective calls that all processes make in the same order.
+the end of the input are collective calls that all processes make in the same order: what decides
+about that order, such as whether a chunk is ready, is what the first one says.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal, TypeVar, TypeVarTuple
+
+from typing_extensions import override
 
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, join
 from nmt.errors import NmtError
 from nmt.files.lines import MAX_CHUNK_LINES
 from nmt.translation.stream import LineTranslator, TranslationRun, errors_only, translate_files
+from nmt.translation.turns import Turns
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 _SECONDS_TO_REPORT = 5
 
@@ -65,51 +72,84 @@ class Team:
         *,
         lines_at_once: int | None = None,
         progress: Callable[[int], object] = lambda _: None,
+        turns: Turns | None = None,
     ) -> TranslationRun:
         """Do what `nmt.translation.stream.translate_files` does, together.
 
         Only the first process opens files, shows progress and raises what is wrong with them.
         """
-        processes = self._processes
-        if processes.rank:
-            return self._help(translate)
-        is_between_chunks = True
-
-        def translate_chunk(lines: Sequence[bytes], first_number: int) -> TranslationRun:
-            nonlocal is_between_chunks
-            is_between_chunks = False
-            processes.share((lines, first_number))
-            runs = self._translate_part(translate, lines, first_number)
-            is_between_chunks = True
-            return reduce(add, runs)
-
+        shared = SharedTurns(self._processes, turns or Turns())
+        if not self.is_first:
+            with closing(shared.map(translate, iter(()))) as runs:
+                num_lines = sum(run.num_lines for run in runs)
+            self._processes.leave()
+            return TranslationRun(num_lines=num_lines)
         try:
-            together = (lines_at_once or MAX_CHUNK_LINES) * processes.size
+            together = (lines_at_once or MAX_CHUNK_LINES) * self._processes.size
             return translate_files(
-                translate_chunk, source, output, lines_at_once=together, progress=progress
+                translate, source, output, lines_at_once=together, progress=progress, turns=shared
             )
         finally:
-            # The others end in order, unless they are not waiting for lines: something broke.
-            if is_between_chunks:
-                with suppress(PeerLostError):  # no matter now: there is nothing more to ask it
-                    processes.share(None)
-                processes.leave()
+            shared.end()
 
-    def _help(self, translate: LineTranslator) -> TranslationRun:
-        """Translate parts of what the first process reads, until it is done."""
-        num_lines, nothing = 0, cast("tuple[Sequence[bytes], int] | None", None)
-        while (chunk := self._processes.share(nothing)) is not None:
-            num_lines += len(chunk[0])
-            self._translate_part(translate, *chunk)
-        self._processes.leave()
-        return TranslationRun(num_lines=num_lines)
 
-    def _translate_part(
-        self, translate: LineTranslator, lines: Sequence[bytes], first_number: int
-    ) -> list[TranslationRun]:
-        """Return the runs of all processes over their parts of a chunk that the first one read."""
-        begin, part = part_of(lines, self._processes.rank, self._processes.size)
-        return self._processes.gather(translate(part, first_number + begin))
+class SharedTurns(Turns):
+    """Turns of several processes, each of which translates a part of every chunk.
+
+    All of them make the same calls; chunks, and whether they are ready, are those of the first.
+
+    Args:
+        processes: All of them.
+        own: What this one does when.
+    """
+
+    def __init__(self, processes: Processes, own: Turns) -> None:
+        self._processes, self._own = processes, own
+        self._others: Literal["wait", "work", "are done"] = "wait"
+        """To the first process: for its word, on chunks that it has shared, or at all."""
+
+    @override
+    def map(
+        self,
+        translate: Callable[[*Ts], R],
+        chunks: Iterator[tuple[*Ts]],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> Generator[R, None, None]:
+        processes = self._processes
+        own = self._own.map(translate, self._parts(chunks), lambda: processes.share(is_ready()))
+        with closing(own) as results:
+            for result in results:
+                gathered: list[Any] = processes.gather(result)
+                before, self._others = self._others, "wait"
+                yield reduce(add, gathered)
+                if not processes.share(processes.rank == 0):
+                    return
+                self._others = before
+
+    def _parts(self, chunks: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield the part of this process of every chunk, with the number of its first line."""
+        processes, self._others = self._processes, "work"
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except Exception:  # the input is damaged: what was read before is translated
+                processes.share(None)
+                self._others = "are done"
+                raise
+            if (shared := processes.share(chunk)) is None:
+                self._others = "are done"
+                return
+            lines, number = shared
+            begin, part = part_of(lines, processes.rank, processes.size)
+            yield part, number + begin
+
+    def end(self) -> None:
+        """In the first process: let the others end in order, unless they work: then it failed."""
+        if self._others == "wait":
+            with suppress(PeerLostError):  # no matter now: there is nothing more to ask it
+                self._processes.share(None)
+        if self._others != "work":
+            self._processes.leave()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
@@ -26,8 +26,8 @@ from nmt.files.lines import (
     MAX_CHUNK_LINES,
     MAX_NOTES,
     LineDecoder,
+    has_input,
     is_standard,
-    never_waits,
     open_input,
     read_chunks,
 )
@@ -379,8 +379,7 @@ def translate_stream(
         lines_at_once: Lines that are sorted and searched together; 1 answers each at once.
         name: What messages call ``source``.
         progress: Called with the number of lines so far after each chunk.
-        turns: Those of the translator. A file's chunks take them; what comes slowly, or is answered
-            at once, is not read ahead.
+        turns: Those of the translator: one chunk after another if None.
 
     Returns:
         The counts, without the output.
@@ -389,10 +388,10 @@ def translate_stream(
         DataError: The input is damaged, or a line ends the output.
     """
     total = TranslationRun()
-    if turns is None or lines_at_once == 1 or not never_waits(source):
-        turns = Turns()
+    turns = turns or Turns()
     chunks = _numbered(read_chunks(source, lines_at_once=lines_at_once, name=name))
-    with closing(turns.map(translate, chunks)) as runs:
+    is_ready = partial(has_input, source, 0.0)
+    with closing(turns.map(translate, chunks, is_ready)) as runs:
         for run in runs:
             output.write(run.output)
             output.flush()

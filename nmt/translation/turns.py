@@ -1,7 +1,9 @@
 """Several chunks of lines at once: text work of some beside the search of another.
 
-A GPU need not wait while lines are read, tokenized, checked and joined. The search stays in one
-thread, that of the caller; of the others one at a time works on text.
+A GPU need not wait while lines are read, tokenized, checked and joined. Reading and searching stay
+in one thread, that of the caller; of the others one at a time works on text. What is read comes
+from a file, a pipe or the first of several processes: whatever comes slowly is read ahead only as
+far as it is there.
 """
 
 from __future__ import annotations
@@ -26,9 +28,19 @@ class Turns:
     """Says what is done when. Here: one chunk after another, all in one thread."""
 
     def map(
-        self, translate: Callable[[*Ts], R], chunks: Iterator[tuple[*Ts]]
+        self,
+        translate: Callable[[*Ts], R],
+        chunks: Iterator[tuple[*Ts]],
+        is_ready: Callable[[], bool] = lambda: True,  # noqa: ARG002 - for those who read ahead
     ) -> Generator[R, None, None]:
-        """Yield ``translate(*chunk)`` of each, in order. ``chunks`` are read in this thread."""
+        """Yield ``translate(*chunk)`` of each, in order.
+
+        Args:
+            translate: What is done with a chunk.
+            chunks: Read in this thread.
+            is_ready: Whether the next one is there. Asked before one is read while others are still
+                to be answered; an answer waits for no chunk that is not ready.
+        """
         yield from starmap(translate, chunks)
 
     def search(self, work: Callable[[], R]) -> R:
@@ -52,17 +64,20 @@ class OverlappingTurns(Turns):
 
     @override
     def map(
-        self, translate: Callable[[*Ts], R], chunks: Iterator[tuple[*Ts]]
+        self,
+        translate: Callable[[*Ts], R],
+        chunks: Iterator[tuple[*Ts]],
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> Generator[R, None, None]:
-        started = deque[Future[R]]()
+        started, is_open = deque[Future[R]](), True
         with ThreadPoolExecutor(_CHUNKS, thread_name_prefix="text") as pool:
             try:
                 while True:
-                    while len(started) < _CHUNKS:
-                        if (future := self._start(pool, translate, chunks)) is None:
-                            break
-                        future.add_done_callback(lambda _: self._asked.put(None))
-                        started.append(future)
+                    while is_open and len(started) < _CHUNKS and (not started or is_ready()):
+                        future, is_open = self._start(pool, translate, chunks)
+                        if future is not None:
+                            future.add_done_callback(lambda _: self._asked.put(None))
+                            started.append(future)
                     if not started:
                         return
                     while not started[0].done():
@@ -97,15 +112,20 @@ class OverlappingTurns(Turns):
         pool: ThreadPoolExecutor,
         translate: Callable[[*Ts], R],
         chunks: Iterator[tuple[*Ts]],
-    ) -> Future[R] | None:
-        """Start the next chunk; None after the last. An error in reading is told in its turn."""
+    ) -> tuple[Future[R] | None, bool]:
+        """Start the next chunk, if any; and say whether to read on.
+
+        An error in reading is the last chunk, and told in its turn.
+        """
         try:
             chunk = next(chunks, None)
         except Exception as error:
             failed: Future[R] = Future()
             failed.set_exception(error)
-            return failed
-        return None if chunk is None else pool.submit(self._translate, translate, chunk)
+            return failed, False
+        if chunk is None:
+            return None, False
+        return pool.submit(self._translate, translate, chunk), True
 
     def _translate(self, translate: Callable[[*Ts], R], chunk: tuple[*Ts]) -> R:
         self._own.works_on_text = True

@@ -216,6 +216,19 @@ def test_a_look_at_the_first_bytes_keeps_no_line_back(
         assert list(chunks) == []
 
 
+def test_half_a_line_keeps_nobody_waiting(pipe: tuple[IO[bytes], int]) -> None:
+    """Whoever reads ahead gets an empty chunk, and can answer the lines before."""
+    stream, writing = pipe
+    os.write(writing, b"one\ntw")
+    chunks = read_chunks(stream)
+    assert next(chunks) == [b"one"]
+    os.write(writing, b"o")
+    assert next(chunks) == []
+    os.write(writing, b"!\n")
+    assert next(chunks) == [b"two!"]
+    os.close(writing)
+
+
 def test_standard_input_that_is_a_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,12 +51,38 @@ def alone(run: Path, *arguments: object, text: bytes = b"") -> Result:
     return CliRunner().invoke(app, ["translate", *flags], input=text)
 
 
+# Two lines of a chunk for each process, which reads ahead as beside a GPU: the first search ends
+# when the next chunk is tokenized.
+BESIDE = f"""
+import threading
+from nmt.cli import main
+from nmt.translation import distributed, translator
+
+tokenized, segment = [], translator.segment_lines
+is_ahead, find = threading.Event(), translator.Translator._find
+
+def segment_lines(texts, *more):
+    tokenized.extend([texts] if texts else [])
+    if len(tokenized) == 2:
+        is_ahead.set()
+    return segment(texts, *more)
+
+def search(self, batches, *more):
+    assert not batches or is_ahead.wait({PATIENCE_SECONDS // 4}), "no text work beside a search"
+    return find(self, batches, *more)
+
+translator.segment_lines, translator.Translator._find = segment_lines, search
+translator.Translator.on_gpu, distributed.MAX_CHUNK_LINES = True, 2
+main()
+"""
+
+
 def together(
-    run: Path, *arguments: object, text: bytes = b""
+    run: Path, *arguments: object, text: bytes = b"", program: Sequence[object] = ("-m", "nmt")
 ) -> subprocess.CompletedProcess[bytes]:
     """Run it in two processes; if they do not end, the test fails."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = [sys.executable, *launcher, "-m", "nmt", "translate", run, *FLAGS, *arguments]
+    command = [sys.executable, *launcher, *program, "translate", run, *FLAGS, *arguments]
     return subprocess.run(
         [str(word) for word in command],
         input=text,
@@ -100,6 +126,28 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     assert "nmt: warning: line 16, byte 16: 0xff" in expected.stderr
     assert "nmt: guard: 22 of 25 lines looked degenerate" in expected.stderr
     assert "answered with an error: 2. The first: Line 12 has" in expected.stderr
+
+
+def test_text_is_worked_on_beside_the_searches_of_each(run_dir: Path, tmp_path: Path) -> None:
+    """In lines through a pipe, up to one that ends the output."""
+    (tmp_path / "beside.py").write_text(BESIDE)
+    bad = b'{"sourc": "x"}'
+    lines = [json.dumps({"source": x.decode()}).encode() for x in LINES] + [bad] + [bad] * 9
+    flags = ("--input-format", "json")
+    text = b"\n".join(lines)
+    expected = alone(run_dir, *flags, text=text)
+    assert expected.stdout_bytes.count(b"\n") == len(LINES)
+
+    found = together(run_dir, *flags, text=text, program=(tmp_path / "beside.py",))
+
+    assert found.returncode != 0
+    assert found.stdout == expected.stdout_bytes, found.stderr.decode()
+    # The guard tells of chunks, and these are smaller.
+    errors = [
+        [x for x in messages(m) if "guard" not in x]
+        for m in (found.stderr.decode(), expected.stderr)
+    ]
+    assert errors[0] == errors[1]
 
 
 def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import io
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import DataError
-from nmt.files.lines import never_waits
+from nmt.files.lines import has_input
 from nmt.runtime.engine import Engine
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
@@ -120,9 +121,21 @@ class Watched(Echo):
         return super().search(*arguments)
 
 
+@contextmanager
+def pipe_of(text: bytes) -> Iterator[IO[bytes]]:
+    """What another program has written into a pipe."""
+    reader, writer = os.pipe()
+    os.write(writer, text)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        yield pipe
+
+
+@pytest.mark.parametrize("comes_from", [io.BytesIO, pipe_of])
 def test_text_is_worked_on_beside_a_search(
-    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, comes_from: Callable[[bytes], Any]
 ) -> None:
+    """Of a file, and of a pipe."""
     tokenized, joined = threading.Event(), threading.Event()
     translator = Translator(Watched([tokenized, joined]), tokenizers, OPTIONS, max_length=32)
     encode, result = type(tokenizers.source).encode_batch, Translator._result
@@ -139,9 +152,14 @@ def test_text_is_worked_on_beside_a_search(
 
     monkeypatch.setattr(type(tokenizers.source), "encode_batch", encode_batch)
     monkeypatch.setattr(Translator, "_result", join)
-    text = b"Hund\nHund\nKatze\nKatze\n"
-    written, _, numbers = run(translator, OverlappingTurns(), text, LineFormat(), 2)
-    assert (written, numbers) == (text, [2, 4])
+    text, numbers, output = b"Hund\nHund\nKatze\nKatze\n", list[int](), io.BytesIO()
+    turns = OverlappingTurns()
+    lines = line_translator(translator.with_turns(turns), LineFormat())
+    with comes_from(text) as source:
+        translate_stream(
+            lines, source, output, lines_at_once=2, progress=numbers.append, turns=turns
+        )
+    assert (output.getvalue(), numbers) == (text, [2, 4])
 
 
 class Interrupting(Echo):
@@ -225,17 +243,42 @@ def test_lines_translated_alone_silence_no_others(
     assert message.startswith("line 13:")
 
 
-def test_only_files_are_read_ahead(tmp_path: Path) -> None:
+def test_files_are_ready_and_pipes_when_something_is_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a")
     reader, writer = os.pipe()
     with (tmp_path / "file").open("rb") as file, os.fdopen(reader, "rb") as pipe:
-        assert [never_waits(x) for x in (file, io.BytesIO(), pipe)] == [True, True, False]
-    os.close(writer)
+        assert [has_input(x, 0.0) for x in (file, io.BytesIO(), pipe)] == [True, True, False]
+        os.write(writer, b"a")
+        assert has_input(pipe, 0.0)
+        pipe.read1()
+        assert not has_input(pipe, 0.0)
+        os.close(writer)
+        assert has_input(pipe, 0.0)
+
+
+def test_what_is_not_ready_is_waited_for_only_when_all_else_is_answered() -> None:
+    """The third chunk is ready once the second is answered, and the end once all are."""
+    turns, answered, read = OverlappingTurns(), list[int](), list[int]()
+
+    def chunks() -> Iterator[tuple[int]]:
+        for number in range(1, 5):
+            read.append(number)
+            yield (number,)
+        assert answered == [1, 2, 3, 4]
+
+    def is_ready() -> bool:
+        return len(read) < 2 or (len(answered) >= 2 and len(read) < 4)
+
+    before = []
+    for number in turns.map(lambda n: turns.search(lambda: n), chunks(), is_ready):
+        before.append(list(read))
+        answered.append(number)
+    assert before == [[1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_a_conversation_takes_no_turns(tokenizers: Tokenizers, at_once: int) -> None:
-    """One line at once, and what comes through a pipe, is answered before the next is read."""
+def test_a_conversation_is_answered_line_by_line(tokenizers: Tokenizers, at_once: int) -> None:
+    """Whoever writes the next line only after the answer gets it."""
     turns, echo, answers = OverlappingTurns(), Echo(), list[int]()
     translator = Translator(echo, tokenizers, OPTIONS).with_turns(turns)
     lines, output = line_translator(translator, LineFormat()), io.BytesIO()
