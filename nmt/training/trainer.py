@@ -18,7 +18,7 @@ from nmt.checkpoint.files import Checkpoint
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.engine.device import random_state, restore_random_state
-from nmt.errors import CheckpointError, DivergedError
+from nmt.errors import CheckpointError, DivergedError, NmtError
 from nmt.training.checkpoints import CheckpointWriter, Saved
 from nmt.training.progress import Progress, TrainingSummary
 from nmt.training.report import Event, Reporter
@@ -27,6 +27,8 @@ from nmt.training.setup import TrainingSetup
 from nmt.training.signals import Interrupted, StopSignal
 from nmt.training.update import UpdateStats, read_together
 from nmt.training.validation import Validator
+
+logger = logging.getLogger(__name__)
 
 _MOST_SKIPPED_IN_A_ROW = 20
 
@@ -98,10 +100,27 @@ class Trainer:
         return self.progress.summary(reason, self._seconds)
 
     def _make_updates(self) -> str:
-        """Make updates until there is a reason to end, and return it."""
+        """Make updates until there is a reason to end, and return it.
+
+        A signal to all processes of a terminal or a job ends compilers and workers, too, so that
+        the update which it meets may fail: it is left, and what is whole can be saved.
+        """
         reason = "signal" if self._is_stopping() else self._finished()
         while reason is None:
-            reason = self._make_updates_of_stage()
+            try:
+                reason = self._make_updates_of_stage()
+            except Exception as error:
+                if not self._stop.requested or isinstance(error, NmtError):
+                    raise
+                what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                if self._processes.size > 1 or not self._updater.is_whole:
+                    step = f"step {self._saved_step:,}" if self._saved_step else "the start"
+                    text = "the update that the signal met has failed (%s); the same command "
+                    logger.exception(text + "resumes from %s", what, step)
+                    raise
+                text = f"the update that the signal met has failed, and is left ({what})"
+                self._reporter.report(Event(self.progress.step, text, level=logging.WARNING))
+                reason = "signal"
         return reason
 
     def _make_updates_of_stage(self) -> str | None:
@@ -162,8 +181,9 @@ class Trainer:
         """Have the next update made; it may wait in the device's queue."""
         learning_rate = self._schedule(self.progress.step + 1)
         begin = time.perf_counter()
-        batches, self.progress.position = next(updates)
+        batches, position = next(updates)
         stats = self._updater(batches, learning_rate, stop_requested=lambda: self._stop.requested)
+        self.progress.position = position
         self._seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
         self.progress.add(stats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import chain
@@ -126,6 +126,8 @@ class Updater:
         """How far the host may run ahead of the device."""
         self.loss_scale = LossScale(precision, weight.device)
         """Keeps fp16 gradients in range."""
+        self.is_whole = True
+        """Whether all is as before or after an update: not so after an error in its last part."""
         self._reduction = GradientReduction(
             model,
             optimizer.parameters,
@@ -184,8 +186,10 @@ class Updater:
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         skipped = 1 - numbers.isfinite().all().float()
         clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
+        self.is_whole = False
         self.optimizer.step(learning_rate, clip / factor, skipped)
         self.loss_scale.adapt(skipped)
+        self.is_whole = True
         return UpdateStats(batches, learning_rate, tokens, numbers, stop=num_stopping > 0)
 
     def warm_up(self, batch: Batch) -> None:
@@ -226,8 +230,9 @@ class Updater:
             try:
                 self._sum(parts, scale, reduction)
                 break
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:
                 if not is_out_of_memory(error):
+                    self._forget(generators)
                     raise
                 whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in parts]
                 halves = list(chain.from_iterable(whole))
@@ -243,14 +248,18 @@ class Updater:
             # Outside the except clause, which holds the failed pass' tensors.
             if reduction is not None:
                 reduction.keep()
-            self.optimizer.parameters.clear()
+            self._forget(generators)
             self.pace.release_memory()
-            restore_random_state(generators, self._device)
             parts, splits = halves, splits + 1
         self.optimizer.parameters.sums[1].fill_(splits)
         if splits:
             restore_random_state(generators, self._device)
             self._draw_as_unsplit(batches)
+
+    def _forget(self, generators: Mapping[str, Tensor]) -> None:
+        """Leave all as it was before the gradients were begun."""
+        self.optimizer.parameters.clear()
+        restore_random_state(generators, self._device)
 
     def _sum(
         self,
