@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from nmt.recipes.train import dry_run, prove_resume, train
 from nmt.training import probe
 from nmt.training.probe import Comparison, compare, compare_precisions, to_compare
 from nmt.training.setup import Rows, TrainingSetup
+from nmt.training.signals import StoppedBySignal
 from nmt.training.trainer import Trainer
 from tests.training.toy import make_config, write_corpus
 
@@ -185,6 +187,27 @@ def test_what_was_chosen_is_repeated_by_later_starts(
     assert first.state["machine"]["precision"] == NAMES[1]
     assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
     assert all(torch.equal(first.optimizer[n], second.optimizer[n]) for n in first.optimizer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_comparison_at_once(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Nothing of it is kept, and the next start compares again."""
+    assert len(data.train) > 0
+    update, calls = TrainingSetup.update, 0
+
+    def met_by_a_signal(self: TrainingSetup, rows: Rows) -> None:
+        nonlocal calls
+        update(self, rows)
+        calls += 1
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(TrainingSetup, "update", met_by_a_signal)
+    with pytest.raises(StoppedBySignal) as caught:
+        train(long())
+    assert (caught.value.code, calls) == (128 + number, 1)
+    assert not Path("run/measured.json").exists()
 
 
 @pytest.mark.usefixtures("compared")

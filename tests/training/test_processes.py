@@ -560,6 +560,40 @@ print(nmt.train(nmt.load_config({str(whole.config)!r}, {settings})).step)
     assert len({int(result.stdout) for result in results}) == 1
 
 
+def test_processes_train_in_the_precision_that_the_first_has_found_fastest(
+    server: Server, whole: Run
+) -> None:
+    """They compare all of them, and the other one finds another."""
+    settings = ["training.max_steps=2", "training.precision=auto", "run_dir=runs/compared"]
+    results = server.script(
+        f"""
+import os
+import torch
+import nmt
+from nmt.recipes import train
+from nmt.training import probe
+torch.cpu.get_capabilities = lambda: {{"avx512_bf16": True, "avx512_bw": True}}
+probe._LEAST_FLOPS = 1.0
+fast = ("bf16-products", "float32")[int(os.environ["RANK"])]
+seconds, compared = probe._seconds, []
+def timed(setup, *more):
+    seconds(setup, *more)
+    compared.append(setup.updater.precision.name)
+    return 1.0 if compared[-1] == fast else 9.0
+probe._seconds, build, precisions = timed, train.TrainingSetup.build, []
+def recorded(config, *more):
+    precisions.append(config.training.precision)
+    return build(config, *more)
+train.TrainingSetup.build = recorded
+nmt.train(nmt.load_config({str(whole.config)!r}, {settings}))
+print(len(set(compared)), precisions[-1])
+"""
+    )
+
+    assert codes(results) == [0, 0], all_stderr(results)
+    assert [result.stdout for result in results] == ["3 bf16-products\n"] * 2
+
+
 def test_what_processes_tell_each_other(server: Server) -> None:
     results = server.script(
         """

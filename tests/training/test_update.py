@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
+from nmt.engine import device
 from nmt.engine.device import Precision
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
@@ -37,20 +38,24 @@ def plain_loss(model: Transformer, batch: Batch) -> Tensor:
     return F.cross_entropy(model.logits(hidden), batch.gold, label_smoothing=0.1, reduction="sum")
 
 
+def adamw_of(model: Transformer) -> torch.optim.AdamW:
+    """Of a rate of 0.01, and a weight decay of 0.1 for matrices."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for n, p in model.named_parameters() if is_matrix(n, p)]},
+        {
+            "params": [p for n, p in model.named_parameters() if not is_matrix(n, p)],
+            "weight_decay": 0.0,
+        },
+    ]
+    return torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1)
+
+
 def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
     # A large epsilon: the gradient of key biases is zero but for rounding (softmax ignores them),
     # and Adam would blow the rounding up to full steps.
     config = OptimizerConfig(weight_decay=0.1, epsilon=1e-3)
     ours, theirs = small_model(), small_model()
-    updater = updater_of(ours, config)
-    groups: list[dict[str, Any]] = [
-        {"params": [p for n, p in theirs.named_parameters() if is_matrix(n, p)]},
-        {
-            "params": [p for n, p in theirs.named_parameters() if not is_matrix(n, p)],
-            "weight_decay": 0.0,
-        },
-    ]
-    adam = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1)
+    updater, adam = updater_of(ours, config), adamw_of(theirs)
 
     for step in range(4):
         batches = [batch_of([5, 3], step), batch_of([2, 7, 4], step + 10)]
@@ -126,10 +131,10 @@ def test_the_chunked_loss_of_large_vocabularies_works_in_fp16_as_in_float32(
         assert rounded.gradient_norm == pytest.approx(exact.gradient_norm, rel=2e-2)
 
 
-def _poisoned(original: Objective) -> Objective:
+def _poisoned(original: Objective, factor: float = torch.nan) -> Objective:
     def loss(model: Transformer, batch: Batch) -> LossSum:
         loss_sum, tokens = original(model, batch)
-        return LossSum(loss_sum * torch.nan, tokens)
+        return LossSum(loss_sum * factor, tokens)
 
     return loss
 
@@ -151,6 +156,42 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     weights = rounded_updater.optimizer.weights()
     assert weights["source_vectors"].dtype == torch.float32
     assert torch.equal(weights["source_vectors"].bfloat16(), rounded.source_vectors)
+
+
+def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through an overflow and two doublings; weights are equal within the rounding of fp16."""
+    monkeypatch.setattr(device, "_GROWTH_INTERVAL", 3)
+    ours, theirs = small_model(), small_model()
+    config, precision = OptimizerConfig(weight_decay=0.1, epsilon=1e-3), Precision("float16", "cpu")
+    updater, adam = updater_of(ours, config, precision), adamw_of(theirs)
+    scaler = torch.amp.GradScaler("cpu", float(updater.loss_scale.factor), growth_interval=3)
+    good, scales = updater._objective, []
+
+    for step in range(9):
+        fault = torch.inf if step == 4 else 1.0
+        updater._objective = _poisoned(good, fault)
+        batch = batch_of([5, 3, 7], step)
+        stats = updater([batch], 0.01)
+        adam.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = plain_loss(theirs, batch) * fault
+        scaler.scale(loss / 15).backward()
+        scaler.unscale_(adam)
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        scaler.step(adam)
+        scaler.update()
+        scales.append(float(updater.loss_scale.factor))
+        assert scales[-1] == scaler.get_scale()
+        assert stats.skipped == (step == 4)
+        if not stats.skipped:
+            assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-2)
+
+    assert [scale / scales[0] for scale in scales] == [1, 1, 2, 2, 1, 1, 1, 2, 2]
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        difference = (mine - other).detach().norm().item()
+        assert difference < 0.03 * other.detach().norm().item(), name
 
 
 def test_fp16_halves_its_loss_scale_at_an_overflow_and_remembers_it() -> None:
