@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import typer
 
-from nmt.cli.options import OUTPUT_FILE, SET, file_name, flag, given
+from nmt.cli.options import OUTPUT_FILE, SET, TAG, file_name, flag, given
 from nmt.errors import ConfigError
 from nmt.files.atomic import check_output, open_output
 from nmt.inspection.catalog import CATALOG
@@ -47,6 +47,7 @@ class ChoiceOptions:
     target: str | None = flag(
         metavar="TEXT", help="Its translation.", show_default="the model's own"
     )
+    tag: str | None = TAG
     layer: int | None = flag(min=1, metavar="N", help="One layer, from 1.", show_default="all")
     head: str | None = flag(metavar="N,N,...", help="Heads, from 1.", show_default="all")
     checkpoint: str | None = flag(
@@ -67,7 +68,7 @@ class ChoiceOptions:
 
     def choice(self) -> dict[str, Any]:
         """Return what was chosen, as arguments of the recipe."""
-        names = ("source", "target", "layer", "test", "limit")
+        names = ("source", "target", "tag", "layer", "test", "limit")
         return given(**{name: getattr(self, name) for name in names}) | {
             "heads": _numbers(self.head),
             "checkpoints": tuple(filter(None, (self.checkpoint or "").split(","))),

@@ -22,8 +22,8 @@ them. Attention was not trained to align, so a link may point beside the word tr
 def alignment(subject: Subject) -> Part:
     """Links and matrix between source and target, of words and of subwords."""
     recording = record(subject.model, subject.source, subject.target)
-    start = int(subject.config.model.source_bos)
-    weights = recording.mean_attention()[:-1, start:-1].tolist()  # no EOS, no BOS
+    start = int(subject.config.model.source_bos) + len(subject.tag_ids)
+    weights = recording.mean_attention()[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
     sides = (subject.tokenizers.source, subject.source_ids[start:-1]), (
         subject.tokenizers.target, subject.target_ids,
     )  # fmt: skip

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import chosen
-from nmt.data.corpus import ReadOptions, SentencePair, check_files, read_corpus
+from nmt.data.corpus import check_files, read_corpus
+from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import DataError
 from nmt.inspection.attention import KINDS, layer_name, off_diagonal
 from nmt.inspection.figure import Cell, Figure, Part, Table
@@ -151,8 +152,11 @@ def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
     texts = (each for each in read_corpus(corpus, options) if isinstance(each, SentencePair))
     sides = subject.tokenizers
     most = min(MAX_TOKENS, config.filters.max_length)
+    tag = corpus.tag if subject.choice.tag is None else subject.choice.tag
+    first = [] if tag is None else [sides.source.tag_id(tag)]
     ids = ((sides.source.encode(x.source), sides.target.encode(x.target)) for x in texts)
-    short = (pair for pair in ids if pair[0] and max(map(len, pair)) <= most)
+    read = (([*first, *source], target) for source, target in ids if source)
+    short = (pair for pair in read if max(map(len, pair)) <= most)
     found = list(islice(short, subject.choice.limit))
     if not found:
         raise DataError(f"{name} has no pair of at most {most} tokens.", fix="Use another.")

@@ -50,6 +50,8 @@ class Choice:
     """Sentence that is read; shown by all parts but those of the configuration."""
     target: str | None = None
     """Its translation; the model's own if None."""
+    tag: str | None = None
+    """What the source begins with, of a model that was trained with tags."""
     layer: int | None = None
     """From 1. None: all layers, or the top one where one is shown."""
     heads: Sequence[int] = ()
@@ -172,9 +174,15 @@ class Subject:
 
     @cached_property
     def source_ids(self) -> list[int]:
-        """Of the source sentence, as the encoder reads it: EOS at the end, BOS if it is given."""
+        """Of the source sentence, as the encoder reads it: with tag and EOS, BOS if it is given."""
         ids = self._encode(self.choice.source or "", self.tokenizers.source, "--source")
-        return [BOS_ID] * self.config.model.source_bos + [*ids, EOS_ID]
+        return [BOS_ID] * self.config.model.source_bos + [*self.tag_ids, *ids, EOS_ID]
+
+    @cached_property
+    def tag_ids(self) -> tuple[int, ...]:
+        """The id of the tag, if one is chosen."""
+        tag = self.choice.tag
+        return () if tag is None else (self.tokenizers.source.tag_id(tag),)
 
     @cached_property
     def target_ids(self) -> list[int]:
@@ -191,7 +199,8 @@ class Subject:
         """Search as `nmt translate` does: with the guard, which may have it search again."""
         start, options = int(self.config.model.source_bos), self.config.decoding
         ids = self.source_ids[start:-1]
-        segment = Segment(0, ids, hypotheses=search(ids, options))
+        words = ids[len(self.tag_ids) :]
+        segment = Segment(0, words, self.tag_ids, hypotheses=search(ids, options))
         check_outputs([segment])
         shortlist = ShortlistFile(self.place, self.tokenizers.vocab_sizes)
         guard = Guard(read_thresholds(self.place), self.tokenizers, shortlist)
@@ -258,11 +267,13 @@ class Subject:
         """Check the choice against the configuration.
 
         Raises:
-            ConfigError: There is no such layer or head in any stack.
+            ConfigError: There is no such layer or head in any stack, or no such tag.
         """
         config = self.config.model
         self.layers(max(config.encoder_layers, config.decoder_layers))
         _ = self.heads
+        if self.choice.tag is not None:
+            _ = self.tag_ids
 
     def has(self, need: Need) -> bool:
         """Whether the subject has what a part needs: `require` would not complain."""
