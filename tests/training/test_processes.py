@@ -230,6 +230,39 @@ def test_a_run_goes_on_in_other_processes_that_make_the_same_updates(server: Ser
     assert same == pytest.approx(losses, rel=1e-4)
 
 
+def test_stages_make_the_same_updates_in_two_processes_and_go_on_in_their_middle(
+    server: Server,
+) -> None:
+    """Batches of two corpora are mixed, and a stage ends, where one process would do it."""
+    files = {"source": "train.de", "target": "train.en"}
+    stages = [
+        {"mix": {"a": 3, "b": 1}, "until": {"steps": 3}},
+        {"mix": {"a": 1, "b": 2}, "until": {"steps": 5}},
+        {"mix": {"b": 1}},
+    ]
+    sections = {
+        "prepared_dir": "prepared-stages",
+        "data.train": [{"name": "a", **files, "max_pairs": 200}, {"name": "b", **files}],
+        "data.stages": stages, "batch.max_tokens": 240, "batch.noise": 0, "model.dropout": 0,
+    }  # fmt: skip
+    flags = [f"--set={key}={json.dumps(value)}" for key, value in sections.items()]
+    settings: dict[str, Any] = {"report_every": 1, "save_every": NEVER, "validate_every": NEVER}
+    one, two = Run(server, "stages-of-one"), Run(server, "stages-of-two")
+    one.finish(*flags, "--set=batch.accumulate=4", max_steps=10, **settings)
+    for steps in (5, 10):  # stopped in the middle of the second stage
+        two.finish(
+            *flags, "--set=batch.accumulate=2", "--exact", num=2, max_steps=steps, **settings
+        )
+
+    losses, same = ([line["loss"] for line in run.lines("update")] for run in (one, two))
+    assert len(losses) == 10
+    assert same == pytest.approx(losses, rel=1e-4)
+    found = two.weights()
+    for name, weight in one.weights().items():
+        if not name.endswith("key_value.bias"):  # as above
+            np.testing.assert_allclose(found[name], weight, atol=1e-4, rtol=0, err_msg=name)
+
+
 def test_a_signal_in_the_middle_of_an_update_stops_all_after_the_next(
     server: Server, whole: Run
 ) -> None:
