@@ -18,7 +18,8 @@ from pathlib import Path
 
 import nmt
 from nmt.config.run import RunConfig
-from nmt.data.corpus import ReadOptions, SentencePair, read_corpus
+from nmt.data.corpus import read_corpus
+from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.text.tokenizer import load_tokenizers
 
 KINDS = ("sinusoidal", "learned", "rotary", "relative", "none")

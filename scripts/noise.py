@@ -18,8 +18,9 @@ from itertools import islice
 from pathlib import Path
 
 from nmt.config.data import CorpusConfig, FilterConfig
-from nmt.data.corpus import ReadOptions, SentencePair, read_corpus
+from nmt.data.corpus import read_corpus
 from nmt.data.filters import REASONS, training_filters
+from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.data.repeats import RepeatFinder, pair_hashes
 
 Pair = tuple[str, str]
@@ -91,12 +92,13 @@ def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[i
     for row, pair in enumerate(pairs):
         for finding in filters.text_findings(*pair):
             rows.setdefault(finding.reason, set()).add(row)
-    with tempfile.TemporaryDirectory() as folder, RepeatFinder(Path(folder)) as finder:
+    with tempfile.TemporaryDirectory() as folder:
+        finder = RepeatFinder(Path(folder))
         finder.add(pair_hashes(pairs, sketches=True))
         repeats = finder.findings(filters.actions, FilterConfig().limits)
-    for row, findings in repeats.between(0, len(pairs)).items():
-        for finding in findings:
-            rows[finding.reason].add(row)
+        for row, findings in repeats.between(0, len(pairs)).items():
+            for finding in findings:
+                rows[finding.reason].add(row)
     return rows
 
 

@@ -366,6 +366,9 @@ class FilterConfig(Section):
     lexical: Action = "report"
     """The words do not translate each other, says a lexicon learned from the corpora (of 200 lines
     or more)."""
+    misaligned: Action = "report"
+    """The pair stands in a range of lines that are shifted or unrelated. With ``lexical: off`` and
+    ``misaligned: off`` no lexicon is learned, which takes the most time after reading."""
     scores: Action = "report"
     """A low number in the ``scores`` file of the corpus."""
     dual_cross_entropy: Action = "report"

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
-from nmt.data.corpus import ReadOptions, SentencePair, corpus_files, is_piped, read_corpus
+from nmt.data.corpus import corpus_files, is_piped, read_corpus
 from nmt.data.languages import WORDS, common_words, letters_of, script_of
+from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import DataError
 
 _IDENTICAL_SHARE = 0.1

@@ -6,18 +6,22 @@ The only module that imports Dask.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from nmt.data.workers import InlineExecutor, ProcessExecutor
+from nmt.data.workers import InlineExecutor, Mapped, ProcessExecutor, map_here, map_in_order
 from nmt.engine import usable_cores
 from nmt.errors import ConfigError
 
 LOCAL = "local"
 """Name of a Dask scheduler that is started here, with workers on this machine."""
 _CONNECT_SECONDS = 10
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
 class Workers(NamedTuple):
@@ -28,6 +32,22 @@ class Workers(NamedTuple):
     """Blocks that are sent before the first has come back: two for each worker."""
     threads: int
     """Threads of a worker."""
+    see_files: bool = False
+    """Whether these are other processes, which see the files that this one writes."""
+
+    def map(self, make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
+        """Yield ``make(item)`` in order."""
+        return map_in_order(self.executor, make, items, ahead=self.ahead)
+
+    @property
+    def mapped(self) -> Mapped:
+        """`map`, for what needs files of this process."""
+        return self.map if self.see_files else map_here
+
+    def submit(self, make: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> Future[R]:
+        """Have something done that needs files of this process, meanwhile if that is possible."""
+        executor = self.executor if self.see_files else InlineExecutor()
+        return executor.submit(make, *arguments, **options)
 
 
 @contextmanager
@@ -49,7 +69,7 @@ def open_workers(workers: int | None, scheduler: str | None) -> Iterator[Workers
         yield Workers(InlineExecutor(), 1, workers or usable_cores())
     else:
         with ProcessExecutor(workers) as executor:
-            yield Workers(executor, 2 * workers, 1)
+            yield Workers(executor, 2 * workers, 1, see_files=True)
 
 
 @contextmanager
@@ -84,4 +104,5 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
         ) from error
     with client:
         size = sum(client.nthreads().values())
-        yield Workers(client.get_executor(), 2 * max(size, 1), 1)
+        is_here = scheduler == LOCAL
+        yield Workers(client.get_executor(), 2 * max(size, 1), 1, see_files=is_here)

@@ -24,7 +24,8 @@ ALWAYS: Mapping[str, Action] = MappingProxyType({
 REASONS = (
     "ratio", "copy_of_source", "duplicate", "normalized_duplicate", "near_duplicate", "script",
     "language", "swapped", "mojibake", "control", "markup", "numbers", "url", "punctuation",
-    "repetition", "boilerplate", "lexical", "scores", "dual_cross_entropy",
+    "repetition", "boilerplate", "lexical", "misaligned", "scores",
+    "dual_cross_entropy",
 )  # fmt: skip
 """Reasons that ``filters`` gives an action: names of its keys."""
 _SHORT_PAIR_ALLOWANCE = 3

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.corpus import BadPair, SentencePair
+from nmt.data.pairs import BadPair, SentencePair
 
 if TYPE_CHECKING:
     from nmt.data.filters import FilterChain

@@ -9,7 +9,7 @@ words, one of which two edits leave whole. Candidates are then compared word by 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,6 @@ _MIN_RUNS_FROM = 8
 _MIN_JOINED = 5
 _MIN_UNMARKED = 12
 """Words from which a sentence in a longer line is no chance, without marks around it."""
-_MAX_LISTED = 100
 _FILTER_BITS = 22
 _BASE = 0x9E3779B97F4A7C15
 _MODULUS = 1 << 64
@@ -261,70 +260,6 @@ def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
     places = np.arange(count) - (ends - lengths)[owners]
     is_inside = (places + _RUN <= lengths[owners]) & (lengths[owners] >= _MIN_RUNS_FROM)
     return hashes[is_inside], owners[is_inside], places[is_inside]
-
-
-class HeldOut:
-    """Held-out sets, and where training text holds their sentences.
-
-    Args:
-        sets: Pairs of each set, by its name, and the line of each.
-    """
-
-    def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
-        self._sets = sets
-        self._places = [(name, row) for name, pairs in sets.items() for row in range(len(pairs))]
-        self.sources = [pair[0] for pairs in sets.values() for pair in pairs]
-        """Of all sets."""
-        self.index = LeakageIndex(self.sources)
-        self._targets = {pair[1].strip() for pairs in sets.values() for pair in pairs}
-        self._seen_targets: set[str] = set()
-        self._in_train: dict[tuple[str, int], str] = {}
-        self._pairs: set[tuple[str, int]] = set()
-        self._listed: dict[tuple[str, int], int] = {}
-        self.leaks: list[dict[str, Any]] = []
-        """What was found, in the order of the training text; at most 100 for each sentence."""
-
-    def update(
-        self,
-        pairs: Sequence[tuple[str, str, int]],
-        corpus: str,
-        leaks: Sequence[Leak] | None = None,
-    ) -> None:
-        """Look at training pairs, of which ``index`` may have been asked about the sources."""
-        if leaks is None:
-            leaks = self.index.find([pair[0] for pair in pairs])
-        self._seen_targets.update({pair[1].strip() for pair in pairs} & self._targets)
-        for leak in leaks:
-            place = name, row = self._places[leak.held_out]
-            _, target, line = pairs[leak.row]
-            held_out = self._sets[name][row]
-            if leak.kind == "exact" or place not in self._in_train:
-                self._in_train[place] = leak.kind
-            if leak.kind == "exact" and target.strip() == held_out[1].strip():
-                self._pairs.add(place)
-            self._listed[place] = self._listed.get(place, 0) + 1
-            if self._listed[place] <= _MAX_LISTED:
-                self.leaks.append({
-                    "set": name, "line": held_out[2], "corpus": corpus, "train_line": line,
-                    "kind": leak.kind,
-                })  # fmt: skip
-
-    def overlap(self) -> dict[str, dict[str, int]]:
-        """Return, for each set, its size and how many of its sentences training has."""
-
-        def count(name: str, kind: str) -> int:
-            return sum(key[0] == name and value == kind for key, value in self._in_train.items())
-
-        return {
-            name: {
-                "pairs": len(pairs),
-                "sources_in_train": count(name, "exact"),
-                "near_sources_in_train": count(name, "near"),
-                "targets_in_train": sum(pair[1].strip() in self._seen_targets for pair in pairs),
-                "pairs_in_train": sum(key[0] == name for key in self._pairs),
-            }
-            for name, pairs in self._sets.items()
-        }
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:

@@ -14,20 +14,25 @@ tokens of all pairs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.integer]
-Rows = npt.NDArray[np.int64]
+from nmt.data.lines import Ids, Lines, Rows
+from nmt.data.workers import Mapped, map_here
+
 Values = npt.NDArray[np.float64]
 
 _CELLS = 1 << 25  # 128 MiB a table, and two are held
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _ITERATIONS = 4
 _MEETINGS_AT_ONCE = 1 << 20
+_PAIRS_AT_ONCE = 1 << 16
 MOST_MEETINGS = 1 << 26
 """Of two tokens in pairs to learn from: more takes time, and teaches little."""
 _EMPTY_WORD = 0.1
@@ -35,22 +40,8 @@ _EMPTY_WORD = 0.1
 _FLOOR = 0.1
 """Share of a token's general frequency in its probability in a translation."""
 _HELD_OUT = 16
-_NEVER = 127
 _PRIOR = 0.5
 """Meetings that a word is taken to have had with words never seen beside it."""
-
-
-class Lines(Protocol):
-    """Token ids of the lines of both sides, as of `nmt.data.store.ParallelStore`."""
-
-    source_lengths: npt.NDArray[np.int32]
-    target_lengths: npt.NDArray[np.int32]
-
-    def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
-
-    def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +52,41 @@ class _Table:
     """Of each pair of words. (cells,)."""
     totals: tuple[Values, Values]
     """Of each source and of each target word. (V,) and (W,)."""
+    path: Path | None = None
+    """File with the cells, if other processes need them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as the name of the file."""
+        return _table_of, (self.path, self.totals)
+
+
+@lru_cache(maxsize=2)
+def _cells_in(path: Path) -> npt.NDArray[np.float32]:
+    return np.memmap(path, np.float32, "r")
+
+
+def _table_of(path: Path, totals: tuple[Values, Values]) -> _Table:
+    return _Table(_cells_in(path), totals, path)
+
+
+class _Batch(NamedTuple):
+    """Some pairs."""
+
+    sources: Rows
+    targets: Rows
+    taught: npt.NDArray[np.bool_]
+    """Whether the pair is one of those that were learned from."""
+
+
+class _Links(NamedTuple):
+    """What a batch adds to a table."""
+
+    cells: npt.NDArray[np.uint32]
+    """Of each meeting. (n,)."""
+    values: npt.NDArray[np.float32]
+    """Probability of a link there. (n,)."""
+    totals: tuple[Values, Values]
+    """Sums for each source and each target word. (V,) and (W,)."""
 
 
 class _Meetings:
@@ -106,34 +132,114 @@ def held_out(rows: Rows) -> npt.NDArray[np.bool_]:
     return rows % _HELD_OUT == 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is known of words; does the work on batches in any process."""
+
+    lines: Lines
+    sizes: tuple[int, int]
+    """V and W."""
+    frequencies: tuple[Values, Values]
+    """Shares of all tokens. (V,) and (W,)."""
+    table: _Table | None = None
+    before: _Table | None = None
+    """The table from which ``table`` was made."""
+
+    def links(self, batch: _Batch) -> _Links:
+        """Return the expected links of pairs."""
+        each = self._meetings(batch)
+        links = self._posterior(each, self.table)
+        source, target = (
+            np.bincount(ids, each.sums(side, links), self.sizes[side]).astype(np.float64)
+            for side, ids in enumerate((each.source, each.target))
+        )
+        return _Links(each.cells.astype(np.uint32), links, (source, target))
+
+    def score(self, batch: _Batch) -> Values:
+        """Return the sums of `Lexicon.score` of a batch. (P,)."""
+        assert self.table is not None
+        each = self._meetings(batch)
+        links, total = self.table.cells[each.cells], np.zeros(len(batch.taught))
+        # Zero where the pair taught nothing.
+        own = self._posterior(each, self.before) * batch.taught[each.pairs[0]][each.source_places]
+        links = np.maximum(links - own, 0)
+        for side, ids in enumerate((each.source, each.target)):
+            known = self.table.totals[side][ids] - each.sums(side, own)
+            scale = 1 / ((np.maximum(known, 0) + _PRIOR) * each.lengths[side][each.pairs[side]])
+            places = (each.source_places, each.target_places)[side]
+            other = (each.target, each.source)[side]
+            likely = each.sums(1 - side, links * scale.astype(np.float32)[places])
+            ratio = likely / self.frequencies[1 - side][other]
+            logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
+            total += np.bincount(each.pairs[1 - side], logs, len(batch.taught))
+        return total
+
+    def _meetings(self, batch: _Batch) -> _Meetings:
+        return _Meetings(self.lines, batch.sources, batch.targets, self.sizes[1])
+
+    def _posterior(self, each: _Meetings, table: _Table | None) -> npt.NDArray[np.float32]:
+        """Return the probability of a link at each meeting: that of both directions. (n,)."""
+        result = np.ones(len(each.cells), np.float32)
+        counts = result if table is None else table.cells[each.cells]
+        for side, ids in enumerate((each.source, each.target)):
+            places = (each.source_places, each.target_places)
+            # How likely each token of this side makes the token of the other side.
+            scale = (1 - _EMPTY_WORD) / each.lengths[side][each.pairs[side]]
+            if table is not None:
+                scale /= np.maximum(table.totals[side][ids], 1e-9)
+            likely = counts * scale.astype(np.float32)[places[side]]
+            other = (each.target, each.source)[side]
+            empty = _EMPTY_WORD * self.frequencies[1 - side][other]
+            whole = each.sums(1 - side, likely) + (empty if table is not None else 0)
+            result *= likely * (1 / np.maximum(whole, 1e-30)).astype(np.float32)[places[1 - side]]
+        return result
+
+
 class Lexicon:
     """Expected links of the words of two languages.
 
     Args:
         lines: Token ids, which `score` and `band` go on reading.
         vocab_sizes: Entries of the source and of the target vocabulary, V and W.
-        sources: Rows of the pairs to learn from.
-        targets: For each, the row of its target, at most 100 further up or down.
+        sources: Rows of the pairs to learn from, rising.
+        targets: For each, the row of its target.
+        mapped: Has something done with batches, perhaps by other processes.
+        folder: For tables that these read; None if there are none.
     """
 
     def __init__(
-        self, lines: Lines, vocab_sizes: tuple[int, int], sources: Rows, targets: Rows
+        self,
+        lines: Lines,
+        vocab_sizes: tuple[int, int],
+        sources: Rows,
+        targets: Rows,
+        *,
+        mapped: Mapped = map_here,
+        folder: Path | None = None,
     ) -> None:
-        self._lines, self._sizes = lines, vocab_sizes
+        self._lines, self._sizes, self._mapped = lines, vocab_sizes, mapped
         is_used = ~held_out(sources)
         sources, targets = sources[is_used], targets[is_used]
-        self._taught = np.full(len(lines.source_lengths), _NEVER, np.int8)
-        self._taught[sources] = targets - sources
-        counts = [np.full(size, 0.5) for size in vocab_sizes]
-        for each in self._batches(sources, targets):
-            for side, ids in enumerate((each.source, each.target)):
-                counts[side] += np.bincount(ids, minlength=vocab_sizes[side])
-        self._frequencies = tuple(each / each.sum() for each in counts)
-        self._table: _Table | None = None
-        self._before: _Table | None = None
+        self._taught = sources, targets
+        counts = np.full(vocab_sizes[0], 0.5), np.full(vocab_sizes[1], 0.5)
+        for start in range(0, len(sources), _PAIRS_AT_ONCE):
+            part = slice(start, start + _PAIRS_AT_ONCE)
+            for side, (ids, _) in enumerate(
+                (lines.source_ids(sources[part]), lines.target_ids(targets[part]))
+            ):
+                counts[side][:] += np.bincount(ids, minlength=vocab_sizes[side])
+        source, target = (each / each.sum() for each in counts)
+        self._model = _Model(lines, vocab_sizes, (source, target))
         for _ in range(_ITERATIONS):
-            self._before = None  # makes room
-            self._table, self._before = self._expect(sources, targets), self._table
+            before, self._model = self._model.before, replace(self._model, before=None)
+            if before is not None and before.path is not None:
+                before.path.unlink()
+            del before  # makes room
+            table = self._expect(sources, targets)
+            if folder is not None:
+                table = replace(table, path=folder / f"{uuid4().hex}.cells")
+                table.cells.tofile(folder / str(table.path))
+            self._model = replace(self._model, table=table, before=self._model.table)
 
     def score(self, sources: Rows, targets: Rows) -> Values:
         """Return how much likelier each pair's tokens are as translations than anywhere.
@@ -148,12 +254,8 @@ class Lexicon:
         Returns:
             The sum over the tokens of both sides, in nats. (P,). 0 where a side is blank.
         """
-        totals, start = np.zeros(len(sources)), 0
-        for each in self._batches(sources, targets):
-            stop = start + len(each.lengths[0])
-            taught = self._taught[sources[start:stop]] == targets[start:stop] - sources[start:stop]
-            totals[start:stop] = self._score(each, taught)
-            start = stop
+        found = self._mapped(self._model.score, self._batches(sources, targets))
+        totals = np.concatenate([np.zeros(0), *found])
         is_blank = (self._lines.source_lengths[sources] == 0) | (self._widths(targets) == 0)
         return np.where(is_blank, 0.0, totals)
 
@@ -174,82 +276,54 @@ class Lexicon:
             for ids in (self._lines.source_ids(sources), self._lines.target_ids(targets))
         )
         keys = words[:, None].astype(np.int64) * self._sizes[1] + other_words
-        links = self._links.cells[cells_of(keys)]
+        known = self._model.table
+        assert known is not None
+        links = known.cells[cells_of(keys)]
         result = np.zeros((len(sources), len(targets)), np.float32)
         for own, own_words, other, other_ids, side in (
             (bags, words, other_bags, other_words, 0),
             (other_bags, other_words, bags, words, 1),
         ):
-            scale = 1 / (self._links.totals[side][own_words] + _PRIOR)
+            scale = 1 / (known.totals[side][own_words] + _PRIOR)
             table = (links.T if side else links) * scale[:, None].astype(np.float32)
-            table /= self._frequencies[1 - side][other_ids].astype(np.float32)
+            table /= self._model.frequencies[1 - side][other_ids].astype(np.float32)
             mean = own / np.maximum(own.sum(1, keepdims=True), 1)
             found = np.log(_FLOOR + (1 - _FLOOR) * (mean @ table)) @ other.T
             result += found.T if side else found
         return result
 
-    @property
-    def _links(self) -> _Table:
-        assert self._table is not None
-        return self._table
-
     def _widths(self, targets: Rows) -> npt.NDArray[np.int64]:
         return self._lines.target_lengths[targets].astype(np.int64)
 
-    def _batches(self, sources: Rows, targets: Rows) -> Iterator[_Meetings]:
-        """Yield the meetings of pairs in order, about `_MEETINGS_AT_ONCE` at a time."""
+    def _batches(self, sources: Rows, targets: Rows) -> Iterator[_Batch]:
+        """Yield pairs in order, about `_MEETINGS_AT_ONCE` meetings at a time."""
         weights = self._lines.source_lengths[sources] * self._widths(targets) + 8
         parts = np.cumsum(weights) // _MEETINGS_AT_ONCE
         cuts = np.flatnonzero(np.diff(parts)) + 1
         for own, other in zip(np.split(sources, cuts), np.split(targets, cuts), strict=True):
             if len(own):
-                yield _Meetings(self._lines, own, other, self._sizes[1])
+                yield _Batch(own, other, self._has_taught(own, other))
+
+    def _has_taught(self, sources: Rows, targets: Rows) -> npt.NDArray[np.bool_]:
+        """Return which pairs are among those that were learned from. (P,)."""
+        rows, others = self._taught
+        if not len(rows):
+            return np.zeros(len(sources), np.bool_)
+        places = np.searchsorted(rows, sources).clip(max=len(rows) - 1)
+        return (rows[places] == sources) & (others[places] == targets)
 
     def _expect(self, sources: Rows, targets: Rows) -> _Table:
-        """Return the expected links of pairs under the table that there is."""
-        num_cells = min(_CELLS, self._sizes[0] * self._sizes[1])
-        cells = np.zeros(num_cells, np.float32)
-        totals = tuple(np.zeros(size) for size in self._sizes)
-        for each in self._batches(sources, targets):
-            links = self._posterior(each, self._table)
-            np.add.at(cells, each.cells, links)
-            for side, ids in enumerate((each.source, each.target)):
-                totals[side][:] += np.bincount(ids, each.sums(side, links), self._sizes[side])
-        return _Table(cells, (totals[0], totals[1]))
+        """Return the expected links of pairs under the table that there is.
 
-    def _posterior(self, each: _Meetings, table: _Table | None) -> npt.NDArray[np.float32]:
-        """Return the probability of a link at each meeting: that of both directions. (n,)."""
-        result = np.ones(len(each.cells), np.float32)
-        counts = result if table is None else table.cells[each.cells]
-        for side, ids in enumerate((each.source, each.target)):
-            places = (each.source_places, each.target_places)
-            # How likely each token of this side makes the token of the other side.
-            scale = (1 - _EMPTY_WORD) / each.lengths[side][each.pairs[side]]
-            if table is not None:
-                scale /= np.maximum(table.totals[side][ids], 1e-9)
-            likely = counts * scale.astype(np.float32)[places[side]]
-            other = (each.target, each.source)[side]
-            empty = _EMPTY_WORD * self._frequencies[1 - side][other]
-            whole = each.sums(1 - side, likely) + (empty if table is not None else 0)
-            result *= likely * (1 / np.maximum(whole, 1e-30)).astype(np.float32)[places[1 - side]]
-        return result
-
-    def _score(self, each: _Meetings, taught: npt.NDArray[np.bool_]) -> Values:
-        """Return the sums of `score` of a batch. (P,)."""
-        links, total = self._links.cells[each.cells], np.zeros(len(taught))
-        # Zero where the pair taught nothing.
-        own = self._posterior(each, self._before) * taught[each.pairs[0]][each.source_places]
-        links = np.maximum(links - own, 0)
-        for side, ids in enumerate((each.source, each.target)):
-            known = self._links.totals[side][ids] - each.sums(side, own)
-            scale = 1 / ((np.maximum(known, 0) + _PRIOR) * each.lengths[side][each.pairs[side]])
-            places = (each.source_places, each.target_places)[side]
-            other = (each.target, each.source)[side]
-            likely = each.sums(1 - side, links * scale.astype(np.float32)[places])
-            ratio = likely / self._frequencies[1 - side][other]
-            logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
-            total += np.bincount(each.pairs[1 - side], logs, len(taught))
-        return total
+        Added up in the order of the batches, whoever has done them.
+        """
+        cells = np.zeros(min(_CELLS, self._sizes[0] * self._sizes[1]), np.float32)
+        totals = np.zeros(self._sizes[0]), np.zeros(self._sizes[1])
+        for found in self._mapped(self._model.links, self._batches(sources, targets)):
+            np.add.at(cells, found.cells, found.values)
+            for total, own in zip(totals, found.totals, strict=True):
+                total += own
+        return _Table(cells, totals)
 
 
 def _bags(ids: Ids, offsets: Rows) -> tuple[npt.NDArray[np.float32], Ids]:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lexicon import Lexicon, Lines, held_out
+from nmt.data.lexicon import Lexicon, held_out
+from nmt.data.lines import Lines
 
 MOST_OFFSET = 50
 """Lines by which a range may be shifted, up or down."""
@@ -193,7 +194,12 @@ class Measured(NamedTuple):
 
 
 def find_ranges(
-    lexicon: Lexicon, lines: Lines, low: int, high: int, taught: npt.NDArray[np.int8]
+    lexicon: Lexicon,
+    lines: Lines,
+    low: int,
+    high: int,
+    taught: npt.NDArray[np.int8],
+    standing: Values,
 ) -> tuple[list[Range], Values]:
     """Return the ranges of the corpus whose lines are the rows from ``low`` to ``high``.
 
@@ -209,24 +215,29 @@ def find_ranges(
         low: First row.
         high: Row behind the last.
         taught: Offset at which each line has taught the lexicon. (n,).
+        standing: What the lexicon scores the lines as they stand. (n,).
     """
     unknown = np.full(high - low, np.nan)
     if high - low < _SMALLEST:
         return [], unknown
-    rows, taught_rows = np.arange(low, high), np.arange(low, high) + taught
+    rows = np.arange(low, high)
+    taught_rows = (rows + taught).clip(low, high - 1)
 
-    def measured(sources: Rows, targets: Rows) -> Measured:
+    def measured(totals: Values, sources: Rows, targets: Rows) -> Measured:
         lengths = lines.source_lengths[sources], lines.target_lengths[targets]
-        return Measured.of(lexicon.score(sources, targets), *lengths)
+        return Measured.of(totals, *lengths)
 
-    at_random = measured(*(low + each for each in _random_pairs(high - low)))
-    as_taught = measured(rows, taught_rows.clip(low, high - 1))
+    others = [low + each for each in _random_pairs(high - low)]
+    at_random = measured(lexicon.score(*others), *others)
+    totals, moved = standing.copy(), rows[taught_rows != rows]
+    totals[moved - low] = lexicon.score(moved, taught_rows[moved - low])
+    as_taught = measured(totals, rows, taught_rows)
     unseen = held_out(rows) & (as_taught.tokens > 0)
     evidence = Evidence.of(as_taught.of_rows(unseen), at_random)
     if not evidence.slope and evidence.spreads[0] > _NO_POWER * evidence.spreads[1]:
         return ([Range(1, high - low, None)] if high - low >= _FEWEST_OF_ALL else []), unknown
     known = evidence(as_taught)
-    as_it_stands = measured(rows, rows)
+    as_it_stands = measured(standing, rows, rows)
     here = np.where(taught == 0, known, evidence(as_it_stands))
     found: list[Range] = []
     for start, stop in _regions(here):

@@ -7,23 +7,22 @@ findings however the work was cut.
 from __future__ import annotations
 
 import re
-import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import FilterLimits
+from nmt.data.column import Column
 from nmt.data.findings import Action, Finding
 
 Hashes = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
 _PAIR, _NORMALIZED, _SOURCE, _TARGET = range(4)
 _NUM_KEYS = 4
 _SKETCH_WORDS = 8
@@ -105,122 +104,107 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
     return bands
 
 
-Sparse = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
-"""Rising rows, and a value at each."""
-
-
-def _scratch(folder: Path) -> IO[bytes]:
-    return tempfile.TemporaryFile(dir=folder)
+_REASONS = ("duplicate", "normalized_duplicate", "near_duplicate", "boilerplate")
 
 
 class RepeatFinder:
     """Finds repeated pairs and targets among rows of `pair_hashes`, in bounded memory.
 
     Args:
-        folder: For temporary files; 96 bytes a pair.
+        folder: For files, 96 bytes a pair and 4 more for each reason. They stay there.
         held_at_once: Most hashes sorted at once, about; more pairs take more passes of the files.
     """
 
     def __init__(self, folder: Path, *, held_at_once: int = _HELD_AT_ONCE) -> None:
-        self._stack = ExitStack()
-        self._files = [self._stack.enter_context(_scratch(folder)) for _ in range(ROW_WORDS)]
-        self._held_at_once = held_at_once
+        self._folder, self._held_at_once = folder, held_at_once
+        for column in range(ROW_WORDS):
+            self._path(column).write_bytes(b"")
         self.count = 0
 
+    def _path(self, column: int) -> Path:
+        return self._folder / f"hashes-{column}.bin"
+
     def add(self, rows: Hashes) -> None:
-        """Add pairs, in order."""
-        for file, column in zip(self._files, rows.T, strict=True):
-            file.write(column.tobytes())
+        """Add the hashes of further pairs. Rows are counted from 0, in the order they come."""
+        for column in range(ROW_WORDS):
+            with self._path(column).open("ab") as file:
+                file.write(rows[:, column].tobytes())
         self.count += len(rows)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
     def findings(self, actions: Mapping[str, Action], limits: FilterLimits) -> Repeats:
-        """Return what is repeated, but for reasons that are off.
+        """Return what is repeated, for the reasons that have an action.
 
-        A pair has at most one of the three kinds of duplicates, the first that fits.
+        Any process that sees the files may be asked.
         """
-        found: dict[str, Sparse] = {}
-        known = np.zeros(0, dtype=np.int64)
+        found = {name: Column(self._folder / f"{name}.bin", np.float32, self.count)
+                 for name in _REASONS if name in actions}  # fmt: skip
         for name, column in (("duplicate", _PAIR), ("normalized_duplicate", _NORMALIZED)):
-            if name in actions:
-                later, _ = self._later(column)
-                rows = np.setdiff1d(later, known, assume_unique=True)
-                found[name] = rows, np.ones(len(rows), dtype=np.float32)
-                known = np.union1d(known, later)
-        if "near_duplicate" in actions:
-            rows, values = self._near(limits.near_duplicate)
-            is_new = ~np.isin(rows, known, assume_unique=True)
-            found["near_duplicate"] = rows[is_new], values[is_new]
-        if "boilerplate" in actions:
-            found["boilerplate"] = self._boilerplate(limits.boilerplate)
+            if name in found:
+                for later, _ in self._later(column):
+                    found[name].raise_to(later, np.ones(len(later)))
+        if "near_duplicate" in found:
+            for column in range(_NUM_KEYS, ROW_WORDS):
+                for rows, leaders in self._later(column):
+                    near = self._near(rows, leaders, limits.near_duplicate)
+                    found["near_duplicate"].raise_to(*near)
+        if "boilerplate" in found:
+            for rows, counts in self._boilerplate(limits.boilerplate):
+                found["boilerplate"].raise_to(rows, counts)
         return Repeats(found, limits, self.count)
 
-    def _parts(self, column: int, *others: int) -> Iterator[tuple[npt.NDArray[np.int64], Hashes]]:
+    def _blocks(self, column: int) -> Iterator[Hashes]:
+        with self._path(column).open("rb") as file:
+            while block := file.read(8 * self._held_at_once):
+                yield np.frombuffer(block, dtype=np.uint64)
+
+    def _parts(self, *columns: int) -> Iterator[tuple[Rows, Hashes]]:
         """Yield rows and their hashes in some columns; equal ones of the first in the same part."""
         num_parts = np.uint64(max(-(-self.count // self._held_at_once), 1))
         for part in range(int(num_parts)):
-            places, hashes, start = (
-                [np.zeros(0, np.int64)],
-                [np.zeros((1 + len(others), 0), np.uint64)],
-                0,
-            )
-            files = [self._files[each] for each in (column, *others)]
-            for file in files:
-                file.seek(0)
-            while block := files[0].read(8 * self._held_at_once):
-                values = np.frombuffer(block, dtype=np.uint64)
-                beside = [np.frombuffer(each.read(len(block)), np.uint64) for each in files[1:]]
-                where = np.flatnonzero(values % num_parts == np.uint64(part))
+            places = [np.zeros(0, np.int64)]
+            hashes, start = [np.zeros((len(columns), 0), np.uint64)], 0
+            for block in zip(*map(self._blocks, columns), strict=True):
+                where = np.flatnonzero(block[0] % num_parts == np.uint64(part))
                 places.append(where + start)
-                hashes.append(np.array([each[where] for each in (values, *beside)]))
-                start += len(values)
+                hashes.append(np.array([each[where] for each in block]))
+                start += len(block[0])
             yield np.concatenate(places), np.concatenate(hashes, axis=1)
 
-    def _later(self, column: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the rows that repeat a hash, rising, and the first row that has it."""
-        found = []
+    def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
+        """Yield rows that repeat a hash, rising, and the first row that has it."""
         for places, (hashes,) in self._parts(column):
             _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
             leaders = places[first][inverse]
             is_later = leaders < places
-            found.append(np.array([places[is_later], leaders[is_later]]))
-        rows, leaders = np.concatenate(found, axis=1)
-        order = np.argsort(rows)
-        return rows[order], leaders[order]
+            yield places[is_later], leaders[is_later]
 
-    def _near(self, least: float) -> Sparse:
-        """Return the pairs like an earlier one that shares a band of the sketch, and how like."""
-        best: dict[int, float] = {}
-        if not self.count:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        bands = []
-        for file in self._files[_NUM_KEYS:]:
-            file.flush()
-            bands.append(np.memmap(file, np.uint64, "r"))
-        for column in range(_NUM_KEYS, ROW_WORDS):
-            later, first = self._later(column)
-            for start in range(0, len(later), _COMPARED_AT_ONCE):
-                rows, leaders = (x[start : start + _COMPARED_AT_ONCE] for x in (later, first))
-                mine = np.stack([band[rows] for band in bands], axis=1)
-                other = np.stack([band[leaders] for band in bands], axis=1)
-                same = (mine.view(np.uint8) == other.view(np.uint8)).mean(1)
-                jaccard = (same - 1 / 256) / (1 - 1 / 256)  # values of 8 bits agree by chance, too
-                is_near = (jaccard >= least) & mine.any(1)
-                for row, value in zip(
-                    rows[is_near].tolist(), jaccard[is_near].tolist(), strict=True
-                ):
-                    best[row] = max(best.get(row, 0.0), value)
-        rows = np.array(sorted(best), dtype=np.int64)
-        return rows, np.array([best[row] for row in rows.tolist()], dtype=np.float32)
+    def _near(
+        self, rows: Rows, leaders: Rows, least: float
+    ) -> tuple[Rows, npt.NDArray[np.float64]]:
+        """Return the rows that are like an earlier one with the same band, and how like."""
+        mine, other = self._sketches(rows), self._sketches(leaders)
+        same = np.zeros(len(rows))
+        for start in range(0, len(rows), _COMPARED_AT_ONCE):
+            part = slice(start, start + _COMPARED_AT_ONCE)
+            same[part] = (mine[part].view(np.uint8) == other[part].view(np.uint8)).mean(1)
+        jaccard = (same - 1 / 256) / (1 - 1 / 256)  # values of 8 bits agree by chance, too
+        is_near = (jaccard >= least) & mine.any(1)
+        return rows[is_near], jaccard[is_near]
 
-    def _boilerplate(self, least: int) -> Sparse:
-        """Return the pairs whose target has many different sources, and how many."""
-        found = []
+    def _sketches(self, rows: Rows) -> Hashes:
+        """Return the sketches of rows. (rows, _SKETCH_WORDS)."""
+        asked, places = np.unique(rows, return_inverse=True)
+        found = np.empty((len(asked), _SKETCH_WORDS), np.uint64)
+        for word in range(_SKETCH_WORDS):
+            start = 0
+            for block in self._blocks(_NUM_KEYS + word):
+                low, high = np.searchsorted(asked, (start, start + len(block)))
+                found[low:high, word] = block[asked[low:high] - start]
+                start += len(block)
+        return found[places]
+
+    def _boilerplate(self, least: int) -> Iterator[tuple[Rows, Rows]]:
+        """Yield the pairs whose target has many different sources, and how many."""
         for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
             order = np.lexsort((sources, targets))
             ours, theirs = targets[order], sources[order]
@@ -228,30 +212,33 @@ class RepeatFinder:
             is_new_target[1:] = ours[1:] != ours[:-1]
             is_new = is_new_target.copy()
             is_new[1:] |= theirs[1:] != theirs[:-1]
-            group = np.cumsum(is_new_target) - 1
-            counts = np.bincount(group, weights=is_new)[group]
-            found.append(np.array([places[order], counts])[:, counts >= least])
-        rows, counts = np.concatenate(found, axis=1)
-        order = np.argsort(rows)
-        return rows[order].astype(np.int64), counts[order].astype(np.float32)
+            group, counts = np.cumsum(is_new_target) - 1, np.empty(len(ours), np.int64)
+            counts[order] = np.bincount(group, weights=is_new)[group]
+            yield places[counts >= least], counts[counts >= least]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """What `RepeatFinder` found, by reason."""
 
-    found: Mapping[str, Sparse]
+    found: Mapping[str, Column]
     limits: FilterLimits
     count: int
     """Pairs that were compared."""
 
     def between(self, start: int, end: int) -> dict[int, list[Finding]]:
-        """Return the findings of the pairs from ``start`` to before ``end``, by their rows."""
+        """Return the findings of the pairs from ``start`` to before ``end``, by their rows.
+
+        Of the duplicates a pair has the first kind that fits.
+        """
         findings: dict[int, list[Finding]] = {}
-        for name, (rows, values) in self.found.items():
-            limit = getattr(self.limits, name, "")
-            low, high = np.searchsorted(rows, (start, end))
-            for row, value in zip(rows[low:high].tolist(), values[low:high].tolist(), strict=True):
-                finding = Finding(name, value if limit != "" else "", limit)
-                findings.setdefault(row, []).append(finding)
+        is_known = np.zeros(max(end - start, 0), np.bool_)
+        for name, column in self.found.items():
+            limit, values = getattr(self.limits, name, ""), column[start:end]
+            if name != "boilerplate":
+                values[is_known[: len(values)]] = 0
+                is_known[: len(values)] |= values > 0
+            for row in np.flatnonzero(values).tolist():
+                value = float(values[row]) if limit != "" else ""
+                findings.setdefault(start + row, []).append(Finding(name, value, limit))
         return findings

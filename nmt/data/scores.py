@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from nmt.data.column import Column
 from nmt.data.findings import Finding
 from nmt.errors import DataError
 from nmt.files.lines import open_binary, split_lines
 
-Scores = npt.NDArray[np.float32]
+Scores = npt.NDArray[np.float32] | Column
 """Of each line of a corpus; higher is better, not a number where there is none. (lines,)."""
 ScorePairs = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 """Source and target texts -> a score for each."""
@@ -33,21 +34,21 @@ class LineScores:
     values: Mapping[str, Scores]
     """Per corpus."""
 
-    def low(self, corpus: str, rows: npt.NDArray[np.int64]) -> dict[int, Finding]:
-        """Return what is found on some rows of a corpus, counted from 0, by their places in them.
+    def low(self, corpus: str, start: int, end: int) -> dict[int, Finding]:
+        """Return what is found on a range of lines of a corpus, counted from 0, by their places.
 
         >>> scores = LineScores("scores", 0.5, {"c": np.array([0.25, 0.5, np.nan, 0])})
-        >>> scores.low("c", np.array([1, 2, 3]))
+        >>> scores.low("c", 1, 4)
         {2: Finding(reason='scores', value=0.0, limit=0.5)}
         """
-        if corpus not in self.values or not len(rows):
+        if corpus not in self.values:
             return {}
-        own = self.values[corpus].take(rows, mode="clip")
+        own = self.values[corpus][start:end]
         places = np.flatnonzero(own < self.limit).tolist()
         return {place: Finding(self.reason, float(own[place]), self.limit) for place in places}
 
 
-def read_scores(path: Path, num_lines: int, *, is_part: bool) -> Scores:
+def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.float32]:
     """Read the score of each line of a corpus, one a line, as any scorer writes them.
 
     Args:

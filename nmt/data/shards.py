@@ -13,20 +13,29 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from nmt.data.blocks import Parts, Task
+from nmt.data.corpus import Block
 
 _VALUES = "values"
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound="OfBlock")
+
+
+class Parts(NamedTuple):
+    """A result as a file can hold it."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    values: Any
+    """The rest, as JSON has it."""
 
 
 class OfBlock(Protocol):
@@ -40,14 +49,14 @@ class OfBlock(Protocol):
 class Storable(Protocol[R]):
     """A function of blocks whose results can be stored."""
 
-    def __call__(self, task: Task, /) -> R:
+    def __call__(self, block: Block, /) -> R:
         """Return the result."""
 
     def parts(self, result: R, /) -> Parts:
         """Return what must be stored of a result."""
 
-    def restored(self, task: Task, parts: Parts, /) -> R:
-        """Return the result of a task again."""
+    def restored(self, block: Block, parts: Parts, /) -> R:
+        """Return the result of a block again."""
 
 
 class Made(NamedTuple, Generic[R]):
@@ -77,25 +86,25 @@ class Sharded(Generic[R]):
     least: int
     """Pairs of a whole block; what is made of fewer is not kept."""
 
-    def __call__(self, task: Task) -> Made[R]:
+    def __call__(self, block: Block) -> Made[R]:
         """Read the result if it is stored; else make and store it.
 
         Raises:
             OSError: It cannot be written.
         """
         # Workers elsewhere may not see the folder.
-        if self.folder is None or len(task.block) < self.least or not self.folder.is_dir():
-            return Made(self.make(task))
-        digest = hashlib.sha256(f"{self.key} {task.content}".encode()).hexdigest()
-        path = self.folder / f"{self.stage}-{task.block.first:010}-{digest[:32]}.shard"
+        if self.folder is None or len(block) < self.least or not self.folder.is_dir():
+            return Made(self.make(block))
+        digest = hashlib.sha256(f"{self.key} {block.content}".encode()).hexdigest()
+        path = self.folder / f"{self.stage}-{block.first:010}-{digest[:32]}.shard"
         damaged = None
         try:
-            return Made(self.make.restored(task, _read(path)))
+            return Made(self.make.restored(block, _read(path)))
         except FileNotFoundError:
             pass
         except (OSError, ValueError):
             damaged = str(path)
-        result = self.make(task)
+        result = self.make(block)
         _write(path, self.make.parts(result))
         return Made(result, damaged)
 

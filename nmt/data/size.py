@@ -8,7 +8,8 @@ from pathlib import Path
 from nmt.config import loader
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.corpus import ReadOptions, check_files, is_piped, read_corpus
+from nmt.data.corpus import check_files, is_piped, read_corpus
+from nmt.data.pairs import ReadOptions
 from nmt.errors import ConfigError
 from nmt.files.lines import open_binary
 

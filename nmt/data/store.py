@@ -43,8 +43,8 @@ class FlatIds(NamedTuple):
 class ParallelStore:
     """Sentence pairs as token ids, read-only."""
 
-    def __init__(self, folder: Path, ids_dtype: str) -> None:
-        self._ids = [_mapped(folder / f"{side}.ids.bin", ids_dtype) for side in _SIDES]
+    def __init__(self, folder: Path, dtype: npt.DTypeLike) -> None:
+        self._ids = [_mapped(folder / f"{side}.ids.bin", dtype) for side in _SIDES]
         self._offsets = [_mapped(folder / f"{side}.offsets.bin", "<i8") for side in _SIDES]
         for side, ids, offsets in zip(_SIDES, self._ids, self._offsets, strict=True):
             if len(offsets) == 0 or int(offsets[-1]) != len(ids):
@@ -70,7 +70,7 @@ class ParallelStore:
             DataError: A file is missing or has the wrong length.
         """
         try:
-            return cls(folder, field(read_json(folder / "layout.json"), "ids", kind=str))
+            return cls(folder, ids_dtype(folder))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder} is not a complete token store: {error}",
@@ -107,6 +107,16 @@ class ParallelStore:
         return counts
 
 
+def ids_dtype(folder: Path) -> np.dtype[np.integer]:
+    """Return what the ids of a store are written as.
+
+    Raises:
+        OSError: It has no layout.
+        ValueError: The layout is damaged.
+    """
+    return np.dtype(field(read_json(folder / "layout.json"), "ids", kind=str))
+
+
 def _lengths(path: Path, count: int) -> npt.NDArray[np.int32]:
     """Return the lengths between ``count + 1`` offsets, which are not held or mapped at once."""
     lengths, before = np.empty(count, dtype=np.int32), 0
@@ -117,7 +127,7 @@ def _lengths(path: Path, count: int) -> npt.NDArray[np.int32]:
     return lengths
 
 
-def _mapped(path: Path, dtype: str) -> npt.NDArray[np.integer]:
+def _mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r")

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from contextlib import suppress
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from nmt.errors import DeviceError
 
@@ -55,6 +55,18 @@ def map_in_order(
         result = coming.popleft().result()
         coming.extend(executor.submit(make, item) for item in islice(items, 1))
         yield result
+
+
+class Mapped(Protocol):
+    """Yields ``make(item)`` in order, as `map` does, whoever makes it."""
+
+    def __call__(self, make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
+        """Return the results."""
+
+
+def map_here(make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
+    """Make the results in this process, each when it is asked for."""
+    return map(make, items)
 
 
 class WorkerPool(Generic[P, R]):

@@ -6,35 +6,36 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.corpus import BadPair, Block, SentencePair
-from nmt.data.lexicon import MOST_MEETINGS, Lexicon, Lines
+from nmt.data.column import Column
+from nmt.data.lexicon import MOST_MEETINGS, Lexicon
+from nmt.data.lines import Lines, Rows
 from nmt.data.misalignment import Range, find_ranges, joined, likely_offsets
-from nmt.data.store import FlatIds, StoreWriter
-from nmt.text.tokenizer import Tokenizers
+from nmt.data.scores import Scores
+from nmt.data.workers import Mapped, map_here
 
-MOST_TOKENS = 64
-"""Of a line; what is beyond them says little more about what it means."""
 _ROUNDS = 3
 _AGREED = 0.01
 """Share of the lines whose offset may differ from what the lexicon was taught."""
 _PART = 1 << 20
+_NONE = -128
+"""In the place of an offset: a line without translation."""
+Offsets = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
 class XRay:
     """What the lines of some corpora say about each other."""
 
-    scores: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
     """Per corpus, for each line: how much likelier its tokens are as a translation than anywhere,
     in nats per token; not a number where a side is blank or unreadable."""
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     """Per corpus: its misaligned ranges."""
-    z_scores: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    z_scores: Mapping[str, Scores] = field(default_factory=dict)
     """Per corpus, for each line: standard deviations by which its score, on a scale on which lines
     of all lengths are alike, lies above what is usual; not a number where that is not known."""
 
@@ -52,68 +53,14 @@ class XRay:
         return found
 
 
-class LineIds(NamedTuple):
-    """The start of every line of a block as token ids."""
-
-    ids: tuple[FlatIds, FlatIds]
-    """Of source and target; none for what cannot be read."""
-    numbers: list[int]
-    """Line numbers."""
-
-    @property
-    def num_lines(self) -> int:
-        """Lines of the block."""
-        return len(self.numbers)
-
-
-def encode_lines(tokenizers: Tokenizers, threads: int, block: Block) -> LineIds:
-    """Return the ids of all lines of a block. Pure: any process may do it."""
-    return _line_ids(tokenizers, threads, block.pairs())
-
-
-def _line_ids(
-    tokenizers: Tokenizers, threads: int, pairs: Sequence[SentencePair | BadPair]
-) -> LineIds:
-    texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in pairs]
-    source, target = (
-        FlatIds.of([ids[:MOST_TOKENS] for ids in tokenizer.encode_batch(side, threads)])
-        for tokenizer, side in zip(tokenizers, zip(*texts, strict=True), strict=True)
-    )
-    return LineIds((source, target), [pair.line for pair in pairs])
-
-
-class LineWriter:
-    """Writes the token ids of all lines of some corpora to a new folder, in order."""
-
-    def __init__(self, folder: Path, tokenizers: Tokenizers, threads: int) -> None:
-        self._tokenizers, self._threads = tokenizers, threads
-        self._writer = StoreWriter(folder, max(tokenizers.vocab_sizes))
-        self.spans: dict[str, tuple[int, int]] = {}
-        """First row of each corpus, and the row behind its last."""
-
-    def add(self, corpus: str, block: Sequence[SentencePair | BadPair]) -> None:
-        """Add the next lines of a corpus; unreadable ones are blank."""
-        self.append(corpus, _line_ids(self._tokenizers, self._threads, block))
-
-    def append(self, corpus: str, lines: LineIds) -> None:
-        """Add the next lines of a corpus, encoded."""
-        self._writer.append_flat(lines.ids, 0, lines.numbers)
-        end = max((stop for _, stop in self.spans.values()), default=0)
-        self.spans[corpus] = self.spans.get(corpus, (end, end))[0], end + lines.num_lines
-
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._writer.__exit__(*error)
-
-
 def x_ray(
     lines: Lines,
     vocab_sizes: tuple[int, int],
     spans: Mapping[str, tuple[int, int]],
+    folder: Path,
     held_out: Container[str] = (),
+    *,
+    mapped: Mapped = map_here,
 ) -> XRay:
     """Score all pairs and find misaligned ranges.
 
@@ -124,54 +71,52 @@ def x_ray(
         lines: The lines of all corpora, cut off after some tokens.
         vocab_sizes: Entries of the source and of the target vocabulary.
         spans: First row of each corpus, and the row behind its last.
+        folder: For the scores and other large arrays. They stay there.
         held_out: Corpora that the lexicon must not be learned from.
+        mapped: Has something done with batches of lines, perhaps by processes that see the folder.
     """
-    num = len(lines.source_lengths)
-    offsets, is_taught = np.zeros(num, np.int8), np.zeros(num, np.bool_)
+    offsets = np.full(len(lines.source_lengths), _NONE, np.int8)
     for name, span in spans.items():
         for low, high in _parts(*span) if name not in held_out else ():
             lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
             offsets[low:high] = likely_offsets(*lengths)
-            is_taught[low:high] = True
-    rounds = count(1)
-    while True:
-        lexicon = Lexicon(lines, vocab_sizes, *_lessons(lines, offsets, is_taught, spans))
-        judged = {name: _judged(lexicon, lines, span, offsets) for name, span in spans.items()}
-        ranges = {name: found for name, (found, _) in judged.items()}
-        changed = 0
-        for name, (low, high) in spans.items():
-            if name not in held_out:
-                own, fits = _as_found(ranges[name], high - low)
-                different = (own != offsets[low:high]) | (fits != is_taught[low:high])
-                changed += int(different.sum())
-                offsets[low:high], is_taught[low:high] = own, fits
-        if changed <= _AGREED * num or next(rounds) == _ROUNDS:
-            scores = {name: _scores(lexicon, lines, span) for name, span in spans.items()}
-            return XRay(scores, ranges, {name: each for name, (_, each) in judged.items()})
+    scores, z_scores = (
+        {
+            name: Column(folder / f"{kind}-{number}.bin", np.float32, high - low)
+            for number, (name, (low, high)) in enumerate(spans.items())
+        }
+        for kind in ("score", "z")
+    )
+    ranges: dict[str, list[Range]] = {}
+    for number in count(1):
+        lessons = _lessons(lines, offsets, spans)
+        saved = None if mapped is map_here else folder
+        lexicon = Lexicon(lines, vocab_sizes, *lessons, mapped=mapped, folder=saved)
+        ranges, changed = {name: [] for name in spans}, 0
+        for name, (start, end) in spans.items():
+            for low, high in _parts(start, end):
+                rows, part = np.arange(low, high), slice(low - start, high - start)
+                standing = lexicon.score(rows, rows)
+                taught = np.where(offsets[low:high] == _NONE, 0, offsets[low:high])
+                found, own = find_ranges(lexicon, lines, low, high, taught, standing)
+                scores[name][part] = _per_token(standing, lines, low, high)
+                z_scores[name][part] = own
+                ranges[name] += (each.moved(low - start) for each in found)
+                if name not in held_out:
+                    fitting = _as_found(found, high - low)
+                    changed += int((fitting != offsets[low:high]).sum())
+                    offsets[low:high] = fitting
+        if changed <= _AGREED * len(offsets) or number == _ROUNDS:
+            break
+    return XRay(scores, {name: joined(found) for name, found in ranges.items()}, z_scores)
 
 
-def _judged(
-    lexicon: Lexicon, lines: Lines, span: tuple[int, int], offsets: npt.NDArray[np.int8]
-) -> tuple[list[Range], npt.NDArray[np.float32]]:
-    """Return the ranges of a corpus, and the z-score of each of its lines."""
-    ranges: list[Range] = []
-    z_scores = np.empty(span[1] - span[0], np.float32)
-    for low, high in _parts(*span):
-        found, own = find_ranges(lexicon, lines, low, high, offsets[low:high])
-        ranges += (each.moved(low - span[0]) for each in found)
-        z_scores[low - span[0] : high - span[0]] = own
-    return joined(ranges), z_scores
-
-
-def _as_found(
-    ranges: Sequence[Range], num: int
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
-    """Return the offset of each line of a corpus, and whether it has a translation."""
-    offsets, fits = np.zeros(num, np.int8), np.ones(num, np.bool_)
+def _as_found(ranges: Sequence[Range], num: int) -> Offsets:
+    """Return the offset of each of some lines, or that it has no translation."""
+    offsets = np.zeros(num, np.int8)
     for each in ranges:
-        offsets[each.start - 1 : each.end] = each.offset or 0
-        fits[each.start - 1 : each.end] = each.offset is not None
-    return offsets, fits
+        offsets[each.start - 1 : each.end] = _NONE if each.offset is None else each.offset
+    return offsets
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
@@ -181,11 +126,8 @@ def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
 
 
 def _lessons(
-    lines: Lines,
-    offsets: npt.NDArray[np.int8],
-    is_taught: npt.NDArray[np.bool_],
-    spans: Mapping[str, tuple[int, int]],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    lines: Lines, offsets: Offsets, spans: Mapping[str, tuple[int, int]]
+) -> tuple[Rows, Rows]:
     """Return the rows of pairs to learn from: of very many, a part that is evenly spread."""
     meetings = sum(
         int(
@@ -199,18 +141,16 @@ def _lessons(
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
-        inside = is_taught[rows] & (targets >= low) & (targets < high)
+        inside = (offsets[rows] != _NONE) & (targets >= low) & (targets < high)
         found.append(np.stack((rows[inside], targets[inside])))
     sources, targets = np.concatenate(found, axis=1)
     return sources, targets
 
 
-def _scores(lexicon: Lexicon, lines: Lines, span: tuple[int, int]) -> npt.NDArray[np.float32]:
-    scores = np.full(span[1] - span[0], np.nan, np.float32)
-    for low, high in _parts(*span):
-        rows = np.arange(low, high)
-        lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
-        usable = (lengths[0] > 0) & (lengths[1] > 0)
-        totals = lexicon.score(rows[usable], rows[usable])
-        scores[low - span[0] : high - span[0]][usable] = totals / (lengths[0] + lengths[1])[usable]
-    return scores
+def _per_token(
+    totals: npt.NDArray[np.float64], lines: Lines, low: int, high: int
+) -> npt.NDArray[np.float64]:
+    """Return scores per token, of the lines from ``low`` to before ``high`` as they stand."""
+    lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
+    tokens = np.where((lengths[0] > 0) & (lengths[1] > 0), lengths[0] + lengths[1], 0)
+    return np.where(tokens > 0, totals / np.maximum(tokens, 1), np.nan)

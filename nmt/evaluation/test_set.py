@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.config.keys import did_you_mean
-from nmt.data.corpus import (
-    BadPair,
-    ReadOptions,
-    check_files,
-    corpus_files,
-    published_test_set,
-    read_corpus,
-)
+from nmt.data.corpus import check_files, corpus_files, read_corpus
+from nmt.data.hubs import published_test_set
+from nmt.data.pairs import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import decode_line, is_standard, open_input, split_lines
 

@@ -15,7 +15,7 @@ from nmt.checkpoint.model_folder import load_folder_config
 from nmt.checkpoint.run import trained_on
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
-from nmt.data.corpus import published_names
+from nmt.data.hubs import published_names
 from nmt.data.leakage import find_leakage
 from nmt.data.prepared import PreparedData
 from nmt.data.word_counts import LineCounts, count_in_training

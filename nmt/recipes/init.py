@@ -15,7 +15,8 @@ import numpy as np
 from nmt.config.data import CorpusConfig
 from nmt.config.scaling import scale_of
 from nmt.data.checks import CorpusCheck
-from nmt.data.corpus import BadPair, ReadOptions, read_corpus
+from nmt.data.corpus import read_corpus
+from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.size import load_config
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-from nmt.config.data import FilterConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.cluster import Workers, open_workers
-from nmt.data.corpus import check_files, check_hub, corpus_files, corpus_names, is_piped
-from nmt.data.filters import REASONS
+from nmt.data.corpus import check_files, corpus_files, corpus_names, is_piped
 from nmt.data.findings import DROPPED, REPORTED
+from nmt.data.hubs import check_hub
 from nmt.data.page import render_report
 from nmt.data.preparation import Preparation
 from nmt.data.prepared import (
@@ -29,7 +28,6 @@ from nmt.data.prepared import (
     MANIFEST,
     REPORT,
     TOKENIZER,
-    PreparedData,
     PreparedManifest,
     PrepareReport,
 )
@@ -46,31 +44,28 @@ from nmt.files.atomic import (
 )
 from nmt.files.lines import STANDARD, is_standard
 from nmt.files.lock import file_lock
-from nmt.files.manifest import FileRecord, sha256_of_file, sha256_of_json
+from nmt.files.manifest import FileRecord
+from nmt.recipes.freshness import (
+    Asked,
+    are_unchanged,
+    config_hash,
+    current_report,
+    describe_sources,
+    source_files,
+)
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 _SPOOL = "standard-input.tsv"
 
 
-class _Asked(NamedTuple):
-    """What the configuration does not say."""
+def _scorer(config: RunConfig, asked: Asked) -> ScorePairs | None:
+    """Load the models that score pairs, if there are to be any."""
+    if not asked.score_with:
+        return None
+    from nmt.recipes.dual import dual_scorer  # noqa: PLC0415 - loads torch
 
-    repair: bool
-    score_with: tuple[str, ...]
-
-    def is_done(self, manifest: PreparedManifest) -> bool:
-        """Whether a prepared folder has it."""
-        is_scored = not self.score_with or (*(manifest.scored_with or ()),) == self.score_with
-        return is_scored and (manifest.repaired is not None or not self.repair)
-
-    def scorer(self, config: RunConfig) -> ScorePairs | None:
-        """Load the models that score pairs, if there are to be any."""
-        if not self.score_with:
-            return None
-        from nmt.recipes.dual import dual_scorer  # noqa: PLC0415 - loads torch
-
-        languages = config.source_language, config.target_language
-        return dual_scorer([*map(Path, self.score_with)], languages)
+    languages = config.source_language, config.target_language
+    return dual_scorer([*map(Path, asked.score_with)], languages)
 
 
 def prepare(  # noqa: PLR0913 - what a command line may ask for
@@ -110,15 +105,20 @@ def prepare(  # noqa: PLR0913 - what a command line may ask for
             cannot be written.
         TokenizerError: The text allows no vocabulary of this size.
     """
+    if repair and config.filters.misaligned == "off":
+        raise ConfigError(
+            "--repair pairs misaligned ranges again, and filters.misaligned is off.",
+            fix="Set filters.misaligned to report.",
+        )
     _check_piped(config, piped, is_read=force or report_only)
-    for path in _source_files(config):
+    for path in source_files(config):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise DataError(
                 f"{path} is a pipe or device, and corpora are read twice.",
                 fix="Write the text to a file first.",
             )
     opened = partial(open_workers, workers, scheduler)
-    asked = _Asked(repair, tuple(map(str, score_with)))
+    asked = Asked(repair, tuple(map(str, score_with)))
     report = _prepare(config, force, report_only, report_dir, asked, piped, opened, check)
     if report_dir is not None and not report_only:
         _write_report(report, config.prepared_dir, report_dir)
@@ -151,7 +151,7 @@ def _check_piped(config: RunConfig, piped: IO[bytes] | None, *, is_read: bool) -
     if (
         count
         and piped is None
-        and (is_read or _current_report(config, asked=_Asked(repair=False, score_with=())) is None)
+        and (is_read or current_report(config, asked=Asked(repair=False, score_with=())) is None)
     ):
         raise ConfigError(
             f"A training corpus is standard input, and {config.prepared_dir} does not hold it as "
@@ -179,14 +179,14 @@ def _prepare(
     force: bool,
     report_only: bool,
     report_dir: Path | None,
-    asked: _Asked,
+    asked: Asked,
     piped: IO[bytes] | None,
     opened: Callable[[], AbstractContextManager[Workers]],
     check: Callable[[PreparedManifest], None],
 ) -> PrepareReport:
     folder, is_left_alone = config.prepared_dir, not (force or report_only)
     is_known = piped is None or not any(map(is_piped, config.data.train))
-    if is_known and is_left_alone and (current := _current_report(config, asked)):
+    if is_known and is_left_alone and (current := current_report(config, asked)):
         remove_leftovers(folder.parent, folder.name)
         return current
     _check(config)
@@ -210,7 +210,7 @@ def _prepare(
             with shard_folder(folder) as shards:
                 readable = _spooled(config, piped, shards)
                 is_unsure = is_left_alone and (has_waited or not is_known)
-                if is_unsure and (current := _current_report(config, asked, shards / _SPOOL)):
+                if is_unsure and (current := current_report(config, asked, shards / _SPOOL)):
                     return current
                 with opened() as crew:
                     return _make(config, readable, crew, asked, check, shards)
@@ -233,13 +233,13 @@ def _report_text(report: PrepareReport) -> str:
 
 
 def _read(
-    config: RunConfig, folder: Path, workers: Workers, asked: _Asked, shards: Path | None = None
+    config: RunConfig, folder: Path, workers: Workers, asked: Asked, shards: Path | None = None
 ) -> tuple[PrepareReport, Tokenizers, Sequence[Mapping[str, Any]]]:
     """Read all corpora into a folder, with stores if there are shards.
 
     Return the ranges that were paired again, too.
     """
-    score_pairs = asked.scorer(config)
+    score_pairs = _scorer(config, asked)
     repairs = _shifts(config, workers, shards) if asked.repair else ()
     work = Preparation(
         config,
@@ -267,7 +267,7 @@ def _make(
     config: RunConfig,
     readable: RunConfig,
     workers: Workers,
-    asked: _Asked,
+    asked: Asked,
     check: Callable[[PreparedManifest], None],
     shards: Path,
 ) -> PrepareReport:
@@ -278,10 +278,10 @@ def _make(
             fix="Set prepared_dir to another folder, or remove this one.",
         )
     with atomic_folder(folder, replace=True) as temporary:
-        sources = _sources(readable)
+        sources = describe_sources(readable)
         report, tokenizers, repairs = _read(readable, temporary, workers, asked, shards)
         report = replace(report, folder=str(folder))
-        if not _are_unchanged(sources):
+        if not are_unchanged(sources):
             raise DataError(
                 "A corpus changed while it was read.",
                 fix="Prepare again when nothing writes to the corpora any more.",
@@ -309,17 +309,6 @@ def _make(
     return report
 
 
-def _sources(config: RunConfig) -> dict[str, Mapping[str, Any]]:
-    """Describe the files that are read."""
-    sources: dict[str, Mapping[str, Any]] = {}
-    for path in _source_files(config):
-        with suppress(OSError):  # reading it says what is wrong
-            status, digest = path.stat(), sha256_of_file(path)
-            known = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
-            sources[str(path)] = known
-    return sources
-
-
 def _check(config: RunConfig) -> None:
     """Check, before much is read, what can be checked at once."""
     check_languages(config.languages)
@@ -332,100 +321,3 @@ def _check(config: RunConfig) -> None:
     check_files(config.data.corpora)
     for corpus in (*config.data.train, config.data.valid):
         check_hub(corpus)
-
-
-def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
-    """Return the hash of everything in the configuration that changes the prepared data.
-
-    ``vocab_hash`` stands for the vocabulary of ``training.start_from`` if that is gone: a run that
-    resumes does not need it any more.
-    """
-    data = config.data.model_dump(
-        mode="json",
-        exclude={
-            "test": True,
-            "temperature": True,
-            "stages": True,
-            "train": {"__all__": {"weight"}},
-        },
-    )
-    # Folders that were made before there were such keys stay valid.
-    for corpus in (*data["train"], data["valid"]):
-        del corpus["augment"]  # drawn while training reads
-        for key in ("csv", "tag", "scores"):
-            if corpus[key] is None:
-                del corpus[key]
-    without = {name for name, value in _new_filter_keys(config) if value}
-    tokenizer = config.tokenizer
-    new = ("unused_entries", "user_defined_symbols")
-    unsaid = {key for key in new if not getattr(tokenizer, key)}
-    parts = {
-        "data": data,
-        "tokenizer": tokenizer.model_dump(mode="json", exclude=unsaid),
-        "filters": config.filters.model_dump(mode="json", exclude=without),
-        "languages": [config.source_language, config.target_language],
-        "format": FORMAT_VERSION,
-    }
-    start_from = config.training.start_from
-    if start_from is not None:  # fine-tuning keeps the vocabulary of the model it starts from
-        is_gone = vocab_hash is not None and not (start_from / TOKENIZER).is_dir()
-        parts["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(start_from / TOKENIZER)
-    return sha256_of_json(parts)
-
-
-def _new_filter_keys(config: RunConfig) -> Iterator[tuple[str, bool]]:
-    """Yield keys that folders were made without, and whether each has its default."""
-    for name in ("extra", "length", "limits", *REASONS):
-        field = FilterConfig.model_fields[name]
-        yield name, getattr(config.filters, name) == field.default
-
-
-def _current_report(
-    config: RunConfig, asked: _Asked, piped: Path | None = None
-) -> PrepareReport | None:
-    """Return the report of the folder if it is whole and what would be made again.
-
-    Without ``piped``, which holds standard input, that is taken to be what it was.
-    """
-    folder = config.prepared_dir
-    try:
-        manifest = PreparedData.open(folder).manifest
-        is_current = (
-            asked.is_done(manifest)
-            and manifest.config_hash == config_hash(config, vocab_hash=manifest.vocab_hash)
-            and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
-            # A folder of Hugging Face files may have more or fewer.
-            and set(manifest.sources) == {str(path) for path in _source_files(config)}
-            and _are_unchanged(manifest.sources, piped)
-        )
-    except (DataError, OSError):
-        return None
-    try:
-        return PrepareReport.read(folder) if is_current else None
-    except DataError:  # the data are whole, and of the report the counts are in the manifest
-        return PrepareReport(folder=str(folder), up_to_date=True, counts=manifest.counts)
-
-
-def _source_files(config: RunConfig) -> list[Path]:
-    corpora = (*config.data.train, config.data.valid)
-    return sorted({path for corpus in corpora for path in corpus_files(corpus)})
-
-
-def _are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None = None) -> bool:
-    """Compare sizes and times, which is quick; the contents only where the time differs."""
-    try:
-        for name, known in sources.items():
-            path = Path(name)
-            if is_standard(path):
-                if piped is not None and sha256_of_file(piped) != known["sha256"]:
-                    return False
-                continue
-            status = path.stat()
-            is_touched = status.st_mtime_ns != known["mtime_ns"]
-            if status.st_size != known["size"] or (
-                is_touched and sha256_of_file(path) != known["sha256"]
-            ):
-                return False
-    except OSError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.data import preparation
+from nmt.data import lexicon, passes
 from nmt.data.cluster import open_workers
 from nmt.data.corpus import read_blocks
 from nmt.data.prepared import REPORT
@@ -29,7 +29,8 @@ def prepared(folder: Path, *, workers: int | None = None, scheduler: str | None 
     source[10], target[40], source[70], target[71] = "", "<b>null</b>", source[3], target[3]
     write_pairs(folder, source, target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "read_blocks", partial(read_blocks, size=13))
+        patch.setattr(passes, "read_blocks", partial(read_blocks, size=13))
+        patch.setattr(lexicon, "_MEETINGS_AT_ONCE", 1000)  # several batches, too
         prepare(config_for(folder), force=True, workers=workers, scheduler=scheduler)
     files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]
     report = json.loads((folder / "prepared" / REPORT).read_text(encoding="utf-8"))

@@ -12,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import CorpusConfig
-from nmt.data.corpus import (
-    BadPair,
-    ReadOptions,
-    SentencePair,
-    corpus_files,
-    corpus_names,
-    read_corpus,
-)
+from nmt.data.corpus import corpus_files, corpus_names, read_corpus
+from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.errors import DataError, NmtError
 
 OPTIONS = ReadOptions("de", "en", max_characters=40)
@@ -178,7 +172,7 @@ def test_the_demo_follows_the_languages() -> None:
 
 def test_a_published_test_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = aligned(tmp_path, b"eins\nzwei\n", b"one\ntwo\n")
-    monkeypatch.setattr("nmt.data.corpus.reaches", lambda _: True)
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
     monkeypatch.setattr("sacrebleu.utils.get_source_file", lambda *_: str(files["source"]))
     monkeypatch.setattr("sacrebleu.utils.get_reference_files", lambda *_: [str(files["target"])])
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from nmt.config.data import CorpusConfig
-from nmt.data.corpus import ReadOptions, corpus_files, published_test_set, read_corpus
+from nmt.data.corpus import corpus_files, read_corpus
+from nmt.data.hubs import published_test_set
+from nmt.data.pairs import ReadOptions
 from nmt.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
@@ -84,7 +86,7 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("nmt.data.corpus.reaches", lambda _: True)
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
 
     assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
     # No trust_remote_code: code from a hub is never run.
@@ -106,7 +108,7 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.M
         raise ConnectionError("no network")
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("nmt.data.corpus.reaches", lambda _: True)
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
     with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
         pairs_of("wmt/wmt14")
 
@@ -162,7 +164,7 @@ def test_a_download_that_fails_names_the_test_set(
 
     monkeypatch.setattr(utils, "get_source_file", exits)
     monkeypatch.setattr(utils, "SACREBLEU_DIR", str(tmp_path))
-    monkeypatch.setattr("nmt.data.corpus.reaches", lambda url: "statmt.org" in url and reaches)
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda url: "statmt.org" in url and reaches)
     (tmp_path / "wmt14" / "raw").mkdir(parents=True)
     (tmp_path / "wmt14" / "raw" / f"a.tgz{'' if is_here else '.lock'}").touch()
     reason = "a wrong checksum" if tried else "no connection to https://"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.data.corpus import SentencePair
-from nmt.data.leakage import HeldOut, LeakageIndex, are_near, find_leakage, max_edits
+from nmt.data.held_out import HeldOut
+from nmt.data.leakage import LeakageIndex, are_near, find_leakage, max_edits
+from nmt.data.pairs import SentencePair
 
 SENTENCE = st.lists(st.sampled_from("abc"), min_size=1, max_size=16)
 

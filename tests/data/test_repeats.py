@@ -21,10 +21,10 @@ ALL: dict[str, Action] = dict.fromkeys(
 
 def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: int = 2,
             **limits: float) -> dict[int, set[str]]:  # fmt: skip
-    with RepeatFinder(folder, held_at_once=held_at_once) as finder:
-        for block in (pairs[:cut], pairs[cut:]):
-            finder.add(pair_hashes(block, sketches=True))
-        repeats = finder.findings(ALL, FilterLimits(**limits))  # type: ignore[arg-type]
+    finder = RepeatFinder(folder, held_at_once=held_at_once)
+    for block in (pairs[:cut], pairs[cut:]):
+        finder.add(pair_hashes(block, sketches=True))
+    repeats = finder.findings(ALL, FilterLimits(**limits))  # type: ignore[arg-type]
     found = repeats.between(0, len(pairs))
     return {row: {each.reason for each in findings} for row, findings in found.items()}
 

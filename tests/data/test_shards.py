@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from nmt.data import preparation
-from nmt.data.blocks import Encode, Look
+from nmt.data import passes
+from nmt.data.blocks import Look
 from nmt.data.corpus import read_blocks
+from nmt.data.lines import Encode
 from nmt.data.prepared import MANIFEST, REPORT
 from nmt.recipes import prepare as recipe
 from tests.data.test_cluster import prepared
@@ -32,8 +33,8 @@ def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Look, Encode):
             patch.setattr(kind, "__call__", _counted(made, kind.__call__, kill_at))
-        patch.setattr(preparation, "BLOCK_PAIRS", _SIZE)
-        patch.setattr(preparation, "read_blocks", partial(read_blocks, size=_SIZE))
+        patch.setattr(passes, "BLOCK_PAIRS", _SIZE)
+        patch.setattr(passes, "read_blocks", partial(read_blocks, size=_SIZE))
         recipe.prepare(config_for(folder, **changes), force=True)
     return made
 

@@ -18,8 +18,9 @@ import pytest
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.errors import DataError, NmtError, TokenizerError
-from nmt.recipes.prepare import config_hash, prepare
+from nmt.errors import ConfigError, DataError, NmtError, TokenizerError
+from nmt.recipes.freshness import config_hash
+from nmt.recipes.prepare import prepare
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 
 NUMBERS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -191,6 +192,74 @@ def test_shifted_ranges_are_paired_again_on_demand_and_recorded(tmp_path: Path) 
     assert sum(pair in right for pair in decoded(tmp_path / "prepared")) >= 396
     assert prepare(config, repair=True).up_to_date
     assert prepare(config).up_to_date
+
+
+def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> None:
+    source, _ = corpus(120)
+    near = f"{source[9]} elf"
+    sets = {"wmt13": [source[7], "ganz etwas anderes"], "wmt14/full": ["nichts davon", near]}
+    for name, lines in sets.items():
+        folder = tmp_path / "cache" / name
+        folder.mkdir(parents=True)
+        start = f"{name.replace('/', '_')}.de-en"
+        write(folder, f"{start}.src", lines)
+        write(folder, f"{start}.ref", ["one", "two"])
+    write(tmp_path / "cache" / "wmt13", "wmt13.fr-en.src", source)  # of other languages
+    config_for(tmp_path)  # writes the corpora
+    code = (
+        "import sacrebleu, sys; from pathlib import Path\n"
+        "from nmt.recipes.prepare import prepare\n"
+        "from tests.recipes.test_prepare import config_for\n"
+        "here = Path(sys.argv[1])\n"
+        "for name, start in (('wmt13', 'wmt13.de-en'), ('wmt14/full', 'wmt14_full.de-en')):\n"
+        "    for field in sacrebleu.DATASETS[name].fieldnames('de-en'):\n"
+        "        (here / 'cache' / name / f'{start}.{field}').touch()\n"
+        "    sacrebleu.utils.get_source_file(name, 'de-en')  # is where it looks: no download\n"
+        "data = config_for(here).data.model_dump(mode='json')\n"
+        "data['test'] = {'news': {'sacrebleu': 'wmt13'}, 'far': {'sacrebleu': 'wmt15'}}\n"
+        "prepare(config_for(here, data=data), report_only=True, report_dir=here / 'report')\n"
+    )
+    places = {"SACREBLEU": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, **places}
+    )
+    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+
+    found = {(each["set"], each["line"], each["train_line"]): each["kind"]
+             for each in report["leakage"] if each["set"] != "valid"}  # fmt: skip
+    assert found["news", 1, 8] == "exact"
+    assert found["wmt14/full", 2, 10] == "near"
+    assert {place[:2] for place in found} == {("news", 1), ("wmt14/full", 2)}
+    assert report["overlap"]["wmt14/full"]["near_sources_in_train"] == 1
+    assert report["unchecked"] == ["far"]
+
+
+@pytest.mark.parametrize("report_only", [True, False])
+def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_off(
+    tmp_path: Path, *, report_only: bool
+) -> None:
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[:200] + target[201:] + ["end"])
+    sizes = {"vocab_size": 60, "byte_fallback": False}
+    dropping = config_for(tmp_path, tokenizer=sizes, filters={"misaligned": "drop"})
+    report = prepare(dropping, report_only=report_only)
+    (shift,) = report.shifts
+    assert shift["offset"] == -1
+    assert abs(shift["start"] - 202) <= 3
+    assert report.counts["numbers"]["misaligned"] == shift["end"] - shift["start"] + 1
+    assert report.reasons["misaligned"]["examples"][0]["value"] == -1
+
+    for lexical in ("report", "off"):
+        filters = {"misaligned": "off", "lexical": lexical}
+        off = prepare(
+            config_for(tmp_path, tokenizer=sizes, filters=filters), report_only=report_only,
+            report_dir=tmp_path / lexical,
+        )  # fmt: skip
+        assert off.shifts == off.unrelated == []
+        assert ("lexicon" in off.stages) == ("lexical" in off.reasons) == (lexical == "report")
+        assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
+    with pytest.raises(ConfigError, match=r"filters\.misaligned is off"):
+        prepare(config_for(tmp_path, filters={"misaligned": "off"}), repair=True)
 
 
 def test_pairs_whose_words_do_not_translate_each_other_are_reported_or_dropped(
@@ -474,7 +543,7 @@ def test_a_corpus_that_changes_meanwhile_is_noticed(
         source, target = corpus(119)
         write_pairs(tmp_path, source, target)
 
-    monkeypatch.setattr("nmt.data.preparation.train_sentencepiece", learn)
+    monkeypatch.setattr("nmt.data.vocabulary.train_sentencepiece", learn)
     with pytest.raises(DataError, match="changed while it was read"):
         prepare(config)
 

@@ -1,0 +1,188 @@
+"""Corpora and test sets of hubs: Hugging Face ``datasets``, and what sacrebleu publishes.
+
+Their libraries are imported on use only; both may download.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmt.config.keys import nearest_word
+from nmt.data.pairs import in_languages
+from nmt.errors import ConfigError, DataError
+from nmt.files.lines import read_lines
+from nmt.files.network import hub_address, reaches
+
+if TYPE_CHECKING:
+    from nmt.config.data import CorpusConfig
+
+_LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+"""What `datasets` calls the formats of local files."""
+_ROWS_AT_ONCE = 1000
+
+
+def huggingface_pairs(
+    name: str, config: CorpusConfig, languages: tuple[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield both texts of each row; a missing one is empty.
+
+    A row has a ``translation`` column with both language codes, or a column named after each.
+    """
+    for number, row in enumerate(_rows(name, config), start=1):
+        try:
+            source, target = in_languages(row.get("translation") or row, languages)
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
+                f"its columns are {', '.join(map(str, row))}.",
+                fix="Name data with a `translation` column or a column for each language code.",
+            ) from error
+        yield "" if source is None else str(source), "" if target is None else str(target)
+
+
+def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
+    path = Path(name)
+    options: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
+    if path.is_file():
+        if path.suffix not in _LOADERS:
+            raise DataError(
+                f"{path}: `datasets` reads {', '.join(_LOADERS)} here, not {path.suffix}.",
+                fix="Convert the file, or name it as source + target, tsv or jsonl.",
+            )
+        # A single local file is one split, whatever name the configuration asks for. It is always
+        # streamed: a copy in the cache of `datasets` would gain nothing.
+        options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
+        options["streaming"] = True
+        if path.suffix == ".csv":
+            options["keep_default_na"] = False  # "null" and "NA" are words
+    else:
+        options |= {"path": name, "name": config.subset}
+        if not check_hub(config):
+            os.environ["HF_HUB_OFFLINE"] = "1"  # what is in the cache is read, nothing is tried
+    try:
+        import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
+
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
+        for block in datasets.load_dataset(**options).iter(batch_size=_ROWS_AT_ONCE):
+            for values in zip(*block.values(), strict=True):
+                yield dict(zip(block, values, strict=True))
+    except Exception as error:  # of the network, of a format, of `datasets` itself
+        raise DataError(
+            f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
+            f"{type(error).__name__}: {error}",
+            fix="Check the name, the subset and the network, or download it and name the files.",
+        ) from error
+
+
+def check_hub(config: CorpusConfig) -> bool:
+    """Return whether the hub of a corpus, if it is on one, answers; else the cache may have it.
+
+    Raises:
+        DataError: Neither. `datasets` would take half a minute to say so.
+    """
+    name = config.huggingface
+    if name is None or Path(name).exists() or reaches(hub_address()):
+        return True
+    if not _may_be_cached(name):
+        raise DataError(
+            f"{name} is no folder here and was not downloaded before, and there is no connection "
+            f"to {hub_address()}.",
+            fix="Check the path and the network, or name files in its place.",
+        )
+    return False
+
+
+def _may_be_cached(name: str) -> bool:
+    """Whether a cache of the hub's libraries has something of this name."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = Path(os.environ.get("HF_HOME", cache / "huggingface"))
+    folders = {"HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
+    places = (Path(os.environ.get(key, folder)).expanduser() for key, folder in folders.items())
+    last = name.rpartition("/")[2].lower()
+    return any(last in path.name.lower() for place in places for path in place.glob("*"))
+
+
+def published_pairs(
+    name: str, source_language: str, target_language: str
+) -> Iterator[tuple[str, str]]:
+    """Yield both texts of each pair of a test set of sacrebleu."""
+    source, references = published_test_set(name, f"{source_language}-{target_language}")
+    sources, targets = read_lines(source), read_lines(references[0])
+    if len(sources) != len(targets):
+        counts = (len(sources), len(targets))
+        raise DataError.not_parallel(str(source), str(references[0]), counts)
+    return zip(sources, targets, strict=True)
+
+
+def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
+    """Return source and reference of the test sets that sacrebleu has downloaded, by its names.
+
+    Args:
+        pair: Source and target language, for example ``en-de``.
+    """
+    from sacrebleu.utils import SACREBLEU_DIR  # noqa: PLC0415 - most corpora do without
+
+    folder, found = Path(SACREBLEU_DIR), {}
+    for source in sorted(folder.rglob(f"*.{pair}.src")):
+        references = sorted(source.parent.glob(f"{source.stem}.ref*"))
+        if references:
+            found[source.parent.relative_to(folder).as_posix()] = source, references[0]
+    return found
+
+
+def published_names() -> list[str]:
+    """Return the names of sacrebleu's test sets, each with its pairs of languages."""
+    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
+
+    return [
+        f"{name}: {', '.join(sorted(utils.get_langpairs_for_testset(name)))}"
+        for name in sorted(DATASETS)
+    ]
+
+
+def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
+    """Return the source and reference files of a test set of sacrebleu, downloaded on first use.
+
+    Args:
+        name: sacrebleu's name, for example ``wmt14``.
+        pair: Source and target language, for example ``en-de``.
+
+    Raises:
+        ConfigError: There is no such test set or pair. Names what is near or what there is.
+        DataError: The download fails, or it has no reference.
+    """
+    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
+
+    if name not in DATASETS:
+        near = nearest_word(name, list(DATASETS))
+        raise ConfigError(
+            f"There is no test set {name!r}.",
+            fix=f"Did you mean {near}?" if near else "`sacrebleu --list` shows all.",
+        )
+    pairs = utils.get_langpairs_for_testset(name)
+    if pair not in pairs:
+        raise ConfigError(
+            f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
+        )
+    folder, url = Path(utils.SACREBLEU_DIR, name), str((DATASETS[name].data or [""])[0])
+    is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
+    try:
+        if not is_here and not reaches(url):
+            raise ConnectionError(f"no connection to {url}")
+        source = utils.get_source_file(name, pair)
+        references = utils.get_reference_files(name, pair)
+    except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits
+        raise DataError(
+            f"The test set {name} ({pair}) cannot be downloaded: {error}",
+            fix="Check the connection, or set SACREBLEU to a folder that holds it already.",
+        ) from error
+    if not references:
+        raise DataError(
+            f"The test set {name} ({pair}) has no reference.", fix="Choose another test set."
+        )
+    return Path(source), [Path(reference) for reference in references]
