@@ -137,14 +137,20 @@ def check_resumable(
     Raises:
         CheckpointError: The configuration makes another model or other updates.
     """
-    refuse_changed_settings(recorded["identity"], present["identity"], run_dir)
-    was, now = recorded["machine"], present["machine"]
-    found = changed_settings(was, now)
-    shares = [_shares(record["identity"]) for record in (recorded, present)]
+    identities = recorded["identity"], present["identity"]
+    refuse_changed_settings(*identities, run_dir)
+    found = changed_settings(recorded["machine"], present["machine"])
+    was, now = ({"training": _parts(each["training"], budget=True)} for each in identities)
+    for change in changed_settings(was, now):
+        found.append(
+            f"{change}; from here on the learning rate follows the schedule of the new length"
+        )
+    shares = [_shares(each) for each in identities]
     if shares[0] != shares[1]:  # other processes draw other random numbers
         before, then = (f"{processes} x {batches}" for processes, batches in shares)
         found.append(f"processes x batch.accumulate: was {before}, is {then}")
-    if not (was["deterministic"] or now["deterministic"]):  # two runs differ on one machine, too
+    # Without it, two runs differ on one machine, too.
+    if not any(each["machine"]["deterministic"] for each in (recorded, present)):
         found.append("training.deterministic: is False")
     if found and exact:
         raise CheckpointError(
@@ -179,7 +185,7 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
 def refuse_changed_settings(
     recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
 ) -> None:
-    """Refuse to resume with another `identity`.
+    """Refuse to resume with another `identity`; a longer or shorter training is no other one.
 
     Another number of processes is no other one if processes x ``batch.accumulate`` is equal.
 
@@ -188,6 +194,9 @@ def refuse_changed_settings(
     """
     if _batches_of_update(recorded) == _batches_of_update(present):
         recorded, present = map(_without_shares, (recorded, present))
+    recorded, present = (
+        {**each, "training": _parts(each["training"], budget=False)} for each in (recorded, present)
+    )
     if found := changed_settings(recorded, present):
         fix = "Restore these settings to resume, or set another run_dir to start again."
         if any(line.startswith("data_hash") for line in found):
@@ -195,6 +204,11 @@ def refuse_changed_settings(
         raise CheckpointError(
             f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found), fix=fix
         )
+
+
+def _parts(training: Mapping[str, Any], *, budget: bool) -> dict[str, Any]:
+    """Return the keys that limit a training, or the others."""
+    return {key: value for key, value in training.items() if (key in _BUDGET) == budget}
 
 
 def _batches_of_update(of_run: Mapping[str, Any]) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -14,6 +16,8 @@ from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
     from nmt.config.run import RunConfig
+
+logger = logging.getLogger(__name__)
 
 EPILOG = """\b
 Examples:
@@ -101,6 +105,10 @@ def _train(config: RunConfig, *, strict_resume: bool, exact: bool, json: bool) -
         score = "" if summary.best_score is None else f" ({metric} {summary.best_score:.2f})"
         text = f"{config.run_dir}: {summary.step:,} steps; best: {best}{score}"
         print_result(text, {"run_dir": str(config.run_dir), **asdict(summary)}, json=json)
+        if summary.best:
+            folder = shlex.quote(str(config.run_dir))
+            tested = f"nmt evaluate {folder}, " if config.data.test else ""
+            logger.info("next: %snmt translate %s -i FILE -o FILE", tested, folder)
 
 
 def _dry_run(config: RunConfig, *, json: bool) -> None:

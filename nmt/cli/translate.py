@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -23,6 +23,9 @@ from nmt.cli.options import (
     given,
 )
 from nmt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nmt.translation.stream import LineFormat
 
 EPILOG = """\b
 Examples:
@@ -88,6 +91,21 @@ class InputOutput:
     stream: bool = flag(default=False, help="Translate every line before reading the next one.")
     tag: str | None = TAG
 
+    def style(self) -> LineFormat:
+        """Return how lines are read and written."""
+        from nmt.translation.stream import LineFormat
+
+        return LineFormat(
+            self.format_,
+            self.n_best or 1,
+            self.alignments,
+            reads_json=self.input_format == "json",
+            attention=self.attention,
+            token_scores=self.token_scores,
+            tag=self.tag,
+            min_confidence=self.min_confidence,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
@@ -112,6 +130,12 @@ class SamplingOptions:
         min=0, metavar="K", help="With --sample: sample from the K most probable tokens; 0 for all."
     )
     seed: int | None = flag(min=0, metavar="N", help="With --sample: random seed.")
+
+    def decoding(self) -> dict[str, Any]:
+        """Return the decoding options that were given."""
+        names = ("temperature", "top_p", "top_k", "seed")
+        own = {name: getattr(self, name) for name in names}
+        return given(sampling=self.sample or None, **own)
 
 
 def translate(
@@ -140,26 +164,9 @@ def translate(
             fix="Name one of them.",
         )
     from nmt.recipes import translate as recipe
-    from nmt.translation.stream import LineFormat
 
-    style = LineFormat(
-        files.format_,
-        files.n_best or 1,
-        files.alignments,
-        reads_json=files.input_format == "json",
-        attention=files.attention,
-        token_scores=files.token_scores,
-        tag=files.tag,
-        min_confidence=files.min_confidence,
-    )
-    decoding = search.decoding() | given(
-        n_best=files.n_best,
-        sampling=sampling.sample or None,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-    )
+    style = files.style()
+    decoding = search.decoding() | sampling.decoding() | given(n_best=files.n_best)
     loading = engine.loading() | search.loading()
     choice = mbr.choice(search.beam_size)
     if selfcheck:

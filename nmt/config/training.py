@@ -127,7 +127,8 @@ class TrainingConfig(Section):
     max_minutes: float | None = Field(default=None, gt=0)
     """Stop after about this long: a probe at the start turns it into a number of updates, which
     is recorded, so that schedules and resumed runs stay exact. Validation, saving and the end of
-    training are estimated, and inside."""
+    training are estimated, and inside. A run that resumes with more minutes goes on for so many
+    more updates; its schedule is that of the new length from there on, which a warning says."""
     max_epochs: int | None = Field(default=None, ge=1)
     """Stop after this many passes through the training data."""
     seed: int = Field(default=1, ge=0, lt=2**31)

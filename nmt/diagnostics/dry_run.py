@@ -17,6 +17,7 @@ from nmt.config.model import ModelConfig
 from nmt.data.loader import padding_waste
 from nmt.engine.device import rounds_products
 from nmt.engine.memory import measure_peak
+from nmt.files.progress import progress_bar
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
@@ -27,6 +28,9 @@ from nmt.training.signals import SharedStop, StopSignal
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
+
+_MOST_SECONDS = 20.0
+"""For timing updates, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,15 +163,18 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
     Args:
         setup: A setup of one process.
         name: Name of the run.
-        num_updates: Updates of the probe behind the time.
+        num_updates: Most updates of the probe behind the time. It ends after 20 s, but not before
+            four updates.
     """
     plan = setup.loader.plan(0)
     logger.info(
-        "Measuring memory on the largest batches, and time in a probe of %d updates.", num_updates
+        "Measuring memory on the largest batches, and time in up to %d updates, %g s.",
+        num_updates,
+        _MOST_SECONDS,
     )
     memory = _memory(setup, plan)
     validator = Validator(setup, SharedStop(StopSignal(), setup.updater.processes))
-    plan_of_time = time_plan(setup, validator, num_updates=num_updates)
+    plan_of_time = time_plan(setup, validator, num_updates=num_updates, most_seconds=_MOST_SECONDS)
     seconds = plan_of_time.update
     epoch, sums = _epoch(setup, plan)
     in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)
@@ -192,7 +199,7 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
         epoch=epoch,
         budget=budget,
         seconds={
-            "probe_updates": num_updates,
+            "probe_updates": plan_of_time.num_timed,
             "update": seconds,
             "epoch": in_epoch * seconds,
             "training": updates and updates * seconds,
@@ -251,14 +258,17 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
     """Look at the buffers, and measure what the largest batches take on top of them."""
-    setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
-    shapes, splits, peaks = [], [], []
-    for rows in setup.largest_batches(plan):
-        source, target = setup.lengths(rows)
-        shapes.append((len(rows), int(source.max()), int(target.max())))
-        stats, peak = measure_peak(partial(setup.update, rows), setup.device)
-        splits.append(stats.splits)
-        peaks.append(peak)
+    shapes, splits, peaks, largest = [], [], [], setup.largest_batches(plan)
+    total = 1 + len(largest)
+    with progress_bar("measuring memory", unit="batches", total=total, leave=False) as bar:
+        setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+        for rows in largest:
+            bar.update()
+            source, target = setup.lengths(rows)
+            shapes.append((len(rows), int(source.max()), int(target.max())))
+            stats, peak = measure_peak(partial(setup.update, rows), setup.device)
+            splits.append(stats.splits)
+            peaks.append(peak)
     held = held_bytes(setup.updater.optimizer, setup.updater.model) | {"activations": max(peaks)}
     total = sum(held.values())
     return {**held, "largest_batches": shapes, "splits": max(splits), "total": total}

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,6 +18,9 @@ from tempfile import TemporaryFile
 from nmt.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
+
+_LOCK = ".lock"
+"""In a run folder."""
 
 
 class InUseError(Exception):
@@ -84,19 +87,20 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold a run folder, which is made if missing: one training at a time.
+    """Hold a run folder, which is made if missing, and goes if nothing is written: one training.
 
     Raises:
         CheckpointError: Another process trains there, or the folder cannot be written.
     """
     with ExitStack() as stack:
         try:
+            made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
             # An older lock opens even where nothing new can be written.
             for place in (run_dir, run_dir / "checkpoints"):
                 if place.exists():
                     TemporaryFile(dir=place).close()
-            stack.enter_context(file_lock(run_dir / ".lock"))
+            stack.enter_context(file_lock(run_dir / _LOCK))
         except InUseError as error:
             fix = "Wait for it, stop it, or set another run_dir."
             raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
@@ -107,4 +111,17 @@ def run_lock(run_dir: Path) -> Iterator[None]:
             raise CheckpointError(
                 f"{run_dir} cannot be {problem}: {error.strerror}.", fix=f"Set run_dir to {fix}."
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                _remove_unused(run_dir, made)
+
+
+def _remove_unused(run_dir: Path, made: Sequence[Path]) -> None:
+    """Remove the folders that were made for a run that has written nothing."""
+    lock = run_dir / _LOCK
+    if made and list(run_dir.iterdir()) == [lock]:
+        lock.unlink()
+        for place in made:
+            place.rmdir()

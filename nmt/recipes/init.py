@@ -122,18 +122,11 @@ def init(
         logger.warning(warning)
     counts = Counter(left_out=-len(held), unusable=0)
     half = len(held) // 2
-    sentences = [{pair[side] for pair in held} for side in range(2)]
-
-    def rest() -> Iterator[Texts]:
-        for pair in pairs():
-            if pair is None:
-                counts["unusable"] += 1
-            elif pair[0] in sentences[0] or pair[1] in sentences[1]:
-                counts["left_out"] += 1
-            else:
-                yield pair
-
-    parts = {"train": rest(), "valid": held[:half], "test": held[half:]}
+    parts = {
+        "train": _others(pairs(), held, counts),
+        "valid": held[:half],
+        "test": held[half:],
+    }
     with write_errors(folder, ConfigError, fix="Name a folder with --output where you can write."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
@@ -179,6 +172,20 @@ def _draw(pairs: Callable[[], Iterator[Texts | None]], seed: int) -> list[Texts]
             seen[0].add(pair[0])
             seen[1].add(pair[1])
     return found[: 2 * min(size, len(found) // 2)]
+
+
+def _others(
+    pairs: Iterable[Texts | None], held: Sequence[Texts], counts: Counter[str]
+) -> Iterator[Texts]:
+    """Yield the pairs that share no sentence with those held out; count the rest."""
+    sources, targets = ({pair[side] for pair in held} for side in range(2))
+    for pair in pairs:
+        if pair is None:
+            counts["unusable"] += 1
+        elif pair[0] in sources or pair[1] in targets:
+            counts["left_out"] += 1
+        else:
+            yield pair
 
 
 def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -116,7 +116,7 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
 
     Args:
         config: The experiment.
-        num_updates: Updates of the probe behind the time.
+        num_updates: Most updates of the probe behind the time.
 
     Raises:
         NmtError: Data, configuration or device do not allow it; see the message.
@@ -132,8 +132,7 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
         batch = _fitted(config, data, Processes())
         setup = TrainingSetup.build(config, batch, data)
         report = measure_training(setup, name=config.name, num_updates=num_updates)
-        known = replace(Plan.estimate(config), total_steps=report.budget["updates"])
-        warnings = tuple(advise(config, known))
+        warnings = tuple(_advice(setup, report.budget["updates"]))
         return replace(report, compared_rates=rates, warnings=warnings)
 
 
@@ -249,8 +248,7 @@ def _run(
     plan_budget(setup, progress, measured_once, shared_stop, validator)
     reporter = ReporterList()
     if is_first:
-        known = replace(Plan.estimate(config), total_steps=progress.total_steps)
-        for text in () if checkpoint else advise(config, known):
+        for text in () if checkpoint else _advice(setup, progress.total_steps):
             logger.warning(text)
         tidy_run_folder(run_dir, checkpoint)
         for line in write_run_files(run_dir, config, data.tokenizer_dir):
@@ -279,6 +277,13 @@ def _run(
         return summary
     finally:
         reporter.close()
+
+
+def _advice(setup: TrainingSetup, total_steps: int | None) -> Iterator[str]:
+    """Yield what looks wrong, by the number of updates that an epoch really has."""
+    in_epoch, config = setup.loader.updates_per_epoch(), setup.config
+    known = replace(Plan.estimate(config), total_steps=total_steps, updates_per_epoch=in_epoch)
+    return advise(config, known)
 
 
 def _translator(config: RunConfig) -> Translator:

@@ -107,6 +107,8 @@ class TimePlan:
     """What follows the last update: validation, short lists, guard, and validating the average."""
     spent: float = 0.0
     """On measuring all this, before the first update."""
+    num_timed: int = 0
+    """Updates that were made for it."""
 
     def updates_in(self, minutes: float, training: TrainingConfig) -> int:
         """Return how many updates a budget of time holds, with all that belongs to them.
@@ -143,7 +145,7 @@ def time_plan(
     """
     begin = time.perf_counter()
     updater, training = setup.updater, setup.config.training
-    update = measure_update_seconds(
+    update, num_timed = measure_update_seconds(
         updater, setup.loader, check=check, num_updates=num_updates, most_seconds=most_seconds
     )
     validation = updater.processes.share(validator.estimate_seconds())
@@ -154,7 +156,7 @@ def time_plan(
     validations = 1 + (training.average_last is not None)
     end = validations * validation + saving + _PAIR_SECONDS * len(setup.data.train)
     spent = updater.processes.share(time.perf_counter() - begin)
-    return TimePlan(update, validation + saving, saving, end, spent)
+    return TimePlan(update, validation + saving, saving, end, spent, num_timed)
 
 
 def plan_budget(
@@ -167,7 +169,8 @@ def plan_budget(
     """Set the budgets of ``progress``, and the updates in all: the least of all limits.
 
     What a checkpoint has recorded counts, so that a resumed run ends where one that was not stopped
-    does; if the minutes were changed since, the updates are in proportion.
+    does; if the minutes were changed since, the updates are in proportion (`check_resumable` warns
+    where the schedule depends on them).
 
     Raises:
         Interrupted: A signal came meanwhile.
@@ -208,8 +211,8 @@ def measure_update_seconds(
     num_updates: int = 16,
     check: Callable[[], object] = lambda: None,
     most_seconds: float = math.inf,
-) -> float:
-    """Return the median seconds of an update, and leave no trace.
+) -> tuple[float, int]:
+    """Return the median seconds of an update, and of how many; leave no trace.
 
     Makes some updates with a learning rate of zero, then puts weights, optimizer and random
     generators back as they were: ``num_updates``, or fewer (4 at least) that take ``most_seconds``.
@@ -240,7 +243,7 @@ def measure_update_seconds(
     restore_random_state(generators, device, processes)
     updater.loss_scale.load_counters(counters)
     warm = sorted(seconds[len(seconds) // 4 :])
-    return processes.share(warm[len(warm) // 2])
+    return processes.share((warm[len(warm) // 2], len(seconds)))
 
 
 def fit_batches(

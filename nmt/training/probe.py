@@ -7,6 +7,7 @@ models are compared within the same few seconds as small ones.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from nmt.engine.memory import free_bytes
 from nmt.model.transformer import build_model, count_parameters
 from nmt.training.advice import Plan
 from nmt.training.setup import Rows, TrainingSetup
+
+logger = logging.getLogger(__name__)
 
 SECONDS = 10.0
 """Most time that a comparison takes, about."""
@@ -99,6 +102,7 @@ def compare_precisions(
     names: Sequence[PrecisionName], config: RunConfig, data: PreparedData
 ) -> Comparison:
     """Train ``config`` in each precision for some seconds, and throw that away."""
+    logger.info("comparing the speed of %s for about %g s", ", ".join(names), SECONDS)
     batch = config.batch
     if batch.max_tokens == "auto":
         own = {"max_tokens": _TOKENS_OF_BATCH, "tokens_per_update": None}

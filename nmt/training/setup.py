@@ -273,7 +273,9 @@ def check_start(config: RunConfig) -> None:
     Raises:
         ConfigError: ``training.start_from`` has another model, or ``training.freeze`` names no part
             of this one.
+        DeviceError: There is no such device as ``training.device``.
     """
+    choose_device(config.training.device)
     folder = config.training.start_from
     if folder is not None and (folder / "config.yaml").is_file():
         _check_shape(config, load_folder_config(folder))

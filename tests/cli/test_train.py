@@ -46,6 +46,15 @@ def test_the_flags_reach_the_recipe(train: Mock) -> None:
 
 
 @pytest.mark.usefixtures("train")
+def test_the_next_command_is_printed_after_the_result() -> None:
+    result = CliRunner().invoke(app, ["train", DEMO, "--run-dir", "runs/no 1"])
+
+    assert result.stderr.splitlines()[-1] == (
+        "nmt: next: nmt evaluate 'runs/no 1', nmt translate 'runs/no 1' -i FILE -o FILE"
+    )
+
+
+@pytest.mark.usefixtures("train")
 def test_json_holds_the_whole_summary() -> None:
     result = CliRunner().invoke(app, ["train", DEMO, "--json"])
 

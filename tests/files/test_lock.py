@@ -119,3 +119,18 @@ def test_a_file_system_without_locks_is_named(
     monkeypatch.setattr("fcntl.flock", unsupported)
     with pytest.raises(CheckpointError, match="cannot be locked: Function not implemented"):
         run_lock(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("name", ["run", "runs/new/run"])
+def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path, name: str) -> None:
+    with run_lock(tmp_path / name):
+        assert (tmp_path / name).is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+    with run_lock(tmp_path / name):
+        (tmp_path / name / "log.txt").touch()
+    assert (tmp_path / name / ".lock").is_file()
+    (tmp_path / name / "log.txt").unlink()
+    with run_lock(tmp_path / name):  # a folder that was there stays
+        pass
+    assert (tmp_path / name).is_dir()

@@ -78,6 +78,11 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("bash", ".bash_completions/nmt.sh", {"COMP_WORDS": "nmt tra", "COMP_CWORD": "1"}),
         ("zsh", ".zfunc/_nmt", {"_TYPER_COMPLETE_ARGS": "nmt tra"}),
+        (
+            "fish",
+            ".config/fish/completions/nmt.fish",
+            {"_TYPER_COMPLETE_ARGS": "nmt tra", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        ),
     ],
 )
 def test_completion_is_installed_for_the_shell_it_is_asked_from(
@@ -96,9 +101,15 @@ def test_completion_is_installed_for_the_shell_it_is_asked_from(
     assert result.returncode == 0, result.stderr
     assert f"{shell} completion installed in {home / script}" in result.stdout
     assert (home / script).is_file()
-    assert (home / f".{shell}rc").is_file()
+    if shell != "fish":  # which looks for completions by itself
+        assert (home / f".{shell}rc").is_file()
     asked = {**own, **asked, "_NMT_COMPLETE": f"complete_{shell}"}
     found = subprocess.run([nmt], env=asked, capture_output=True, text=True, check=False).stdout
     assert "translate" in found
     assert "train" in found
     assert "prepare" not in found
+    if shell == "bash":  # the script itself, as Tab would call it
+        tab = "COMP_WORDS=(nmt tra); COMP_CWORD=1; _nmt_completion nmt; echo ${COMPREPLY[@]}"
+        command = ["bash", "-c", f"PATH='{nmt.parent}':$PATH; . '{home / '.bashrc'}'; {tab}"]
+        found = subprocess.run(command, env=own, capture_output=True, text=True, check=True).stdout
+        assert found.split() == ["train", "translate"]

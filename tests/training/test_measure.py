@@ -56,7 +56,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     every=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
 )
 def test_a_budget_of_time_has_room_for_all_that_belongs_to_its_updates(
-    minutes: float, parts: tuple[float, ...], every: tuple[int, int]
+    minutes: float, parts: tuple[float, float, float, float, float], every: tuple[int, int]
 ) -> None:
     plan = TimePlan(*parts)
     training = TrainingConfig(max_minutes=minutes, validate_every=every[0], save_every=every[1])
@@ -236,7 +236,7 @@ def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     config = make_config(max_steps=None, max_epochs=3)
     with pytest.raises(StoppedBySignal):
         train(config)
-    assert planned == [0, 1, 2, 0]  # to count, and to train
+    assert planned == [0, 1, 2, 0, 0]  # to count, to advise and to train
     planned.clear()
     summary = train(config)
 
@@ -256,7 +256,7 @@ def test_a_start_that_was_killed_leaves_the_count(
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
     config = make_config(max_steps=None, max_epochs=2)
-    for expected in ([0, 1], []):
+    for expected in ([0, 1, 0], [0]):  # the last one for advice
         planned.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "run", _killed)
@@ -288,3 +288,34 @@ def test_counting_can_be_interrupted(config: RunConfig) -> None:
     stop.number = 15
     with pytest.raises(Interrupted):
         count_updates(loader, 3, SharedStop(stop, Processes()), Processes())
+
+
+def test_a_run_whose_rate_has_fallen_to_zero_resumes_with_more_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    schedule = {"shape": "linear", "peak_lr": 0.01, "warmup_steps": 1}
+    short, long = (
+        make_config(max_steps=steps, schedule=schedule, report_every=1) for steps in (2, 4)
+    )
+    assert [train(config).step for config in (short, long)] == [2, 4]
+
+    assert "max_steps: was 2, is 4; from here on the learning rate follows" in caplog.text
+    metrics = [
+        json.loads(line) for line in (long.run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
+    rates = [each["learning_rate"] for each in metrics if each.get("kind") == "update"]
+    assert rates[-1] == 0
+    assert max(rates[-3:]) > 0
+
+
+def test_a_missing_device_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(DeviceError, match="torch sees no GPU"):
+        train(make_config(device="cuda"))
+
+    assert set(tmp_path.iterdir()) == before

@@ -65,10 +65,11 @@ def test_measuring_leaves_no_trace(precision: Precision, updates_before: int) ->
     for _ in range(updates_before):
         updater(batches, 0.01)
     before = everything(updater, optimizer)
-    seconds = measure_update_seconds(updater, LOADER, num_updates=4)
+    seconds, number = measure_update_seconds(updater, LOADER, num_updates=4)
     after = everything(updater, optimizer)
 
     assert seconds > 0
+    assert number == 4
     assert_same(after, before)
     updater.optimizer.parameters.accumulate()  # of a pass without any gradient
     assert not updater.optimizer.parameters.shared.any()
