@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from nmt.config.keys import chosen
 from nmt.documents.html import read_html
+from nmt.documents.markdown import read_markdown, write_markdown
 from nmt.documents.paragraph import Event, Paragraph, read_paragraph
 from nmt.documents.plain import (
     read_cues,
@@ -54,6 +55,7 @@ class Format(NamedTuple):
 _FORMATS = {
     "txt": Format(read_lines, write_text),
     "html": Format(read_html, write_markup),
+    "md": Format(read_markdown, write_markdown),
     "srt": Format(read_cues, write_srt),
     "vtt": Format(partial(read_cues, decode=unescape), write_markup),
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nmt.documents.paragraph import Event
 from nmt.documents.plain import text_events, unescape
 
-TAG = re.compile(
+_TAG = re.compile(
     r"""<(/?)([a-zA-Z][^\s/<>"']*+)(?:[^<>"']++|"[^"]*+"|'[^']*+')*+>"""
     r"|<[/!?a-zA-Z][^<>]*+>"  # malformed, or a declaration
 )
@@ -24,52 +24,67 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_INLINE = _names(
+INLINE = _names(
     "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q rb rp rt rtc "
     "ruby s small span strike strong sub sup time tt u"
 )
-_KEPT_INLINE = _names("code kbd samp var svg math picture object script style")
-_KEPT = _KEPT_INLINE | _names(
+KEPT_INLINE = _names("code kbd samp var svg math picture object script style")
+_KEPT = KEPT_INLINE | _names(
     "pre textarea template iframe video audio canvas xmp noembed noframes listing"
 )
 _RAW_TEXT = _names("script style textarea iframe xmp noembed noframes")
-_VOID_INLINE = _names("br img input wbr")
-_VOID = _VOID_INLINE | _names("area base col embed hr link meta param source track")
+VOID_INLINE = _names("br img input wbr")
+_VOID = VOID_INLINE | _names("area base col embed hr link meta param source track")
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
+    """A tag, or what stands between two."""
+
     kind: str
     """``text``, ``open``, ``close``, ``void``, ``comment`` or ``other``."""
     raw: str
     name: str = ""
 
 
-def tokenize(text: str) -> Iterator[_Token]:
+def read_tag(text: str, start: int) -> Token | None:
+    """Return the tag at a place, if there is one."""
+    if (match := _TAG.match(text, start)) is None:
+        return None
+    name = (match[2] or "").lower()
+    kind = "close" if match[1] else "void" if name in _VOID else "open"
+    return Token(kind if name else "other", match[0], name)
+
+
+def tokenize(text: str) -> Iterator[Token]:
     """Yield tags and what stands between them."""
     place = text_start = 0
     last_comment = text.rfind("-->")
     while (start := text.find("<", place)) >= 0:
         if text.startswith("<!--", start) and start < last_comment:
-            token = _Token("comment", text[start : text.index("-->", start) + 3])
-        elif match := TAG.match(text, start):
-            name = (match[2] or "").lower()
-            kind = "close" if match[1] else "void" if name in _VOID else "open"
-            token = _Token(kind if name else "other", match[0], name)
+            token = Token("comment", text[start : text.index("-->", start) + 3])
+        elif found := read_tag(text, start):
+            token = found
         else:
             place = start + 1
             continue
         if start > text_start:
-            yield _Token("text", text[text_start:start])
+            yield Token("text", text[text_start:start])
         yield token
         place = text_start = start + len(token.raw)
         if token.kind == "open" and token.name in _RAW_TEXT:
             end = re.compile(rf"</{token.name}(?=[\s/>])", re.IGNORECASE).search(text, place)
             text_start = end.start() if end else len(text)
             if text_start > place:
-                yield _Token("other", text[place:text_start])
+                yield Token("other", text[place:text_start])
             place = text_start
     if text_start < len(text):
-        yield _Token("text", text[text_start:])
+        yield Token("text", text[text_start:])
+
+
+def is_inline(token: Token) -> bool:
+    """Whether a token is part of a paragraph."""
+    names = INLINE | KEPT_INLINE | VOID_INLINE
+    return token.kind in ("text", "comment") or token.name in names
 
 
 def is_protected(tag: str) -> bool:
@@ -85,7 +100,7 @@ def is_protected(tag: str) -> bool:
     return values.get("translate") == "no" or "notranslate" in values.get("class", "").split()
 
 
-def _ends(tokens: list[_Token]) -> dict[int, int]:
+def _ends(tokens: list[Token]) -> dict[int, int]:
     """Return the place behind each element that is open: its end included, if it has one."""
     stack: list[int] = []
     waiting: dict[str, int] = {}
@@ -111,18 +126,14 @@ def read_html(text: str) -> Iterator[str | list[Event]]:
     events: list[Event] = []
     place = 0
     while place < len(tokens):
-        kind, raw, name = tokens[place]
-        end = place + 1
-        if kind == "open" and (name in _KEPT or is_protected(raw)):
+        token, end = tokens[place], place + 1
+        if token.kind == "open" and (token.name in _KEPT or is_protected(token.raw)):
             end = ends.get(place, len(tokens))
-            raw = "".join(token.raw for token in tokens[place:end])
-            is_inline = name in _KEPT_INLINE or name in _INLINE
-            kind = "void" if is_inline else "other"
-        else:
-            is_inline = kind in ("text", "comment") or name in _INLINE or name in _VOID_INLINE
-        place = end
-        if is_inline:
-            events += inline_events(_Token(kind, raw, name))
+            raw = "".join(each.raw for each in tokens[place:end])
+            token = Token("void", raw, token.name)
+        place, raw = end, token.raw
+        if is_inline(token):
+            events += inline_events(token)
             cut = _end_of_text(events)
             raw = "".join(event.raw for event in events[cut:])
             if cut == len(events):
@@ -134,7 +145,7 @@ def read_html(text: str) -> Iterator[str | list[Event]]:
     yield events
 
 
-def inline_events(token: _Token) -> Iterator[Event]:
+def inline_events(token: Token) -> Iterator[Event]:
     """Yield what a token is in a paragraph."""
     kind, raw, name = token
     if kind == "text":

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from nmt.documents.paragraph import Event, Kind
 
-_ADDRESS = re.compile(
+ADDRESS = re.compile(
     r"""\b(?:https?://|www\.)[^\s<>"']*[^\s<>"'.,;:!?)\]}*_~]"""
     r"|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{2,24})+"
 )
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _TIMING = re.compile(r"\s*(?:\d+:)?\d{1,2}:\d{2}[.,]\d{1,3}\s+-->\s")
 _CUE_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>]*+>|<[\d:.]++>|\{\\[^{}]*+\}")
 _TURN = re.compile(r"(?:\s|<[^<>]*+>|\{\\[^{}]*+\})*+[-\u2013\u2014](?=\s|\w)\s*")
@@ -31,7 +31,7 @@ def unescape(text: str) -> str:
 def text_events(raw: str, decode: Callable[[str], str] = str) -> Iterator[Event]:
     """Yield text, and web and mail addresses, which stay."""
     place = 0
-    for match in _ADDRESS.finditer(raw):
+    for match in ADDRESS.finditer(raw):
         if before := raw[place : match.start()]:
             yield Event("text", before, decode(before))
         yield Event("void", match[0])
@@ -58,7 +58,7 @@ def read_cues(text: str, decode: Callable[[str], str] = str) -> Iterator[str | l
     """
     lines: list[str] = []
     in_cue = False
-    for line in _LINE.findall(text):
+    for line in LINE.findall(text):
         if _TIMING.match(line) or not line.strip():
             yield from _cue(lines, decode)
             lines, in_cue = [], "-->" in line

@@ -263,6 +263,8 @@ class _Layout:
 
     def close_in(self, span: Span, text: str) -> None:
         """Put a mark at the end of a span, before those that are there."""
+        if span.close_at < len(self.words[span.right]):
+            text = text.strip()
         self.closed[span.right].appendleft((span.close_at, text))
 
     def add_filler(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
@@ -271,30 +273,45 @@ class _Layout:
         if word >= 0 and filler.offset < len(words[word].text):
             j = self.kept_word(word, words[word].text, span)
             if j is None:
-                self.close_in(span, text)
+                self.add_to_gap(max(self.near(word, span)) + 1, text, span, replaces=False)
             else:
                 self.inside.setdefault(j, []).append((filler.index, filler.offset, text))
-            return
-        if not filler.is_mark and "\n" not in text:
-            return
-        if word < span.first or word >= span.last or span.left == span.right:
-            if filler.is_mark and word < span.first:
-                self.open_in(span, text.lstrip())
-            elif filler.is_mark:
-                self.close_in(span, text.rstrip())
-            return
-        gap = self.relative(word + 1)
-        if filler.is_mark and words[word].sentence == words[word + 1].sentence:
-            to_next = text[0].isspace() and not text[-1].isspace()
-            near = self.links[word + to_next]
-            near = [j for j in near if span.left <= j <= span.right]
-            gap = max(near) + 1 if near else gap
-            gap = min(near) if near and to_next else gap
-        gap = min(max(gap, span.left + 1), span.right)
-        if gap not in self.filled:
-            self.gaps[gap] = text
-        elif filler.is_mark:  # one line break is enough: two would end a paragraph
+        elif not filler.is_mark:
+            gap = self.relative(word + 1)
+            is_inner = span.first <= word < span.last and span.left < gap <= span.right
+            # One line break is enough: two would end a paragraph.
+            if "\n" in text and is_inner and gap not in self.filled:
+                self.gaps[gap] = text
+                self.filled.add(gap)
+        elif word < span.first:
+            self.open_in(span, text.strip() if span.open_at else text.lstrip())
+        elif word >= span.last:
+            self.close_in(span, text.rstrip())
+        elif words[word].sentence != words[word + 1].sentence:
+            self.add_to_gap(self.relative(word + 1), text, span)
+        elif text[0].isspace() and not text[-1].isspace():
+            self.add_to_gap(min(self.near(word + 1, span)), text, span)
+        else:
+            self.add_to_gap(max(self.near(word, span)) + 1, text, span)
+
+    def near(self, word: int, span: Span) -> list[int]:
+        """Return the target words of a source word, in a span; else the one at its place."""
+        found = [j for j in self.links[word] if span.left <= j <= span.right]
+        return found or [min(max(self.relative(word), span.left), span.right)]
+
+    def add_to_gap(self, gap: int, text: str, span: Span, *, replaces: bool = True) -> None:
+        """Put text before a target word, at the place of the space, but in no span of a span."""
+        gap = max(gap, span.left + 1)
+        if gap <= span.right and (owner := self.owners[gap]) is self.owners[gap - 1] is not span:
+            gap = owner.right + 1 if owner else gap
+        if gap > span.right:
+            self.close_in(span, text)
+        elif not replaces:
+            self.gaps[gap] = text + self.gaps[gap]
+        elif gap in self.filled:
             self.gaps[gap] += " ".join(text.split())
+        else:
+            self.gaps[gap] = text
         self.filled.add(gap)
 
     def text(self, escape: Escape) -> Iterator[str]:
