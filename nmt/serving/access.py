@@ -14,6 +14,8 @@ from nmt.serving.faults import RefusedError
 from nmt.serving.options import Access, Rate, digest, is_loopback
 
 _MOST_CLIENTS = 10_000
+_MOST_HEADERS = 100
+_CLOSE = {"Connection": "close"}
 _USUAL_RATE = Rate(60, 60)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
 
@@ -66,10 +68,13 @@ class Gate:
         Raises:
             RefusedError: One is missing, malformed, or not allowed.
         """
+        if len(request.headers) > _MOST_HEADERS:
+            raise RefusedError(400, "The request has too many headers.", "Send fewer.", _CLOSE)
         hosts = request.headers.getlist("host")
         found = _HOST.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
         if found is None:
-            raise RefusedError(400, "The request has no valid Host.", "Send one header Host.")
+            problem = "The request has no valid Host."
+            raise RefusedError(400, problem, "Send one header Host.", _CLOSE)
         name = found[1]
         if name not in self._hosts and not _is_address(name):
             raise RefusedError(

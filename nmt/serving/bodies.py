@@ -21,7 +21,7 @@ from nmt.serving.requests import parse_body
 R = TypeVar("R")
 LINES = "application/x-ndjson"
 _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
-_DISCARDED = 16
+_DISCARDED = 64
 _FIELDS = 1000
 
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,12 +77,11 @@ class Server:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
-        connection.request(method, path, body, sent)
-        response = connection.getresponse()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        answer = Answer(response.status, found, response.read())
-        connection.close()
-        return answer
+        with closing(connection):
+            connection.request(method, path, body, sent)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read())
 
     def post(self, path: str, body: Any, **headers: str) -> Answer:
         return self.request("POST", path, body, **headers)
@@ -114,12 +114,13 @@ class Server:
 
     def stop(self) -> int:
         """End it with SIGTERM; return its exit code."""
-        self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
         assert self.process.stderr is not None
         self.log += self.process.stderr.readlines()
         return self.process.wait(30)
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """End it whatever it does."""
         self.process.kill()
         self.process.wait()

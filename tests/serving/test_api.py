@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from nmt.translation.translator import Translator
 from tests.serving.process import Server
+from tests.translation.conftest import sentences
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,23 @@ def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
     assert len(texts) == 3
     assert len(set(texts)) > 1
     assert all(text.startswith("das Haus") for text in texts)
+
+
+def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
+    """Batches of many clients hold texts of all lengths, and other options beside them."""
+    texts = [" ".join(sentences(1, seed, 20)) for seed in range(30)]
+    alone = [near(server.translate(text)[0]) for text in texts]
+
+    def ask(client: int) -> list[bool]:
+        rows = random.Random(client).sample(range(30), 10)
+        options = {"beam_size": 2} if client % 3 == 2 else {}
+        found = server.translate(*(texts[row] for row in rows), options=options)
+        return [
+            bool(options) or near(own) == alone[row] for own, row in zip(found, rows, strict=True)
+        ]
+
+    with ThreadPoolExecutor(12) as pool:
+        assert all(same for own in pool.map(ask, range(36)) for same in own)
 
 
 def test_lines_are_streamed_in_order(server: Server) -> None:
