@@ -225,8 +225,8 @@ def fails_at_a_signal(patch: pytest.MonkeyPatch, place: type, name: str, at_call
 @pytest.mark.parametrize(
     ("place", "name", "at_call", "saved"),
     [
-        (Updater, "_training_loss", 14, 4),  # the second of three batches of the fifth update
-        (Loader, "batch", 17, 4),
+        (Updater, "_training_loss", 17, 5),  # the second of three batches of the sixth update
+        (Loader, "batch", 20, 5),
         (Validator, "__call__", 1, 4),
     ],
 )
