@@ -161,12 +161,12 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
 def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Through an overflow and two doublings; weights are equal within the rounding of fp16."""
-    monkeypatch.setattr(device, "_GROWTH_INTERVAL", 3)
+    """Through an overflow and four doublings; weights are equal within the rounding of fp16."""
+    monkeypatch.setattr(device, "_GROWTH_INTERVAL", 2)
     ours, theirs = small_model(), small_model()
     config, precision = OptimizerConfig(weight_decay=0.1, epsilon=1e-3), Precision("float16", "cpu")
     updater, adam = updater_of(ours, config, precision), adamw_of(theirs)
-    scaler = torch.amp.GradScaler("cpu", float(updater.loss_scale.factor), growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", float(updater.loss_scale.factor), growth_interval=2)
     good, scales = updater._objective, []
 
     for step in range(9):
@@ -188,7 +188,7 @@ def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
         if not stats.skipped:
             assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-2)
 
-    assert [scale / scales[0] for scale in scales] == [1, 1, 2, 2, 1, 1, 1, 2, 2]
+    assert [scale / scales[0] for scale in scales] == [1, 2, 2, 4, 2, 2, 4, 4, 8]
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         difference = (mine - other).detach().norm().item()
         assert difference < 0.03 * other.detach().norm().item(), name
