@@ -112,20 +112,21 @@ def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -
     def step() -> int:
         batch = next(batches)
         source, target = (side.pad(side.ids) for side in (batch.source, batch.target))
-        logits = model(source, target)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1),
-            batch.target.pad(batch.gold).flatten(),
-            ignore_index=0,
-            label_smoothing=0.1,
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        learn(model, optimizer, model(source, target), batch.target.pad(batch.gold))
         return batch.num_target_tokens
 
     return step
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, gold: Tensor) -> None:
+    """Finish an update by label-smoothed cross-entropy of logits (B, T, V), without padding."""
+    loss = F.cross_entropy(
+        logits.float().flatten(0, 1), gold.flatten(), ignore_index=0, label_smoothing=0.1
+    )
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
 
 
 def hugging_face_step(
@@ -170,16 +171,7 @@ def hugging_face_step(
                 decoder_input_ids=target,
                 use_cache=False,
             ).logits
-            loss = F.cross_entropy(
-                logits.float().flatten(0, 1),
-                gold.flatten(),
-                ignore_index=0,
-                label_smoothing=0.1,
-            )
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        learn(model, optimizer, logits, gold)
         return batch.num_target_tokens
 
     return step

@@ -60,6 +60,24 @@ class CrossCache(NamedTuple):
 LayerCache = tuple[SelfCache, CrossCache]
 
 
+class StepInputs(NamedTuple):
+    """What a step of the decoder reads."""
+
+    ids: Tensor
+    """Tokens. (R,), int64."""
+    position: Tensor
+    """Where they stand. (1,), int64."""
+    table: Tensor | None
+    """From `nmt.model.positions.Embedding.position_table`."""
+    source_mask: Tensor
+    """See `DecoderState`, as the next two."""
+    cross_kv: Tensor
+    """Keys and values of the source."""
+    self_kv: Tensor
+    """Those of the target so far, with room for these tokens, which are filled in.
+    (L, 2, R, G, t + 1, E)."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderState:
     """The state of `nmt.model.transformer.Transformer`. Opaque to the search.

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from nmt.config.model import ModelConfig
 from nmt.model.attention import Rectangle, prepare, to_rectangle
-from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache
+from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache, StepInputs
 from nmt.model.layers import (
     CrossAttention,
     DecoderLayer,
@@ -42,16 +42,7 @@ class DecodeToken(Protocol):
         """Return a state with room for one more position, where its caches are read best."""
         ...
 
-    def __call__(
-        self,
-        ids: Tensor,
-        position: Tensor,
-        table: Tensor | None,
-        source_mask: Tensor,
-        cross_kv: Tensor,
-        self_kv: Tensor,
-        /,
-    ) -> Tensor:
+    def __call__(self, inputs: StepInputs, /) -> Tensor:
         """Return hidden states (R, D)."""
         ...
 
@@ -263,12 +254,12 @@ class Transformer(nn.Module):
         ids, rows, coverage = tokens.flatten(), state.rows, state.coverage
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)
-        inputs = (ids, position, table, state.source_mask, state.cross_kv, kv)
+        inputs = StepInputs(ids, position, table, state.source_mask, state.cross_kv, kv)
         if coverage is None:
-            hidden = (run or self.decode_token)(*inputs)
+            hidden = (run or self.decode_token)(inputs)
         else:
             weights: list[Tensor] = []
-            hidden = self.decode_token(*inputs, weights=weights)
+            hidden = self.decode_token(inputs, weights=weights)
             newly = torch.stack(weights).mean(0).flatten(0, 1)
             coverage = coverage + (newly if rows is None else newly.index_select(0, rows))
         if rows is not None:
@@ -277,12 +268,7 @@ class Transformer(nn.Module):
 
     def decode_token(
         self,
-        ids: Tensor,
-        position: Tensor,
-        table: Tensor | None,
-        source_mask: Tensor,
-        cross_kv: Tensor,
-        self_kv: Tensor,
+        inputs: StepInputs,
         *,
         filled: Tensor | None = None,
         weights: list[Tensor] | None = None,
@@ -290,19 +276,14 @@ class Transformer(nn.Module):
         """Send a token of each row through the decoder; nothing here depends on values.
 
         Args:
-            ids: Tokens. (R,), int64.
-            position: Where they stand. (1,), int64.
-            table: From `Embedding.position_table`.
-            source_mask: See `DecoderState`, as the next two.
-            cross_kv: Keys and values of the source.
-            self_kv: Those of the target so far, with room for these tokens, which are filled in.
-                (L, 2, R, G, t + 1, E).
+            inputs: Tokens, and what they look back on.
             filled: See `SelfCache.mask`.
             weights: Where the aligning layers append what they read of the source. (B, K, S) each.
 
         Returns:
             Hidden states. (R, D).
         """
+        ids, position, table, source_mask, cross_kv, self_kv = inputs
         values = self.target_embedding(ids, position, self.target_table, table)
         sources, targets = cross_kv.flatten(0, 1).unbind(0), self_kv.unbind(0)
         aligning = set() if weights is None else self._aligning_layers

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nmt.engine.memory import free_bytes
-from nmt.model.decoder_state import DecoderState
+from nmt.model.decoder_state import DecoderState, StepInputs
 from nmt.model.transformer import Transformer
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
@@ -109,8 +109,9 @@ class _Step:
         def step() -> Tensor:
             filled = self.self_kv.new_zeros(1, 1, 1, sizes.target)
             filled.masked_fill_(self.order > self.position, -torch.inf)
-            inputs = (self.ids, self.position, self.table, self.mask, self.cross_kv, self.self_kv)
-            return model.decode_token(*inputs, filled=filled)
+            caches = self.mask, self.cross_kv, self.self_kv
+            inputs = StepInputs(self.ids, self.position, self.table, *caches)
+            return model.decode_token(inputs, filled=filled)
 
         self._repeat, self._hidden = record(step)
         self._source: Callable[[], Tensor | None] = lambda: None
@@ -186,22 +187,15 @@ class GraphedDecodeToken:
                     return lent
         return state.with_room()
 
-    def __call__(
-        self,
-        ids: Tensor,
-        position: Tensor,
-        table: Tensor | None,
-        source_mask: Tensor,
-        cross_kv: Tensor,
-        self_kv: Tensor,
-    ) -> Tensor:
+    def __call__(self, inputs: StepInputs) -> Tensor:
         """Do what `Transformer.decode_token` does."""
-        sizes = _Sizes.of(source_mask, self_kv, self_kv.shape[4])
+        caches = inputs.self_kv
+        sizes = _Sizes.of(inputs.source_mask, caches, caches.shape[4])
         with self._lock:
             step = self._steps.get(sizes)
-            if step is not None and step.holds(self_kv) and step.table is table:
-                return step(ids, position)
-        return self._model.decode_token(ids, position, table, source_mask, cross_kv, self_kv)
+            if step is not None and step.holds(caches) and step.table is inputs.table:
+                return step(inputs.ids, inputs.position)
+        return self._model.decode_token(inputs)
 
     @property
     def _most_bytes(self) -> int:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config.decoding import DecodingConfig
 from nmt.model import decoder_state
+from nmt.model.decoder_state import StepInputs
 from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.runtime import cuda_graphs as graphed
@@ -224,10 +225,10 @@ def test_a_result_outlives_the_next_step() -> None:
         state = run.with_room(state)
         table = model.target_embedding.position_table(1)
         caches = state.source_mask, state.cross_kv, state.self_kv[..., :1, :]
-        inputs = (torch.zeros(1, dtype=torch.int64), table, *caches)
-        first = run(torch.tensor([7]), *inputs)
+        inputs = StepInputs(torch.tensor([7]), torch.zeros(1, dtype=torch.int64), table, *caches)
+        first = run(inputs)
         kept = first.clone()
-        assert not torch.equal(run(torch.tensor([8]), *inputs), kept)
+        assert not torch.equal(run(inputs._replace(ids=torch.tensor([8]))), kept)
     assert torch.equal(first, kept)
 
 
