@@ -25,7 +25,7 @@ from nmt.cli.options import (
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nmt.translation.stream import LineFormat
+    from nmt.translation.line_format import LineFormat
 
 EPILOG = """\b
 Examples:
@@ -93,7 +93,7 @@ class InputOutput:
 
     def style(self) -> LineFormat:
         """Return how lines are read and written."""
-        from nmt.translation.stream import LineFormat
+        from nmt.translation.line_format import LineFormat
 
         return LineFormat(
             self.format_,

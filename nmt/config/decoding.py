@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from nmt.config.keys import find_problems
 from nmt.config.section import Registered, Section
+from nmt.errors import ConfigError
 
 _SEARCHES = (
     "auto", "greedy", "beam", "narrowing", "diverse", "sampling", "alternatives", "constrained",
@@ -138,3 +140,19 @@ class DecodingConfig(Section):
                 f"diverse_beam_groups ({self.diverse_beam_groups}) does not divide "
                 f"beam_size ({self.beam_size})"
             )
+
+
+def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
+    """Return ``options`` with ``changes``.
+
+    Raises:
+        ConfigError: An option is unknown or out of bounds. Lists every problem.
+    """
+    try:
+        return DecodingConfig.model_validate({**options.model_dump(), **changes})
+    except ValidationError as error:
+        problems = "\n  ".join(text for _, text in find_problems(error))
+        raise ConfigError(
+            f"Decoding options: {problems}.",
+            fix="Correct them; section decoding of `nmt config schema` describes each.",
+        ) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
-from nmt.config.decoding import DecodingConfig
+from nmt.config.decoding import DecodingConfig, change_options
 from nmt.config.loader import refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.size import load_config
@@ -24,7 +24,6 @@ from nmt.text import BOS_ID, EOS_ID, PAD_ID
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 from nmt.translation.guard import Guard, read_thresholds
 from nmt.translation.segment import SearchResults, Segment, check_outputs
-from nmt.translation.translator import change_options
 
 if TYPE_CHECKING:
     from nmt.data.prepared import PreparedData

@@ -18,8 +18,8 @@ from nmt.engine import is_one_of_torchrun
 from nmt.errors import ConfigError
 from nmt.files.atomic import check_output
 from nmt.files.progress import file_bar, progress_bar
+from nmt.translation.line_format import LineFormat
 from nmt.translation.stream import (
-    LineFormat,
     TranslationRun,
     errors_only,
     line_translator,

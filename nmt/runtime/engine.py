@@ -279,3 +279,19 @@ class LoadedEngine:
     tokenizers: Tokenizers
     shortlist: ShortlistFile
     """Beside the model; it may be missing."""
+
+    def check_unlimited(self, folder: Path | str) -> None:
+        """Refuse lines of any length where the model has positions for so many tokens only.
+
+        Raises:
+            ConfigError: So it is.
+        """
+        if (most := self.engine.max_positions) is None:
+            return
+        is_learned = self.engine.name != "ctranslate2" or self.config.model.positions == "learned"
+        reason = "its {} are learned" if is_learned else "it was exported with {}"
+        raise ConfigError(
+            f"{folder} cannot read lines of any length: {reason.format(f'{most:,} positions')}.",
+            fix="Leave --no-split (split=False) out: lines are then cut into segments of "
+            f"{self.config.filters.max_length:,} tokens or less.",
+        )

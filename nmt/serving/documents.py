@@ -8,7 +8,7 @@ from typing import Any
 from nmt.documents.document import read_document
 from nmt.serving.requests import DocumentRequest
 from nmt.serving.service import Route, Service
-from nmt.translation.stream import Request
+from nmt.translation.line_format import Request
 
 
 async def translate_document(

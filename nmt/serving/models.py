@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from nmt.checkpoint.files import BEST, checkpoints_dir
 from nmt.checkpoint.model_folder import CARD, CONFIG, find_model, load_folder_config
+from nmt.config.decoding import change_options
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.exchange.ctranslate2 import MODEL as EXPORTED
 from nmt.exchange.ctranslate2 import is_ctranslate2
@@ -22,10 +23,10 @@ from nmt.files.manifest import Manifest
 from nmt.runtime.engine import EngineOptions, LoadedEngine
 from nmt.runtime.engine import Request as EngineRequest
 from nmt.runtime.loading import load_engine
+from nmt.translation.line_format import Request
 from nmt.translation.result import TranslationResult
 from nmt.translation.segment import joiner_for
-from nmt.translation.stream import Request
-from nmt.translation.translator import Translator, change_options
+from nmt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 

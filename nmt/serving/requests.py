@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nmt.config.keys import nearest_word
 from nmt.errors import DataError
 from nmt.files.json_file import parse_json
-from nmt.translation.stream import Request
+from nmt.translation.line_format import Request
 
 MOST_HYPOTHESES = 16
 _MOST_PROBLEMS = 5

@@ -19,8 +19,8 @@ from nmt.serving.models import ModelStore, ServedModel, Wanted, is_constrained, 
 from nmt.serving.options import Limits
 from nmt.serving.requests import BadRequestError, Options, Text, TranslateRequest
 from nmt.serving.splitting import SplitText, split_text
+from nmt.translation.line_format import Request
 from nmt.translation.result import TranslationResult
-from nmt.translation.stream import Request
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000

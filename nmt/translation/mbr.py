@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.decoding import DecodingConfig, change_options
 from nmt.metrics.pairwise import pairwise_bleu, pairwise_chrf
 from nmt.metrics.sacrebleu import bleu_words
 from nmt.metrics.significance import Floats
 from nmt.search.hypothesis import Hypothesis
-from nmt.translation.translator import change_options
 
 UtilityName = Literal["chrf", "bleu"]
 CandidateKind = Literal["samples", "beam"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.decoding import DecodingConfig, change_options
 from nmt.data.loader import plan_batches
 from nmt.errors import CheckpointError
 from nmt.runtime.engine import EngineOptions, Ensemble, LoadedEngine
@@ -25,7 +25,6 @@ from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer
 from nmt.translation.result import TokenScore, score_tokens, subwords
 from nmt.translation.segment import encode_fitting
-from nmt.translation.translator import change_options
 
 logger = logging.getLogger(__name__)
 

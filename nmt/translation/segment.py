@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.runtime.engine import Task
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizer
 from nmt.translation.result import Alarm, AlignedSegment, TokenScore
@@ -354,31 +353,3 @@ def check_outputs(segments: Iterable[Segment], first_line: int = 1) -> None:
                 "The model's probabilities are not numbers: its weights are broken.",
                 fix="Use another checkpoint, or train again.",
             )
-
-
-def batch_by_length(
-    segments: Iterable[Segment], *, max_tokens: int, max_rows: int
-) -> Iterator[list[Segment]]:
-    """Yield segments of similar length together, the shortest first.
-
-    Args:
-        segments: In any order; of equal length they stay in it.
-        max_tokens: Most tokens of a batch, with EOS and padding; a longer one is by itself.
-        max_rows: Most segments of a batch; the limit for short lines and wide beams.
-    """
-    batch: list[Segment] = []
-    for segment in sorted(segments, key=lambda segment: len(segment.ids)):
-        tokens = (len(batch) + 1) * (len(segment.ids) + 1)  # and EOS
-        if batch and (tokens > max_tokens or len(batch) == max_rows):
-            yield batch
-            batch = []
-        batch.append(segment)
-    if batch:
-        yield batch
-
-
-def make_task(segments: Sequence[Segment]) -> Task:
-    """Return a batch of segments as an engine takes it."""
-    constraints = [segment.constraints for segment in segments]
-    is_free = all(own == NONE for own in constraints)
-    return Task([segment.read_ids for segment in segments], None if is_free else constraints)

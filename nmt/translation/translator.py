@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
-from nmt.config.decoding import DecodingConfig
-from nmt.config.keys import find_problems
-from nmt.errors import ConfigError
+from nmt.config.decoding import DecodingConfig, change_options
 from nmt.runtime.engine import (
     Engine,
     EngineChoice,
@@ -25,7 +20,6 @@ from nmt.runtime.engine import (
     Ensemble,
     LoadedEngine,
     Request,
-    Task,
     parse_dtype,
 )
 from nmt.runtime.loading import load_engine
@@ -33,26 +27,17 @@ from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.confidence import ConfidenceModel, read_confidence
 from nmt.translation.guard import Guard, read_thresholds
-from nmt.translation.result import (
-    Alarm,
-    Alternative,
-    TranslationResult,
-    align_words,
-    join_alignments,
-    score_tokens,
-    subwords,
-)
+from nmt.translation.joining import add_details, join_segments
+from nmt.translation.result import TranslationResult
+from nmt.translation.searching import fitting_batches, search_batches
 from nmt.translation.segment import (
-    LONGEST_LINE,
     Phrases,
     SearchResults,
     Segment,
-    batch_by_length,
     check_outputs,
     constrain,
     encode_constraints,
     joiner_for,
-    make_task,
     segment_lines,
     stands_past_end,
     tag_ids,
@@ -66,20 +51,6 @@ R = TypeVar("R")
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _LINES_AT_ONCE = 2000
-
-
-def _check_unlimited(loaded: LoadedEngine, folder: Path | str) -> None:
-    """Refuse to translate lines of any length with positions for a certain number of tokens."""
-    if (most := loaded.engine.max_positions) is not None:
-        is_learned = loaded.engine.name != "ctranslate2"
-        is_learned |= loaded.config.model.positions == "learned"
-        numbered = f"{most:,} positions"
-        reason = f"its {numbered} are learned" if is_learned else f"it was exported with {numbered}"
-        raise ConfigError(
-            f"{folder} cannot read lines of any length: {reason}.",
-            fix="Leave --no-split (split=False) out: lines are then cut into segments of "
-            f"{loaded.config.filters.max_length:,} tokens or less.",
-        )
 
 
 class Translator:
@@ -174,7 +145,7 @@ class Translator:
         """Return the translator of an engine and of what else lies in its folder; see `load`."""
         config, guardian = loaded.config, None
         if not split:
-            _check_unlimited(loaded, folder)
+            loaded.check_unlimited(folder)
         if guard:
             limits = read_thresholds(folder)
             guardian = Guard(limits, loaded.tokenizers, loaded.shortlist)
@@ -352,7 +323,9 @@ class Translator:
             if self._is_misplaced(segment):
                 segment.alarms = (*segment.alarms, "constraint")
         if wanted:
-            self._turns.search(lambda: self._add_details(segments, wanted))
+            batches = self._batches(segments)
+            add = partial(add_details, batches, self._engine, self._tokenizers, wanted)
+            self._turns.search(add)
         lines: list[list[Segment]] = [[] for _ in texts]
         for segment in segments:
             lines[segment.line].append(segment)
@@ -377,47 +350,21 @@ class Translator:
 
         ``done`` is called with each batch. If ``again``, the guard counts the time.
         """
+        options, mbr, n_best = self._search_options, self._mbr, self.options.n_best
+
+        def choose(own: list[Hypothesis]) -> list[Hypothesis]:
+            return mbr.choose(own, self._text, n_best) if mbr else own
+
+        def finish(batch: Sequence[Segment]) -> None:
+            self._check()
+            done(batch)
+
         # The longest first: the last to be done is then a short one.
-        batches = list(self._batches(segments))[::-1]
-        tasks = [make_task(batch) for batch in batches]
-        find = partial(self._find, batches, tasks, done)
+        batches = self._batches(segments)[::-1]
+        find = partial(search_batches, self._engine, batches, options, choose, finish)
         if again and self._guard is not None:
             find = partial(self._guard.timed, find)
         return self._turns.search(find)
-
-    def _find(
-        self,
-        batches: Sequence[Sequence[Segment]],
-        tasks: Sequence[Task],
-        done: Callable[[Sequence[Segment]], object],
-    ) -> SearchResults:
-        mbr, n_best = self._mbr, self.options.n_best
-        found: list[tuple[Segment, list[Hypothesis]]] = []
-        # Closed at once when interrupted: no worker may go on with a model that trains again.
-        with closing(self._engine.search_all(tasks, self._search_options)) as results:
-            for batch, hypotheses in zip(batches, results, strict=True):
-                self._check()
-                for segment, own in zip(batch, hypotheses, strict=True):
-                    found.append((segment, mbr.choose(own, self._text, n_best) if mbr else own))
-                done(batch)
-        return found
-
-    def _add_details(self, segments: Iterable[Segment], wanted: frozenset[str]) -> None:
-        """Give each segment what is wanted of its best output."""
-        source, target = subwords(self._tokenizers.source), subwords(self._tokenizers.target)
-        for batch in self._batches(segments):
-            best = [segment.hypotheses[0].ids for segment in batch]
-            pairs = [segment.read_ids for segment in batch], best
-            if wanted & {"alignments", "attention"}:
-                attention = self._engine.attention(*pairs)
-                for segment, ids, weights in zip(batch, best, attention, strict=True):
-                    words = [source[i] for i in segment.ids], [target[i] for i in ids]
-                    weights = [row[len(segment.tag) :] for row in weights]
-                    segment.aligned = align_words(weights, *words)
-            if "token_scores" in wanted:
-                log_probs = self._engine.token_log_probs(*pairs)
-                for segment, ids, own in zip(batch, best, log_probs, strict=True):
-                    segment.tokens = score_tokens(target, ids, own)
 
     @property
     def retry_seconds(self) -> float:
@@ -429,48 +376,14 @@ class Translator:
         """What the engine is asked for: with MBR more than what comes out."""
         return self._mbr.search_options(self.options) if self._mbr else self.options
 
-    def _batches(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
-        """Segments of like length that the engine takes at once."""
-        room, width = self._engine.room, self._search_options.num_hypotheses
-        row = width * self._tokenizers.target.vocab_size
-        most = room.probabilities // self._engine.num_workers // row
-        max_rows = max(1, min(most, room.hypotheses // width))
-        wanted = self.options.batch_tokens
-        max_tokens = room.tokens if wanted == "auto" else wanted
-        return batch_by_length(segments, max_tokens=max_tokens, max_rows=max_rows)
+    def _batches(self, segments: Iterable[Segment]) -> list[list[Segment]]:
+        size = self._tokenizers.target.vocab_size
+        return fitting_batches(segments, self._engine, self._search_options, size)
 
     def _result(
         self, source: str, segments: Sequence[Segment], wanted: frozenset[str]
     ) -> TranslationResult:
-        """Join what was found for the independent segments of a line: the best of each."""
-        links, attention = join_alignments([own.aligned for own in segments if own.aligned])
-        if len(segments) == 1:
-            found = [
-                Alternative(self._text(h.ids), h.score, h.log_prob) for h in segments[0].hypotheses
-            ]
-        else:
-            best = [segment.hypotheses[0] for segment in segments]
-            text = self._joiner.join(self._text(hypothesis.ids) for hypothesis in best)
-            score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
-            log_prob = sum(hypothesis.log_prob for hypothesis in best)
-            found = [Alternative(text, score, log_prob)]
-        is_truncated = bool(segments) and len(source) > LONGEST_LINE
-        truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()
-        tokens = tuple(chain(*(segment.tokens for segment in segments)))
-        result = TranslationResult(
-            source,
-            found[0].text,
-            found[0].score,
-            tuple(found) if segments else (),
-            # Every alarm once, in the order of the first ones.
-            alarms=(*truncated, *dict.fromkeys(chain(*(own.alarms for own in segments)))),
-            retried=tuple(dict.fromkeys(chain(*(own.retried for own in segments)))),
-            alignment=links if "alignments" in wanted else None,
-            attention=attention if "attention" in wanted else None,
-            log_prob=found[0].log_prob,
-            tokens=tokens if "token_scores" in wanted else None,
-            num_tokens=sum(len(segment.hypotheses[0].ids) + 1 for segment in segments),
-        )
+        result = join_segments(source, segments, wanted, self._text, self._joiner)
         if self._confidence is None:
             return result
         return replace(result, confidence=self._confidence.estimate(result))
@@ -478,19 +391,3 @@ class Translator:
     def _text(self, ids: Sequence[int]) -> str:
         """Decode; byte pieces may spell line breaks, which would break the line count."""
         return _LINE_BREAKS.sub(" ", self._tokenizers.target.decode(ids)).strip()
-
-
-def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
-    """Return ``options`` with ``changes``.
-
-    Raises:
-        ConfigError: An option is unknown or out of bounds. Lists every problem.
-    """
-    try:
-        return DecodingConfig.model_validate({**options.model_dump(), **changes})
-    except ValidationError as error:
-        problems = "\n  ".join(text for _, text in find_problems(error))
-        raise ConfigError(
-            f"Decoding options: {problems}.",
-            fix="Correct them; section decoding of `nmt config schema` describes each.",
-        ) from error

@@ -68,7 +68,7 @@ def test_lines_with_errors_leave_the_count_right(
 ) -> None:
     """Lines are tried in halves; some are translated twice."""
     from nmt.errors import DataError
-    from nmt.translation.stream import LineFormat
+    from nmt.translation.line_format import LineFormat
 
     source.write_text('{"source": "a"}\n' * 8 + "no JSON\n")
     style = LineFormat("json", reads_json=True)

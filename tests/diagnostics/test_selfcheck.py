@@ -15,8 +15,9 @@ from nmt.diagnostics.selfcheck import ADVERSARIAL_LINES, Promise, check_promises
 from nmt.runtime.engine import Engine
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
+from nmt.translation.line_format import LineFormat
 from nmt.translation.result import TranslationResult
-from nmt.translation.stream import LineFormat, line_translator, translate_stream
+from nmt.translation.stream import line_translator, translate_stream
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

@@ -23,8 +23,8 @@ from nmt.recipes.train import train
 from nmt.recipes.translate import translate
 from nmt.translation import calibration
 from nmt.translation.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
+from nmt.translation.line_format import LineFormat
 from nmt.translation.result import TranslationResult
-from nmt.translation.stream import LineFormat
 from nmt.translation.translator import Translator
 from tests.training.toy import make_config, write_corpus
 

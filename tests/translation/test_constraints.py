@@ -14,7 +14,8 @@ from nmt.runtime.engine import Engine
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.text.tokenizer import Tokenizers
-from nmt.translation.segment import Segment, constrain, encode_constraints, make_task
+from nmt.translation.searching import make_task
+from nmt.translation.segment import Segment, constrain, encode_constraints
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 

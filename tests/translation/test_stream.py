@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
+from nmt.translation.line_format import LineFormat, Request, parse_request
 from nmt.translation.result import RESULT_FIELDS, TokenScore, TranslationResult
-from nmt.translation.stream import LineFormat, Request, parse_request
 
 RESERVED = {"low_confidence", "prefix", "required", "forbidden", "error", *RESULT_FIELDS}
 VALUES = st.recursive(

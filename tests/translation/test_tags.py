@@ -12,8 +12,9 @@ from nmt.errors import ConfigError, DataError
 from nmt.inspection.subject import Choice, Subject
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
+from nmt.translation.line_format import LineFormat
 from nmt.translation.scorer import Scorer
-from nmt.translation.stream import LineFormat, line_translator
+from nmt.translation.stream import line_translator
 from nmt.translation.translator import Translator
 from tests.translation.conftest import OPTIONS, sentences
 from tests.translation.models import loaded, small_model

@@ -23,7 +23,8 @@ from nmt.runtime.engine import Engine
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 from nmt.translation.guard import Guard, GuardThresholds
-from nmt.translation.stream import LineFormat, TranslationRun, line_translator, translate_stream
+from nmt.translation.line_format import LineFormat
+from nmt.translation.stream import TranslationRun, line_translator, translate_stream
 from nmt.translation.translator import Translator
 from nmt.translation.turns import OverlappingTurns, Turns
 from tests.translation.conftest import OPTIONS

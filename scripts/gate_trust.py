@@ -1,0 +1,169 @@
+"""Can the gate of ``nmt evaluate --fail-if-worse`` be trusted? Three experiments with a model.
+
+- noise: Gaussian noise on all weights, of each seed as little as loses 1.5 BLEU. Alarms: all.
+- settings: engine, batch size and threads in float32. Alarms: none.
+- null: pairs of samples of the model from different seeds. Alarms: at most 7% at alpha 0.05.
+
+An alarm is what exits with 6: BLEU or chrF significantly worse than the baseline's.
+
+    python scripts/gate_trust.py MODEL SOURCE REFERENCE [--language de] [--only null]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmt.checkpoint.model_folder import load_model
+from nmt.evaluation.gates import USUAL_ALPHA, check_regressions
+from nmt.evaluation.result import System
+from nmt.evaluation.scoring import Resampling, score_systems
+from nmt.files.lines import read_lines
+from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.model.transformer import Transformer
+from nmt.runtime.engine import EngineChoice
+from nmt.runtime.torch_engine import TorchEngine
+from nmt.translation.segment import joiner_for
+from nmt.translation.translator import Translator
+
+METRICS = ("bleu", "chrf")
+PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}
+"""Decoding that both engines have, whatever the model was imported from."""
+_LOSS, _HALVINGS = 1.5, 6
+
+
+class Gate:
+    """The gate of a test set, and what it said."""
+
+    def __init__(self, reference: Sequence[str], language: str) -> None:
+        options = MetricOptions(target_language=language)
+        self._scorers = [Scorer(metric, [reference], options) for metric in METRICS]
+
+    def bleu(self, lines: Sequence[str]) -> float:
+        """Score a system."""
+        return self._scorers[0].score(lines).value
+
+    def alarms(self, lines: Sequence[str], baseline: Sequence[str], seed: int) -> list[str]:
+        """Return the metrics by which a system is significantly worse."""
+        found = score_systems(
+            [System("new", lines)],
+            self._scorers,
+            baseline=System("old", baseline),
+            resampling=Resampling(seed=seed, significance="ar"),
+        )
+        results = check_regressions(found.systems[0], METRICS, USUAL_ALPHA)
+        return [result.metric for result in results if not result.met]
+
+
+def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, seed: int) -> None:
+    """Set the weights to the clean ones and noise of ``scale`` times their spread."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            drawn = torch.randn(weight.shape, generator=generator)
+            weight.copy_(clean[name] + scale * clean[name].std(correction=0) * drawn)
+
+
+def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
+    """Print how many noised models that lose 1.5 BLEU are caught."""
+    files = load_model(folder)
+    options = files.config.decoding.model_copy(update=PLAIN)
+    joiner = joiner_for(files.config.target_language)
+    translator = Translator(TorchEngine(files.model), files.tokenizers, options, joiner=joiner)
+    clean = {name: weight.detach().clone() for name, weight in files.model.named_parameters()}
+
+    def translated(scale: float, seed: int) -> list[str]:
+        add_noise(files.model, clean, scale, seed)
+        return [result.text for result in translator.translate(source)]
+
+    baseline = translated(0.0, 0)
+    before, caught, losses = gate.bleu(baseline), 0, []
+    for seed in range(1, count + 1):
+        low, high = 0.0, 0.4
+        lines = translated(high, seed)
+        for _ in range(_HALVINGS):  # the least noise that loses enough
+            middle = (low + high) / 2
+            some = translated(middle, seed)
+            if before - gate.bleu(some) >= _LOSS:
+                high, lines = middle, some
+            else:
+                low = middle
+        found = gate.alarms(lines, baseline, seed)
+        losses.append(before - gate.bleu(lines))
+        caught += bool(found)
+        print(f"noise {seed}: scale {high:.4f}, loss {losses[-1]:.2f}, alarms {found}", flush=True)
+    print(f"noise: {caught} of {count} caught; loss {min(losses):.2f} to {max(losses):.2f} BLEU")
+
+
+def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
+    """Print how many changes of engine, batch size and threads raise an alarm."""
+    drawn, alarms, changed = random.Random(1), 0, 0
+    baseline: list[str] = []
+    for number in range(count + 1):
+        engine: EngineChoice = drawn.choice(["torch", "ctranslate2"])
+        threads, tokens = drawn.choice([1, 2]), drawn.choice([64, 200, 500, 1000, 3000, 9000])
+        translator = Translator.load(folder, engine=engine, threads=threads, prepare=False)
+        translator = translator.with_options(**PLAIN, batch_tokens=tokens)
+        lines = [result.text for result in translator.translate(source)]
+        baseline = baseline or lines
+        found = gate.alarms(lines, baseline, number)
+        alarms += bool(found)
+        differing = sum(one != other for one, other in zip(lines, baseline, strict=True))
+        changed += bool(differing)
+        name = f"{translator.engine.name}, {threads} threads, {tokens} tokens"
+        print(f"settings {number}: {name}: {differing} lines differ, alarms {found}", flush=True)
+    print(f"settings: {alarms} alarms of {count}; {changed} changed a line")
+
+
+def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
+    """Print how many pairs of equally good systems raise an alarm."""
+    translator = Translator.load(folder, engine="torch", guard=False, prepare=False)
+    options = PLAIN | {"sampling": True, "temperature": 0.5}
+    by_metric = dict.fromkeys(METRICS, 0)
+    either, scores = 0, list[float]()
+    for number in range(count):
+        pair = [
+            [x.text for x in translator.translate(source, **options, seed=1 + 2 * number + side)]
+            for side in range(2)
+        ]
+        found = gate.alarms(pair[0], pair[1], seed=number + 1)
+        either += bool(found)
+        for metric in found:
+            by_metric[metric] += 1
+        scores += map(gate.bleu, pair)
+        if number % 20 == 19:
+            print(f"null {number + 1}: {either} alarms so far", flush=True)
+    print(f"null: {either} alarms of {count} ({either / count:.1%}): {by_metric}; "
+          f"BLEU {min(scores):.2f} to {max(scores):.2f}")  # fmt: skip
+
+
+EXPERIMENTS: dict[str, tuple[Callable[[Path, list[str], Gate, int], None], int]] = {
+    "noise": (noise, 20), "settings": (settings, 20), "null": (null, 200),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the experiments."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name in ("model", "source", "reference"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--language", default="en", help="of the references")
+    parser.add_argument("--limit", type=int, help="read so many lines only")
+    parser.add_argument("--only", choices=EXPERIMENTS, action="append")
+    parser.add_argument("--count", type=int, help="noisings, changes or pairs")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    source, reference = (read_lines(x)[: given.limit] for x in (given.source, given.reference))
+    gate = Gate(reference, given.language)
+    for name in given.only or EXPERIMENTS:
+        experiment, count = EXPERIMENTS[name]
+        experiment(given.model, list(source), gate, given.count or count)
+
+
+if __name__ == "__main__":
+    main()
