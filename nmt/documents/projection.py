@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from nmt.documents.paragraph import Paragraph, Word
+from nmt.documents.spans import Filler, Span, read_spans
 
 Links = Iterable[tuple[int, int]]
 """(source word, target word) of one sentence, from 0."""
@@ -28,111 +28,6 @@ Escape = Callable[[str, bool], str]
 
 _MOST_TAGS, _MOST_WORK = 400, 1 << 16
 """Pairs of tags in a paragraph, and pairs times words; beyond, marks keep their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filler:
-    """What stands between two words, or in one: white space, void tags, pictures, code."""
-
-    text: str
-    word: int
-    """The source word before it, or around it; -1 if there is none."""
-    offset: int
-    """Characters of that word before it."""
-    index: int
-    """Place in the tape."""
-    is_mark: bool
-    """Whether it is more than white space."""
-
-
-@dataclass(slots=True, eq=False)
-class Span:
-    """A pair of tags, or the whole paragraph: what it is around, in the source and the target."""
-
-    opening: str = ""
-    closing: str = ""
-    first: int = 0
-    """Its first source word."""
-    start: int = 0
-    """Characters of that word before it."""
-    last: int = -1
-    """Its last source word."""
-    end: int = 0
-    """Characters of that word in it or before it."""
-    indices: tuple[int, int] = (0, 0)
-    """Places of both tags in the tape."""
-    fillers: list[Filler] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    left: int = 0
-    """Its first target word."""
-    right: int = -1
-    """Its last."""
-    open_at: int = 0
-    """Characters of its first target word before it: as many signs as in the source."""
-    close_at: int = 0
-    """Characters of its last target word in it or before it."""
-
-
-def read_spans(paragraph: Paragraph) -> Span | None:
-    """Return the tree of tags; None if a tag between words lacks its partner."""
-    tape, words = [*paragraph.tape()], paragraph.words
-    partners = _pairs(paragraph, tape)
-    closing = set(partners.values())
-    stack = [Span(last=len(words) - 1)]
-    word, used, filler, is_mark = -1, 0, "", False
-    parts_before = [0]
-    for kind, _, _ in tape:
-        parts_before.append(parts_before[-1] + (kind == "part"))
-    index = 0
-    while index < len(tape):
-        kind, text, number = tape[index]
-        end = partners.get(index, index)
-        is_pair = end != index and parts_before[index] < parts_before[end]
-        if (kind == "part" or is_pair or index in closing) and filler:
-            stack[-1].fillers.append(Filler(filler, word, used, index, is_mark))
-            filler, is_mark = "", False
-        in_word = word >= 0 and used < len(words[word].text)
-        if kind == "part":
-            word, used = number, len(text) + (used if number == word else 0)
-        elif is_pair:
-            first, start = (word, used) if in_word else (word + 1, 0)
-            span = Span(text, tape[end][1], first, start, indices=(index, end))
-            stack[-1].spans.append(span)
-            stack.append(span)
-        elif index in closing:
-            span = stack.pop()
-            span.last, span.end = word, used
-        else:
-            at_edge = word < 0 or (word == len(words) - 1 and not in_word)
-            if kind in ("open", "close") and end == index and not at_edge:
-                return None
-            filler += "".join(text for _, text, _ in tape[index : end + 1])  # a pair around nothing
-            is_mark |= kind != "space"
-            index = end
-        index += 1
-    if filler:
-        stack[-1].fillers.append(Filler(filler, word, used, index, is_mark))
-    return stack[0]
-
-
-def _pairs(paragraph: Paragraph, tape: Sequence[tuple[str, str, int]]) -> dict[int, int]:
-    """Return the place of the closing tag for each opening tag that has one."""
-    stack: list[tuple[str, int]] = []
-    waiting: Counter[str] = Counter()
-    found: dict[int, int] = {}
-    for index, (kind, _, number) in enumerate(tape):
-        if kind == "open":
-            stack.append((name := paragraph.events[number].name, index))
-            waiting[name] += 1
-        elif kind == "close" and waiting[name := paragraph.events[number].name]:
-            opened = None
-            while opened != name:
-                opened, start = stack.pop()
-                waiting[opened] -= 1
-                found[start] = index
-                if opened != name:
-                    del found[start]
-    return found
 
 
 class _Layout:
@@ -289,10 +184,22 @@ class _Layout:
             self.close_in(span, text.rstrip())
         elif words[word].sentence != words[word + 1].sentence:
             self.add_to_gap(self.relative(word + 1), text, span)
-        elif text[0].isspace() and not text[-1].isspace():
-            self.add_to_gap(min(self.near(word + 1, span)), text, span)
-        else:
+        elif not text[0].isspace() or text[-1].isspace():
             self.add_to_gap(max(self.near(word, span)) + 1, text, span)
+        else:
+            source, target = words[word + 1].text, min(self.near(word + 1, span))
+            if _is_signs(source) and not _is_signs(self.words[target]):  # they joined a word
+                self.add_before_signs(max(self.near(word, span)), filler, span)
+            else:
+                self.add_to_gap(target, text, span)
+
+    def add_before_signs(self, word: int, filler: Filler, span: Span) -> None:
+        """Put a filler behind a target word, but before its last signs."""
+        end = _core(self.words[word])[1]
+        if end < len(self.words[word]) and self.owners[word] is span:
+            self.inside.setdefault(word, []).append((filler.index, end, filler.text))
+        else:
+            self.add_to_gap(word + 1, filler.text + " ", span)
 
     def near(self, word: int, span: Span) -> list[int]:
         """Return the target words of a source word, in a span; else the one at its place."""
@@ -305,7 +212,7 @@ class _Layout:
         if gap <= span.right and (owner := self.owners[gap]) is self.owners[gap - 1] is not span:
             gap = owner.right + 1 if owner else gap
         if gap > span.right:
-            self.close_in(span, text)
+            self.close_in(span, text.rstrip())
         elif not replaces:
             self.gaps[gap] = text + self.gaps[gap]
         elif gap in self.filled:
@@ -341,6 +248,10 @@ def _core(word: str) -> tuple[int, int]:
     """
     places = [place for place, character in enumerate(word) if character.isalnum()]
     return (places[0], places[-1] + 1) if places else (0, len(word))
+
+
+def _is_signs(text: str) -> bool:
+    return not any(map(str.isalnum, text))
 
 
 def _hollow(span: Span) -> str:

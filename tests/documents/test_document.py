@@ -80,13 +80,13 @@ HOSTILE += ['"<a ', "_a* ", "<code>", "<x", "- ", "{\\", "www.", "a@", "\n", CUE
 def test_hostile_documents_are_read_and_written(kind: str) -> None:
     """What takes quadratic time, or recursion, does not end here."""
     for unit in HOSTILE:
-        text = f"\n{CUE}\n" + unit * (50_000 // len(unit))
+        text = f"\n{CUE}\n" + unit * (20_000 // len(unit))
         document = read_document(text, kind, "en")
         document.rebuild([("x y", None)] * len(document.sentences))
 
 
 def test_deep_tags_around_one_word_come_out_all() -> None:
-    depth = 50_000
+    depth = 20_000
     text = f"{CUE}\n" + "<b>" * depth + "word" + "</b>" * depth
     document = read_document(text, "vtt", "en")
     assert document.rebuild([("Wort", None)]) == text.replace("word", "Wort")
@@ -199,7 +199,7 @@ def test_a_page_keeps_all_but_its_text() -> None:
     answers: list[Translation] = [
         ("B & A", [(0, 2), (1, 1), (2, 0)]),
         ("Un chien rouge grand.", [(0, 0), (1, 3), (2, 2), (3, 1)]),
-        ("Viens ou ici .", [(0, 0), (1, 2), (2, 1), (3, 3)]),
+        ("Viens ou ici.", [(0, 0), (1, 2), (2, 1), (3, 2)]),
         ("Jamais.", None),
         ("Elle <dit.", None),
     ]
@@ -207,7 +207,8 @@ def test_a_page_keeps_all_but_its_text() -> None:
         PAGE.replace("A &amp; B", "B &amp; A")
         .replace("A <b>big <i>red</i></b> dog.", "Un chien <b><i>rouge</i> grand</b>.")
         .replace("Come <img", "Viens <img")
-        .replace('<a href="x?a&amp;b">here</a> or', 'ou <a href="x?a&amp;b">ici</a>')
+        .replace('<a href="x?a&amp;b">here</a> or', "ou")
+        .replace("home</code>.", 'home</code> <a href="x?a&amp;b">ici</a>.')
         .replace("&nbsp;Never.", "\xa0Jamais.")
         .replace("She <span", "Elle <span")
         .replace("&lt;said", "&lt;dit")
