@@ -56,7 +56,9 @@ def read_markdown(text: str) -> Iterator[str | list[Event]]:
             or body[0] == "|"
             or bool(_DELIMITER_ROW.match("".join(lines[place + 1 : place + 2])))
         )
-        is_code = not (paragraph or in_list or marker) and line.startswith(("    ", "\t"))
+        is_code = not (is_blank or paragraph or in_list or marker) and line.startswith(
+            ("    ", "\t")
+        )
         end = place + 1 if is_code else _end_of_block(lines, place, body)
         if not (is_blank or marker or in_table or end > place) and paragraph:
             paragraph.append(line)

@@ -46,7 +46,21 @@ PIECES += [
     "</script>",
 ]
 PIECES += ["<p>", "<code>", "</code>", "<v Bob>", "{\\an8}", "http://a.de/x", "\u3002", "\xe9"]
-PIECES += ["- ", "# ", "> ", "---\n", " ", "\n", "\n\n", "\r\n", "\t", "\x00", "\ud800", "\u2028"]
+PIECES += [
+    "    ",
+    "- ",
+    "# ",
+    "> ",
+    "---\n",
+    " ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\t",
+    "\x00",
+    "\ud800",
+    "\u2028",
+]
 PIECES += [CUE, f"\n{CUE}\n"]
 DOCUMENTS = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.text(max_size=60)
