@@ -54,10 +54,7 @@ def prepare(
     ),
     json: bool = JSON,
 ) -> None:
-    """Read, filter and tokenize corpora into a prepared folder.
-
-    Prints a report.
-    """
+    """Filter and tokenize corpora into a folder; print a report."""
     from nmt.data.size import load_config
     from nmt.errors import ConfigError
     from nmt.recipes import prepare as recipe

@@ -58,7 +58,9 @@ def train(
 ) -> None:
     """Train a model. Prepares the data if needed; resumes from the last checkpoint.
 
-    SIGINT and SIGTERM let the current update finish, save, and exit with 130 or 143.
+    Ctrl-C (SIGINT) and SIGTERM let the current update finish, save, and exit with 130 or 143; the
+    same command resumes. A run that has ended goes on with a larger budget, such as
+    `--set training.max_minutes=60`.
     """
     from nmt.data.size import load_config
 

@@ -104,6 +104,7 @@ def doctor() -> Iterator[Finding]:
     free = shutil.disk_usage(".").free
     full = "Free some: a training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""
     yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", full)
+    _NMT.info("training and translating two sentences, for some seconds")
     yield _self_test()
 
 
