@@ -59,7 +59,7 @@ class _Layout:
         self.closed: list[deque[tuple[int, str]]] = [deque() for _ in range(count)]
         # Words that stay as they were, with marks in them: source word; marks.
         self.kept: dict[int, int] = {}
-        self.inside: dict[int, list[tuple[int, int, str]]] = {}  # place in the tape, offset, mark
+        self.inside: dict[int, list[tuple[int, int, str]]] = {}  # index, offset, mark
         self.filled: set[int] = set()  # gaps
 
     def relative(self, word: int) -> int:
@@ -120,7 +120,7 @@ class _Layout:
                 self.add_filler(filler, around, words)
             placed = [span for span in around.spans if span.left >= 0]
             for span in placed:
-                if span.left not in self.kept:
+                if not span.is_kept:
                     self.add_tags(span, around, words)
             waiting += placed
 
@@ -132,6 +132,7 @@ class _Layout:
         if (j := self.kept_word(span.first, text, around)) is None:
             return False
         span.left = span.right = j
+        span.is_kept = True
         span.open_at, span.close_at = span.start, span.end
         self.kept[j], self.owners[j] = span.first, span
         opening = (span.indices[0], span.start, span.opening)
@@ -165,12 +166,8 @@ class _Layout:
     def add_filler(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
         """Place what stands between words of a span, or in one; not at the ends of the text."""
         text, word = filler.text, filler.word
-        if word >= 0 and filler.offset < len(words[word].text):
-            j = self.kept_word(word, words[word].text, span)
-            if j is None:
-                self.add_to_gap(max(self.near(word, span)) + 1, text, span, replaces=False)
-            else:
-                self.inside.setdefault(j, []).append((filler.index, filler.offset, text))
+        if span.is_kept or (word >= 0 and filler.offset < len(words[word].text)):
+            self.add_in_word(filler, span, words)
         elif not filler.is_mark:
             gap = self.relative(word + 1)
             is_inner = span.first <= word < span.last and span.left < gap <= span.right
@@ -192,6 +189,17 @@ class _Layout:
                 self.add_before_signs(max(self.near(word, span)), filler, span)
             else:
                 self.add_to_gap(target, text, span)
+
+    def add_in_word(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
+        """Place what stands in a word: in its translation only if that is the same."""
+        word = filler.word
+        if span.is_kept:
+            offset = filler.offset if word == span.first else span.start
+            self.inside[span.left].append((filler.index, offset, filler.text))
+        elif (j := self.kept_word(word, words[word].text, span)) is not None:
+            self.inside.setdefault(j, []).append((filler.index, filler.offset, filler.text))
+        else:
+            self.add_to_gap(max(self.near(word, span)) + 1, filler.text, span, replaces=False)
 
     def add_before_signs(self, word: int, filler: Filler, span: Span) -> None:
         """Put a filler behind a target word, but before its last signs."""

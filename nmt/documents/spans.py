@@ -19,7 +19,7 @@ class Filler:
     offset: int
     """Characters of that word before it."""
     index: int
-    """Place in the tape."""
+    """Place in the tape, of its end."""
     is_mark: bool
     """Whether it is more than white space."""
 
@@ -50,6 +50,8 @@ class Span:
     """Characters of its first target word before it: as many signs as in the source."""
     close_at: int = 0
     """Characters of its last target word in it or before it."""
+    is_kept: bool = False
+    """Whether it stands in a word that stays as it was."""
 
 
 def read_spans(paragraph: Paragraph) -> Span | None:
@@ -68,7 +70,7 @@ def read_spans(paragraph: Paragraph) -> Span | None:
         end = partners.get(index, index)
         is_pair = end != index and parts_before[index] < parts_before[end]
         if (kind == "part" or is_pair or index in closing) and filler:
-            stack[-1].fillers.append(Filler(filler, word, used, index, is_mark))
+            stack[-1].fillers.append(Filler(filler, word, used, index - 1, is_mark))
             filler, is_mark = "", False
         in_word = word >= 0 and used < len(words[word].text)
         if kind == "part":
@@ -90,7 +92,7 @@ def read_spans(paragraph: Paragraph) -> Span | None:
             index = end
         index += 1
     if filler:
-        stack[-1].fillers.append(Filler(filler, word, used, index, is_mark))
+        stack[-1].fillers.append(Filler(filler, word, used, index - 1, is_mark))
     return stack[0]
 
 

@@ -110,14 +110,14 @@ WORDS = st.lists(st.sampled_from(["Red", "cats", '"run"', "home.", "(so)", "A&B"
 TREES = st.recursive(WORDS.map(" ".join), lambda inner: st.lists(inner, max_size=4), max_leaves=12)
 
 
-def write(tree: object, numbers: list[int], is_top: bool = True) -> str:
+def write(tree: object, joiner: str, numbers: list[int], is_top: bool = True) -> str:
     """Write nested lists as nested tags that are numbered as they are opened."""
     if isinstance(tree, str):
         return tree.replace("&", "&amp;")
     number = len(numbers)
     numbers.append(number)
     assert isinstance(tree, list)
-    inner = " ".join(write(each, numbers, False) for each in tree)
+    inner = joiner.join(write(each, joiner, numbers, False) for each in tree)
     return inner if is_top else f"<b {number}>{inner}</b>"
 
 
@@ -145,11 +145,16 @@ LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 8), st.integers(0
 HEADS = {"vtt": f"WEBVTT\n\n{CUE}\n", "html": "<!DOCTYPE html>\n<p>"}
 
 
-@given(TREES, st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6), st.sampled_from([*HEADS]))
+@given(
+    TREES,
+    st.sampled_from(["", " "]),
+    st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6),
+    st.sampled_from([*HEADS]),
+)
 def test_tags_come_out_once_nested_as_they_were(
-    tree: object, answers: Sequence[tuple[list[str], Links | None]], kind: str
+    tree: object, joiner: str, answers: Sequence[tuple[list[str], Links | None]], kind: str
 ) -> None:
-    body, head = write(tree, []), HEADS[kind]
+    body, head = write(tree, joiner, []), HEADS[kind]
     document = read_document(head + body, kind, "en")
     bare = read_document(head + plain(body).replace("&", "&amp;"), kind, "en")
     assert document.sentences == bare.sentences  # whatever the marks
