@@ -57,7 +57,8 @@ from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
 from nmt.runtime.torch_engine import TorchEngine
 from nmt.training.checkpoints import CheckpointWriter
-from nmt.training.losses import CrossEntropy, choose_form
+from nmt.training.losses import choose_form
+from nmt.training.objectives import CrossEntropy
 from nmt.training.optimizers import build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.update import Updater, read_together

@@ -20,8 +20,8 @@ from nmt.engine.memory import measure_peak
 from nmt.files.progress import progress_bar
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
-from nmt.training.losses import objective_name
 from nmt.training.measure import TimePlan, time_plan
+from nmt.training.objectives import objective_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
 from nmt.training.signals import SharedStop, StopSignal

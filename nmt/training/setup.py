@@ -30,7 +30,8 @@ from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
-from nmt.training.losses import build_objective, choose_form
+from nmt.training.losses import choose_form
+from nmt.training.objectives import build_objective
 from nmt.training.optimizer import freeze
 from nmt.training.optimizers import build_optimizer
 from nmt.training.update import Updater, UpdateStats

@@ -23,7 +23,8 @@ from nmt.engine.device import (
 from nmt.engine.distributed import Processes
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
-from nmt.training.losses import CrossEntropy, LossSum, Objective, choose_form
+from nmt.training.losses import choose_form
+from nmt.training.objectives import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.reduction import GradientReduction
 

@@ -18,7 +18,8 @@ from nmt.data.loader import Position
 from nmt.engine.device import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.training.losses import build_objective, choose_form
+from nmt.training.losses import choose_form
+from nmt.training.objectives import build_objective
 from nmt.training.optimizer import FlatParameters, ModelOptimizer
 from nmt.training.optimizers import build_optimizer
 from nmt.training.progress import Progress

@@ -13,8 +13,9 @@ from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training import losses, optimizers, schedule
-from nmt.training.losses import LossSum, build_objective, plain_cross_entropy
+from nmt.training import objectives, optimizers, schedule
+from nmt.training.losses import plain_cross_entropy
+from nmt.training.objectives import LossSum, build_objective
 from nmt.training.optimizer import ModelOptimizer, is_matrix
 from nmt.training.optimizers import OptimizerConstructor, build_optimizer, from_torch
 from nmt.training.schedule import build_schedule
@@ -26,7 +27,7 @@ from tests.training.test_optimizer import assert_same, everything
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (losses, "OBJECTIVES"),
+        (objectives, "OBJECTIVES"),
         (optimizers, "OPTIMIZERS"),
         (schedule, "SCHEDULES"),
     ):
@@ -43,7 +44,7 @@ class SquaredError:
 
 
 def test_a_loss() -> None:
-    losses.register_objective("squared_error", lambda _config, _form: SquaredError())
+    objectives.register_objective("squared_error", lambda _config, _form: SquaredError())
     config = TrainingConfig(max_steps=1, objective="squared_error")
     model = small_model()
     updater = Updater(
@@ -157,7 +158,7 @@ def test_an_optimizer_of_torch_resumes_and_skips_to_the_bit(kind: str) -> None:
     [
         (optimizers.OPTIMIZERS, "adam", r"there is no 'adam' \(did you mean adamw\?\)"),
         (schedule.SCHEDULES, "cosin", r"there is no 'cosin' \(did you mean cosine\?\)"),
-        (losses.OBJECTIVES, "kl", r"there is no 'kl'\."),
+        (objectives.OBJECTIVES, "kl", r"there is no 'kl'\."),
     ],
 )
 def test_a_name_that_is_not_registered_is_refused_with_the_nearest(

@@ -20,7 +20,8 @@ from nmt.engine import device
 from nmt.engine.device import Precision
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
-from nmt.training.losses import CrossEntropy, LossSum, Objective, chunked_cross_entropy
+from nmt.training.losses import chunked_cross_entropy
+from nmt.training.objectives import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import FlatParameters, is_matrix
 from tests.training.small import (
     FLOAT32,
