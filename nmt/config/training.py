@@ -161,7 +161,9 @@ class TrainingConfig(Section):
     """CPU threads; torch's choice when null."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
-    objective: Annotated[str, Registered("nmt.training.objectives:OBJECTIVES", _OBJECTIVES)] = "auto"
+    objective: Annotated[str, Registered("nmt.training.objectives:OBJECTIVES", _OBJECTIVES)] = (
+        "auto"
+    )
     """The loss: ``cross_entropy`` (label-smoothed), ``r_drop``, or another that is registered.
     ``auto`` is ``r_drop`` where that is above 0, else ``cross_entropy``."""
     r_drop: float = Field(default=0.0, ge=0)
