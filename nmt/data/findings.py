@@ -65,7 +65,7 @@ def _cell(value: float | str) -> str:
 
 @dataclass(slots=True)
 class ReasonTally:
-    """Counts and examples of findings. Parts of a corpus may be tallied apart and merged."""
+    """Counts and examples of findings."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Per reason: pairs of each corpus."""
@@ -85,13 +85,6 @@ class ReasonTally:
             self._keep(reason, group)
             if reason == "language":
                 self.languages.update(str(each.finding.value) for each in group)
-
-    def merge(self, other: Self) -> None:
-        """Add the findings of another tally."""
-        for reason, counts in other.counts.items():
-            self.counts.setdefault(reason, Counter()).update(counts)
-            self._keep(reason, other.examples[reason])
-        self.languages.update(other.languages)
 
     def _keep(self, reason: str, group: Sequence[Found]) -> None:
         both = [*self.examples.get(reason, ()), *group]

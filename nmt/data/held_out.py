@@ -55,14 +55,9 @@ class HeldOut:
         """What was found, in the order of the training text; at most 100 for each sentence."""
 
     def update(
-        self,
-        pairs: Sequence[tuple[str, str, int]],
-        corpus: str,
-        leaks: Sequence[Leak] | None = None,
+        self, pairs: Sequence[tuple[str, str, int]], corpus: str, leaks: Sequence[Leak]
     ) -> None:
-        """Look at training pairs, of which ``index`` may have been asked about the sources."""
-        if leaks is None:
-            leaks = self.index.find([pair[0] for pair in pairs])
+        """Look at training pairs, and at what ``index`` has found in their sources."""
         self._seen_targets.update({pair[1].strip() for pair in pairs} & self._targets)
         for leak in leaks:
             place = name, row = self._places[leak.held_out]

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
 from nmt.data.cluster import Workers
 from nmt.data.corpus import BLOCK_PAIRS, Block, corpus_names, read_blocks
 from nmt.data.lines import has_changed
-from nmt.data.pairs import ReadOptions
+from nmt.data.pairs import BadPair, ReadOptions
+from nmt.data.scores import ScorePairs, Scores
 from nmt.data.shards import OfBlock, Sharded, Storable
 from nmt.files.manifest import sha256_of_json
 from nmt.files.progress import progress_bar
@@ -55,6 +58,16 @@ class Passes:
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
         return read_blocks(corpus, self._options)
+
+    def scored(self, name: str, corpus: CorpusConfig, score: ScorePairs) -> Scores:
+        """Return the scores that models give to every line of a corpus."""
+        values: list[float] = []
+        with progress_bar(f"scoring {name}", unit="pairs", total=self.lines[name]) as progress:
+            for block in self.blocks(corpus):
+                pairs = block.pairs()
+                values += score([("", "") if isinstance(x, BadPair) else x[:2] for x in pairs])
+                progress.update(len(pairs))
+        return np.array(values, np.float32)
 
     def stored(
         self, verb: str, name: str, corpus: CorpusConfig, make: Storable[R], depends_on: Any

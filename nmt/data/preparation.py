@@ -49,7 +49,6 @@ from nmt.data.statistics import SideStatistics
 from nmt.data.store import StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.data.xray import XRay, x_ray
-from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 
@@ -134,7 +133,12 @@ class Preparation:
         xray = self._x_ray(lines, tokenizers, scratch, others) if is_scanned else XRay()
         if self._score_pairs:
             with self._stage("scoring"):
-                self._scores["dual_cross_entropy"] = self._model_scores(self._score_pairs)
+                found = {
+                    name: self._passes.scored(name, corpus, self._score_pairs)
+                    for name, corpus in self._corpora.items()
+                }
+            write_scores(self._folder / DUAL, found)
+            self._scores["dual_cross_entropy"] = found
         with self._stage("repeats"):
             repeats = repeating.result()
         with self._stage("writing"):
@@ -262,23 +266,6 @@ class Preparation:
         self._scores["lexical"] = found.z_scores
         self._pending = self._workers.submit(write_scores, self._folder / LEXICAL, found.scores)
         return found if "misaligned" in self._filters[TRAIN].actions else replace(found, ranges={})
-
-    def _model_scores(self, score: ScorePairs) -> dict[str, Scores]:
-        """Return the scores that models give to every line of the training corpora."""
-        found: dict[str, Scores] = {}
-        for name, corpus in self._corpora.items():
-            values: list[float] = []
-            bar = progress_bar(f"scoring {name}", unit="pairs", total=self._passes.lines[name])
-            with bar as progress:
-                for block in self._passes.blocks(corpus):
-                    pairs = block.pairs()
-                    values += score([
-                        each[:2] if isinstance(each, SentencePair) else ("", "") for each in pairs
-                    ])  # fmt: skip
-                    progress.update(len(pairs))
-            found[name] = np.array(values, np.float32)
-        write_scores(self._folder / DUAL, found)
-        return found
 
     def _line_scores(self) -> list[LineScores]:
         """Return the scores of the lines for which a low one is a reason."""

@@ -90,8 +90,9 @@ def test_lines_and_numbers_of_both_sides_are_told() -> None:
         "test": [SentencePair("eins", "a", 1), SentencePair("vier", "four", 3)],
     })  # fmt: skip
 
-    held_out.update([SentencePair("eins ", "one", 8), SentencePair("zwei", "deux", 9)], "web")
-    held_out.update([SentencePair("fünf", "four", 10)], "web")
+    first, last = ("eins ", "one", 8), ("zwei", "deux", 9)
+    for pairs in ([SentencePair(*first), SentencePair(*last)], [SentencePair("fünf", "four", 10)]):
+        held_out.update(pairs, "web", held_out.index.find([pair.source for pair in pairs]))
 
     assert held_out.leaks == [
         {"set": "valid", "line": 1, "corpus": "web", "train_line": 8, "kind": "exact"},
