@@ -320,7 +320,9 @@ class Lexicon:
         cells = np.zeros(min(_CELLS, self._sizes[0] * self._sizes[1]), np.float32)
         totals = np.zeros(self._sizes[0]), np.zeros(self._sizes[1])
         for found in self._mapped(self._model.links, self._batches(sources, targets)):
-            np.add.at(cells, found.cells, found.values)
+            # An array from another process has a dtype that equals ours but is another object, for
+            # which numpy 2.4 adds twenty times as slowly; views have ours.
+            np.add.at(cells, found.cells.astype(np.int64), found.values.view(np.float32))
             for total, own in zip(totals, found.totals, strict=True):
                 total += own
         return _Table(cells, totals)
