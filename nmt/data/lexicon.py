@@ -159,12 +159,15 @@ class _Model:
         """Return the sums of `Lexicon.score` of a batch. (P,)."""
         assert self.table is not None
         each = self._meetings(batch)
-        links, total = self.table.cells[each.cells], np.zeros(len(batch.taught))
-        # Zero where the pair taught nothing.
+        total = np.zeros(len(batch.taught))
+        # Zero where the pair taught nothing. Words that a line repeats have taught it as often.
         own = self._posterior(each, self.before) * batch.taught[each.pairs[0]][each.source_places]
-        links = np.maximum(links - own, 0)
+        sides = zip(each.pairs, (each.source, each.target), strict=True)
+        repeats = [_repeats(*side) for side in sides]
+        again = repeats[0][each.source_places] * repeats[1][each.target_places]
+        links = np.maximum(self.table.cells[each.cells] - own * again, 0)
         for side, ids in enumerate((each.source, each.target)):
-            known = self.table.totals[side][ids] - each.sums(side, own)
+            known = self.table.totals[side][ids] - each.sums(side, own) * repeats[side]
             scale = 1 / ((np.maximum(known, 0) + _PRIOR) * each.lengths[side][each.pairs[side]])
             places = (each.source_places, each.target_places)[side]
             other = (each.target, each.source)[side]
@@ -326,6 +329,13 @@ class Lexicon:
             for total, own in zip(totals, found.totals, strict=True):
                 total += own
         return _Table(cells, totals)
+
+
+def _repeats(pairs: Rows, ids: Ids) -> npt.NDArray[np.float32]:
+    """Return how often the line of each token has its word."""
+    keys = pairs * (int(ids.max(initial=0)) + 1) + ids
+    _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    return counts[places].astype(np.float32)
 
 
 def _bags(ids: Ids, offsets: Rows) -> tuple[npt.NDArray[np.float32], Ids]:

@@ -5,8 +5,8 @@ be, as lines that translate each other are of like length (Gale and Church 1993)
 learn a lexicon from lines that do belong together. Its scores then decide, line by line, by the
 best path through the offsets (Viterbi 1967), so that borders are found to the line.
 
-Shapes: n lines of a corpus, L lines of a region, O = 2 * `MOST_OFFSET` + 1 offsets, from the most
-negative to the most positive.
+Shapes: n lines of a corpus, L lines of a region, O offsets, from the most negative to the most
+positive: those within `MOST_OFFSET` of 0 and of each far offset of the region.
 """
 
 from __future__ import annotations
@@ -20,15 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, held_out
-from nmt.data.lines import Lines
+from nmt.data.lines import Lines, Rows
+from nmt.data.offsets import MOST_OFFSET
 
-MOST_OFFSET = 50
-"""Lines by which a range may be shifted, up or down."""
-
-_WINDOW = 50
-_HOP = 25
-_FISHER_GAIN = 5.0
-"""Standard deviations by which an offset must agree better in lengths than none, at first."""
 _NEAR = 20
 _MARGIN = 100
 _AT_ONCE = 128
@@ -39,7 +33,7 @@ _CHANGE = 14.0
 _FEWEST_LINES = 10
 _FEWEST_UNRELATED = 20
 _SAMPLE = 4000
-_SMALLEST = 200
+_SMALLEST = 100
 _LEAST_POWER = 2.0
 """Standard deviations that scores of translations must lie above those at random."""
 _LEAST_SHARE = 0.1
@@ -47,11 +41,21 @@ _NO_POWER = 0.8
 """Of a lexicon that knows nothing, and lengths that vary as much as this share of those at random,
 no evidence can come."""
 _FEWEST_OF_ALL = 1000
+_FEWEST_SCORED = 200
+"""Lines that tell what is usual."""
+_FEWEST_UNSEEN = 30
+_DOUBTFUL = -3.5
+"""Standard deviations below what is usual: such lines do not teach again."""
+_USUALLY_ABOVE = 0.95
+"""Share of translations that score better than lines at random."""
+_MOST_CENTERS = 8
+_REACH = 150
+"""Lines from where on a far offset is tried that lengths have suggested."""
+_UNRELATED = np.iinfo(np.int64).min
 _ROBUST = 1.4826  # median deviation to standard deviation, of a normal distribution
 
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
-Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,50 +86,6 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> npt.NDArray[np.int64]:
-    """Return the offset of each line that the lengths of the lines around it suggest. (n,).
-
-    0 unless another agrees much better over some fifty lines.
-
-    Args:
-        source_lengths: Tokens of each source line. (n,).
-        target_lengths: The same of the target. (n,).
-    """
-    source, target = np.log1p(source_lengths), np.log1p(target_lengths)
-    offsets, num = np.arange(-MOST_OFFSET, MOST_OFFSET + 1), len(source)
-    starts = np.arange(0, max(num - _WINDOW, 0) + 1, _HOP)
-    if num < _WINDOW:
-        return np.zeros(num, np.int64)
-    best, gain = np.zeros(len(starts), np.int64), np.full(len(starts), -np.inf)
-    here = np.arctanh(_correlations(source, target, 0, starts).clip(-0.999, 0.999))
-    for offset in offsets.tolist():
-        there = np.arctanh(_correlations(source, target, offset, starts).clip(-0.999, 0.999))
-        better = there - here > gain
-        best[better], gain[better] = offset, (there - here)[better]
-    best[gain < _FISHER_GAIN / np.sqrt(_WINDOW - 3)] = 0
-    return best[np.minimum(np.arange(num) // _HOP, len(best) - 1)]
-
-
-def _correlations(source: Values, target: Values, offset: int, starts: Rows) -> Values:
-    """Return the correlation of windows with those ``offset`` lines later in the target."""
-    rows = np.arange(len(source))
-    beside = rows + offset
-    inside = (beside >= 0) & (beside < len(source))
-    left = np.where(inside, source, 0.0)
-    right = np.where(inside, target[beside.clip(0, len(source) - 1)], 0.0)
-
-    def means(values: Values) -> Values:
-        sums = np.concatenate(([0.0], np.cumsum(values)))
-        return (sums[starts + _WINDOW] - sums[starts]) / _WINDOW
-
-    count = np.maximum(means(inside.astype(float)), 1 / _WINDOW)
-    x, y = means(left) / count, means(right) / count
-    covariance = means(left * right) / count - x * y
-    spread = (means(left**2) / count - x**2) * (means(right**2) / count - y**2)
-    found: Values = covariance / np.sqrt(np.maximum(spread, 1e-12))
-    return np.where((spread > 1e-9) & (count > 0.5), found, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """How likely scores and lengths are of a translation, compared with lines at random."""
@@ -148,9 +108,8 @@ class Evidence:
         """
         low, spread = float(at_random.scores.mean()), max(float(at_random.scores.std()), 1e-3)
         above = pairs.scores[pairs.scores > low + _LEAST_POWER * spread]
-        more = len(above) / max(len(pairs.scores), 1)
-        more -= float((at_random.scores > low + _LEAST_POWER * spread).mean())
-        high = float(above.mean()) if more > _LEAST_SHARE else low
+        share = _share_above(pairs.scores, at_random.scores)
+        high = float(above.mean()) if share > _LEAST_SHARE else low
         usual = float(np.median(pairs.ratios))
         deviations = (
             _ROBUST * float(np.median(np.abs(each.ratios - usual))) for each in (pairs, at_random)
@@ -193,21 +152,29 @@ class Measured(NamedTuple):
         return Measured(self.scores[rows], self.ratios[rows], self.tokens[rows])
 
 
+class Judged(NamedTuple):
+    """What a lexicon says of the lines of a corpus."""
+
+    ranges: list[Range]
+    """None in corpora of fewer than 100 lines, and where the lexicon knows too little to tell
+    translations from lines at random."""
+    z_scores: Values
+    """`z_scores` of the lines as they stand; not a number where a side is blank or the lexicon
+    knows too little. (n,)."""
+    is_doubtful: npt.NDArray[np.bool_]
+    """Lines that should not teach a lexicon at the offset at which they have taught this one:
+    what a pair has taught makes it score better, right or wrong. (n,)."""
+
+
 def find_ranges(
     lexicon: Lexicon,
     lines: Lines,
     low: int,
     high: int,
-    taught: npt.NDArray[np.int8],
+    taught: npt.NDArray[np.integer],
     standing: Values,
-) -> tuple[list[Range], Values]:
-    """Return the ranges of the corpus whose lines are the rows from ``low`` to ``high``.
-
-    None for corpora of fewer than 200 lines, and where the lexicon knows too little to tell
-    translations from lines at random.
-
-    Beside them the `z_scores` of the lines as they stand; not a number where a side is blank or the
-    lexicon knows too little. (n,).
+) -> Judged:
+    """Judge the lines of the corpus whose lines are the rows from ``low`` to ``high``.
 
     Args:
         lexicon: What words mean.
@@ -217,9 +184,10 @@ def find_ranges(
         taught: Offset at which each line has taught the lexicon. (n,).
         standing: What the lexicon scores the lines as they stand. (n,).
     """
-    unknown = np.full(high - low, np.nan)
-    if high - low < _SMALLEST:
-        return [], unknown
+    num = high - low
+    unknown, sure = np.full(num, np.nan), np.zeros(num, np.bool_)
+    if num < _SMALLEST:
+        return Judged([], unknown, sure)
     rows = np.arange(low, high)
     taught_rows = (rows + taught).clip(low, high - 1)
 
@@ -227,47 +195,62 @@ def find_ranges(
         lengths = lines.source_lengths[sources], lines.target_lengths[targets]
         return Measured.of(totals, *lengths)
 
-    others = [low + each for each in _random_pairs(high - low)]
+    others = [low + each for each in _random_pairs(num)]
     at_random = measured(lexicon.score(*others), *others)
     totals, moved = standing.copy(), rows[taught_rows != rows]
     totals[moved - low] = lexicon.score(moved, taught_rows[moved - low])
     as_taught = measured(totals, rows, taught_rows)
     unseen = held_out(rows) & (as_taught.tokens > 0)
+    if unseen.sum() < _FEWEST_UNSEEN:
+        unseen = as_taught.tokens > 0
     evidence = Evidence.of(as_taught.of_rows(unseen), at_random)
     if not evidence.slope and evidence.spreads[0] > _NO_POWER * evidence.spreads[1]:
-        return ([Range(1, high - low, None)] if high - low >= _FEWEST_OF_ALL else []), unknown
+        return Judged([Range(1, num, None)] if num >= _FEWEST_OF_ALL else [], unknown, sure)
     known = evidence(as_taught)
     as_it_stands = measured(standing, rows, rows)
     here = np.where(taught == 0, known, evidence(as_it_stands))
     found: list[Range] = []
     for start, stop in _regions(here):
-        table = _evidence_table(lexicon, lines, evidence, (low, high), (start, stop))
-        table[np.arange(stop - start), taught[start:stop].astype(np.int64) + MOST_OFFSET] = known[
-            start:stop
-        ]
-        found += _ranges(best_path(table), start)
-    if evidence.slope:
-        unknown = np.where(
-            as_it_stands.tokens > 0, z_scores(as_it_stands.scores, at_random.scores), np.nan
+        offsets, table = _evidence_table(
+            lexicon, lines, evidence, (low, high), start, taught[start:stop]
         )
-    return found, unknown
+        columns = np.searchsorted(offsets, taught[start:stop]).clip(max=len(offsets) - 1)
+        places = np.flatnonzero(offsets[columns] == taught[start:stop])
+        table[places, columns[places]] = known[start:stop][places]
+        path = best_path(table, int(np.searchsorted(offsets, 0)))
+        found += _ranges(np.append(offsets, _UNRELATED)[path], start)
+    if not evidence.slope:  # lengths alone, of few lines, do not say that lines are unrelated
+        is_few = num < _FEWEST_SCORED
+        shifts = [each for each in found if each.offset is not None]
+        return Judged(shifts if is_few else found, unknown, sure)
+    # What a pair has taught makes it score better, so only unseen ones say how many are right.
+    share = min(_share_above(as_taught.scores[unseen], at_random.scores) / _USUALLY_ABOVE, 1.0)
+    is_low = z_scores(as_taught.scores, share) < _DOUBTFUL
+    is_doubtful = (as_taught.tokens > 0) & (_is_odd(known) | is_low)
+    if num >= _FEWEST_SCORED:
+        own = z_scores(as_it_stands.scores, share)
+        unknown = np.where(as_it_stands.tokens > 0, own, np.nan)
+    return Judged(found, unknown, is_doubtful)
 
 
-def z_scores(scores: Values, at_random: Values) -> Values:
+def z_scores(scores: Values, share: float) -> Values:
     """Return how many standard deviations scores lie above what is usual of translations.
 
-    Median and median deviation of the scores that no lines at random have, so that a third of
-    pairs that are no translations changes little.
+    Median and median deviation of the best ones, so that others change little.
 
     Args:
         scores: Of the pairs of a corpus. (n,).
-        at_random: Of lines at random. (m,).
+        share: Of the pairs that translate each other.
     """
-    above = scores[scores > at_random.mean() + _LEAST_POWER * at_random.std()]
-    if not len(above):
-        return np.full(len(scores), np.nan)
-    usual = float(np.median(above))
-    return (scores - usual) / max(_ROBUST * float(np.median(np.abs(above - usual))), 1e-3)
+    best = np.sort(scores)[len(scores) - max(round(share * len(scores)), 1) :]
+    usual = float(np.median(best))
+    return (scores - usual) / max(_ROBUST * float(np.median(np.abs(best - usual))), 1e-3)
+
+
+def _share_above(scores: Values, at_random: Values) -> float:
+    """Return the share of scores that are better than any at random, and not by chance."""
+    limit = at_random.mean() + _LEAST_POWER * max(float(at_random.std()), 1e-3)
+    return float((scores > limit).mean() - (at_random > limit).mean())
 
 
 def _random_pairs(num: int) -> tuple[Rows, Rows]:
@@ -278,13 +261,18 @@ def _random_pairs(num: int) -> tuple[Rows, Rows]:
     return sources, (sources + generator.integers(far, num - far, len(sources))) % num
 
 
-def _regions(evidence: Values) -> Iterator[tuple[int, int]]:
-    """Yield where lines of a neighbourhood agree less than is usual, and some lines around."""
+def _is_odd(evidence: Values) -> npt.NDArray[np.bool_]:
+    """Return which lines have neighbours that agree less than is usual. (n,)."""
     sums = np.concatenate(([0.0], np.cumsum(evidence)))
     places = np.arange(len(evidence))
     first, last = (places - _NEAR // 2).clip(0), (places + _NEAR // 2).clip(max=len(evidence))
     means = (sums[last] - sums[first]) / (last - first)
-    odd = np.flatnonzero(means < 0.5 * max(float(np.quantile(means, 0.9)), 0.0))
+    return means < 0.5 * max(float(np.quantile(means, 0.9)), 0.0)
+
+
+def _regions(evidence: Values) -> Iterator[tuple[int, int]]:
+    """Yield where lines are odd, and some lines around."""
+    odd = np.flatnonzero(_is_odd(evidence))
     if len(odd):
         for part in np.split(odd, np.flatnonzero(np.diff(odd) > 2 * _MARGIN) + 1):
             yield max(int(part[0]) - _MARGIN, 0), min(int(part[-1]) + _MARGIN, len(evidence))
@@ -295,37 +283,58 @@ def _evidence_table(
     lines: Lines,
     evidence: Evidence,
     corpus: tuple[int, int],
-    region: tuple[int, int],
-) -> npt.NDArray[np.float32]:
-    """Return the evidence that each line of a region translates the one at each offset. (L, O)."""
-    (low, high), (start, stop) = corpus, region
-    table = np.full((stop - start, 2 * MOST_OFFSET + 1), -_MOST_AGAINST, np.float32)
-    for first in range(start, stop, _AT_ONCE):
-        sources = low + np.arange(first, min(first + _AT_ONCE, stop))
-        targets = np.arange(
-            max(sources[0] - MOST_OFFSET, low), min(sources[-1] + MOST_OFFSET + 1, high)
-        )
-        lengths = lines.source_lengths[sources][:, None], lines.target_lengths[targets]
-        found = evidence(Measured.of(lexicon.band(sources, targets), *lengths))
-        offsets = targets - sources[:, None]
-        rows = np.broadcast_to(np.arange(len(sources))[:, None], offsets.shape)
-        near = np.abs(offsets) <= MOST_OFFSET
-        table[sources[rows[near]] - low - start, offsets[near] + MOST_OFFSET] = found[near]
-    return table
+    start: int,
+    taught: npt.NDArray[np.integer],
+) -> tuple[Rows, npt.NDArray[np.float32]]:
+    """Return the offsets (O,) and the evidence for each line of a region at each. (L, O).
+
+    Offsets are near 0, and near the far ones that lines of the region were taught at.
+
+    Args:
+        lexicon: What words mean.
+        lines: The lines of all corpora.
+        evidence: What scores and lengths say.
+        corpus: First row of the corpus, and the row behind its last.
+        start: First line of the region.
+        taught: Offset at which each line of the region has taught the lexicon. (L,).
+    """
+    low, high = corpus
+    centers = np.where(np.abs(taught) > MOST_OFFSET, taught, 0)
+    far, counts = np.unique(centers, return_counts=True)
+    far = np.append(far[np.argsort(-counts, kind="stable")][:_MOST_CENTERS], 0)
+    span = np.arange(-MOST_OFFSET, MOST_OFFSET + 1)
+    offsets = np.unique(far[:, None] + span)
+    table = np.full((len(taught), len(offsets)), -_MOST_AGAINST, np.float32)
+    for first in range(0, len(taught), _AT_ONCE):
+        sources = low + start + np.arange(first, min(first + _AT_ONCE, len(taught)))
+        near = centers[max(first - _REACH, 0) : first + _AT_ONCE + _REACH]
+        for center in np.unique(np.append(near[np.isin(near, far)], 0)).tolist():
+            ends = sources[0] + center - MOST_OFFSET, sources[-1] + center + MOST_OFFSET + 1
+            targets = np.arange(max(ends[0], low), min(ends[1], high))
+            if not len(targets):
+                continue
+            lengths = lines.source_lengths[sources][:, None], lines.target_lengths[targets]
+            found = evidence(Measured.of(lexicon.band(sources, targets), *lengths))
+            own = targets - sources[:, None]
+            row, column = np.nonzero(np.abs(own - center) <= MOST_OFFSET)
+            places = np.searchsorted(offsets, own[row, column])
+            table[first + row, places] = found[row, column]
+    return offsets, table
 
 
-def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+def best_path(evidence: npt.NDArray[np.float32], home: int) -> npt.NDArray[np.int64]:
     """Return the column of the best path through each line; as many as columns if none fits.
 
-    Changing the column costs `_CHANGE`, half of that for beginning or ending in another than the
-    one of offset 0; to fit none is worth 0 a line.
+    Changing the column costs `_CHANGE`, half of that for beginning or ending in another than
+    ``home``; to fit none is worth 0 a line.
 
     Args:
         evidence: How likely each offset is, for each line, in nats. (L, O).
+        home: Column of offset 0.
     """
     num, width = evidence.shape
     best = np.full(width + 1, -_CHANGE / 2)
-    best[width // 2] = 0.0
+    best[home] = 0.0
     stays, origins = np.empty((num, width + 1), np.bool_), np.empty(num, np.int64)
     for line, own in enumerate(evidence):
         origins[line] = origin = int(best.argmax())
@@ -333,7 +342,7 @@ def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         stays[line] = best >= changed
         np.maximum(best, changed, out=best)
         best[:-1] += own
-    best[width // 2] += _CHANGE / 2
+    best[home] += _CHANGE / 2
     path = np.empty(num, np.int64)
     state = int(best.argmax())
     for line in range(num - 1, -1, -1):
@@ -344,12 +353,11 @@ def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def _ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
-    """Yield the stretches of a path that are long enough to be no accident.
+    """Yield the stretches of a path, given as offsets, that are long enough to be no accident.
 
     Some lines that fit nowhere do not end a shift that goes on behind them. Where the offset
     changes every few lines, the lines are unrelated.
     """
-    none, unrelated = MOST_OFFSET, 2 * MOST_OFFSET + 1
     stretches: list[tuple[int, int, int]] = []
 
     def add(state: int, first: int, last: int, gap: int) -> None:
@@ -359,13 +367,12 @@ def _ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
 
     cuts = np.concatenate(([0], np.flatnonzero(np.diff(path)) + 1, [len(path)]))
     for first, last in pairwise(cuts.tolist()):
-        is_short = last - first < _FEWEST_LINES and path[first] != none
-        add(unrelated if is_short else int(path[first]), first, last, 0)
+        is_short = last - first < _FEWEST_LINES and path[first] != 0
+        add(_UNRELATED if is_short else int(path[first]), first, last, 0)
     found, stretches = stretches, []
     for state, first, last in found:
-        if last - first >= (_FEWEST_UNRELATED if state == unrelated else _FEWEST_LINES):
+        if last - first >= (_FEWEST_UNRELATED if state == _UNRELATED else _FEWEST_LINES):
             add(state, first, last, _FEWEST_UNRELATED)
     for state, first, last in stretches:
-        if state != none:
-            offset = None if state == unrelated else state - none
-            yield Range(start + first + 1, start + last, offset)
+        if state:
+            yield Range(start + first + 1, start + last, None if state == _UNRELATED else state)

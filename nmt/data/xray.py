@@ -13,17 +13,18 @@ import numpy.typing as npt
 from nmt.data.column import Column
 from nmt.data.lexicon import MOST_MEETINGS, Lexicon
 from nmt.data.lines import Lines, Rows
-from nmt.data.misalignment import Range, find_ranges, joined, likely_offsets
+from nmt.data.misalignment import Judged, Range, find_ranges, joined
+from nmt.data.offsets import far_offsets, first_offsets
 from nmt.data.scores import Scores
 from nmt.data.workers import Mapped, map_here
 
-_ROUNDS = 3
+_ROUNDS = 4
 _AGREED = 0.01
 """Share of the lines whose offset may differ from what the lexicon was taught."""
 _PART = 1 << 20
-_NONE = -128
-"""In the place of an offset: a line without translation."""
-Offsets = npt.NDArray[np.int8]
+Offsets = npt.NDArray[np.int16]
+"""Of each line. (lines,)."""
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def x_ray(
     """Score all pairs and find misaligned ranges.
 
     The lexicon is learned from lines that lengths have aligned. Where it then finds other ranges,
-    it is learned again from lines aligned by these.
+    or lines that it doubts, it is learned again from lines aligned by these, without those.
 
     Args:
         lines: The lines of all corpora, cut off after some tokens.
@@ -75,11 +76,12 @@ def x_ray(
         held_out: Corpora that the lexicon must not be learned from.
         mapped: Has something done with batches of lines, perhaps by processes that see the folder.
     """
-    offsets = np.full(len(lines.source_lengths), _NONE, np.int8)
+    num = len(lines.source_lengths)
+    offsets, is_taught = np.zeros(num, np.int16), np.zeros(num, np.bool_)
     for name, span in spans.items():
         for low, high in _parts(*span) if name not in held_out else ():
-            lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
-            offsets[low:high] = likely_offsets(*lengths)
+            offsets[low:high] = first_offsets(lines, low, high)
+            is_taught[low:high] = True
     scores, z_scores = (
         {
             name: Column(folder / f"{kind}-{number}.bin", np.float32, high - low)
@@ -89,7 +91,7 @@ def x_ray(
     )
     ranges: dict[str, list[Range]] = {}
     for number in count(1):
-        lessons = _lessons(lines, offsets, spans)
+        lessons = _lessons(lines, offsets, is_taught, spans)
         saved = None if mapped is map_here else folder
         lexicon = Lexicon(lines, vocab_sizes, *lessons, mapped=mapped, folder=saved)
         ranges, changed = {name: [] for name in spans}, 0
@@ -97,26 +99,33 @@ def x_ray(
             for low, high in _parts(start, end):
                 rows, part = np.arange(low, high), slice(low - start, high - start)
                 standing = lexicon.score(rows, rows)
-                taught = np.where(offsets[low:high] == _NONE, 0, offsets[low:high])
-                found, own = find_ranges(lexicon, lines, low, high, taught, standing)
+                judged = find_ranges(lexicon, lines, low, high, offsets[low:high], standing)
                 scores[name][part] = _per_token(standing, lines, low, high)
-                z_scores[name][part] = own
-                ranges[name] += (each.moved(low - start) for each in found)
+                z_scores[name][part] = judged.z_scores
+                ranges[name] += (each.moved(low - start) for each in judged.ranges)
                 if name not in held_out:
-                    fitting = _as_found(found, high - low)
-                    changed += int((fitting != offsets[low:high]).sum())
-                    offsets[low:high] = fitting
-        if changed <= _AGREED * len(offsets) or number == _ROUNDS:
+                    own, fits = _as_found(judged, lines, low, offsets[low:high])
+                    different = (own != offsets[low:high]) | (fits != is_taught[low:high])
+                    changed += int(different.sum())
+                    offsets[low:high], is_taught[low:high] = own, fits
+        if changed <= _AGREED * num or number == _ROUNDS:
             break
     return XRay(scores, {name: joined(found) for name, found in ranges.items()}, z_scores)
 
 
-def _as_found(ranges: Sequence[Range], num: int) -> Offsets:
-    """Return the offset of each of some lines, or that it has no translation."""
-    offsets = np.zeros(num, np.int8)
-    for each in ranges:
-        offsets[each.start - 1 : each.end] = _NONE if each.offset is None else each.offset
-    return offsets
+def _as_found(judged: Judged, lines: Lines, low: int, offsets: Offsets) -> tuple[Offsets, Mask]:
+    """Return the offset of each of the lines from ``low`` on, and whether it is to teach at it."""
+    own, fits = np.zeros(len(offsets), np.int16), np.ones(len(offsets), np.bool_)
+    rows = slice(low, low + len(offsets))
+    lengths = lines.source_lengths[rows], lines.target_lengths[rows]
+    for each in judged.ranges:
+        here = slice(each.start - 1, each.end)
+        if each.offset is None:
+            own[here] = far_offsets(*lengths, each.start - 1, each.end)
+            fits[here] = own[here] != 0
+        else:
+            own[here] = each.offset
+    return own, fits & ~(judged.is_doubtful & (own == offsets))
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
@@ -126,7 +135,7 @@ def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
 
 
 def _lessons(
-    lines: Lines, offsets: Offsets, spans: Mapping[str, tuple[int, int]]
+    lines: Lines, offsets: Offsets, is_taught: Mask, spans: Mapping[str, tuple[int, int]]
 ) -> tuple[Rows, Rows]:
     """Return the rows of pairs to learn from: of very many, a part that is evenly spread."""
     meetings = sum(
@@ -141,7 +150,7 @@ def _lessons(
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
-        inside = (offsets[rows] != _NONE) & (targets >= low) & (targets < high)
+        inside = is_taught[rows] & (targets >= low) & (targets < high)
         found.append(np.stack((rows[inside], targets[inside])))
     sources, targets = np.concatenate(found, axis=1)
     return sources, targets

@@ -13,7 +13,8 @@ import pytest
 
 from nmt.data.lexicon import Lexicon
 from nmt.data.lines import Lines
-from nmt.data.misalignment import Range, best_path, joined, likely_offsets
+from nmt.data.misalignment import Range, best_path, joined
+from nmt.data.offsets import alike_offset, far_offsets, likely_offsets
 from nmt.data.xray import XRay, x_ray
 
 Rows = npt.NDArray[np.int64]
@@ -55,7 +56,8 @@ def looked_at(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) 
     with tempfile.TemporaryDirectory() as folder:
         spans = {"c": (0, len(source))}
         found = x_ray(Text(source, target), (VOCAB, VOCAB), spans, Path(folder))
-        return replace(found, scores={"c": found.scores["c"][:]})
+        scores, z_scores = ({"c": each["c"][:]} for each in (found.scores, found.z_scores))
+        return replace(found, scores=scores, z_scores=z_scores)
 
 
 def test_clean_lines_have_no_ranges_and_score_better_than_exchanged_ones() -> None:
@@ -134,24 +136,95 @@ def test_the_table_of_all_pairs_agrees_with_scores_of_pairs_that_taught_nothing(
     np.testing.assert_allclose(table.ravel(), each, rtol=1e-3, atol=1e-3)
 
 
+def test_a_pair_vouches_for_itself_in_no_way() -> None:
+    source, target = language(200)
+    for row in range(1, 40):  # words that a line repeats, and that no other line has
+        source[row], target[row] = [300 + row] * 3 + [1, 2], [340 + row] * 2 + [2, 1]
+    rows = np.arange(1, 40)[np.arange(1, 40) % 16 != 0]
+    lexicon = Lexicon(Text(source, target), (VOCAB, VOCAB), np.arange(200), np.arange(200))
+    own = lexicon.score(rows, rows)
+    other = lexicon.score(rows, np.roll(rows, 1))
+    np.testing.assert_allclose(own.mean(), other.mean(), atol=1.0)
+
+
 def test_lengths_alone_suggest_an_offset() -> None:
     lengths = np.random.default_rng(1).integers(1, 60, 400)
     moved = np.concatenate((lengths[:200], lengths[195:395]))
-    offsets = likely_offsets(lengths, moved)
+    offsets, agreement = likely_offsets(lengths, moved)
     assert not offsets[:150].any()
     assert (offsets[225:350] == 5).all()
+    assert (agreement[:150] > 2).all()
+    offsets, agreement = likely_offsets(lengths, np.random.default_rng(2).permutation(lengths))
+    assert not offsets.any()
+    assert (agreement < 0.6).all()
+
+
+def test_lengths_find_far_lines_and_say_nothing_of_strangers() -> None:
+    random = np.random.default_rng(1)
+    lengths = random.integers(1, 60, 3000)
+    missing = np.concatenate((lengths[:500], lengths[1700:]))  # 1,200 lines
+    assert (far_offsets(lengths, missing, 1700, 2400) == -1200).all()
+    assert not far_offsets(lengths, random.permutation(lengths), 1000, 1500).any()
+
+
+@pytest.mark.parametrize("offset", [0, 3, -50])
+def test_likeness_tells_the_offset_of_lines_that_are_all_of_one_length(offset: int) -> None:
+    source, target = language(400)
+    source, target = ([line[:4] for line in side] for side in (source, target))
+    text = Text(source[max(-offset, 0) :], target[max(offset, 0) :])
+    num = 400 - abs(offset)
+    assert alike_offset(text, 0, num) == -offset
+
+
+def test_a_whole_corpus_of_lines_of_one_length_is_found_shifted() -> None:
+    source, target = ([line[:4] for line in side] for side in language(1000))
+    found = looked_at(source[:-1], target[1:]).ranges["c"]
+    assert [each.offset for each in found] == [-1]
+    assert found[0].start <= 3
+    assert found[0].end >= 997
+
+
+def test_what_follows_a_missing_block_is_found_far_away() -> None:
+    source, target = language(1500)
+    del target[500:800]
+    found = looked_at(source[:1200], target).ranges["c"]
+    far = [each for each in found if each.offset == -300]
+    assert len(far) == 1
+    assert abs(far[0].start - 801) <= 3
+    assert far[0].end >= 1197
+    assert {each.offset for each in found} <= {-300, None}
+
+
+def test_small_corpora_have_shifts_and_no_false_alarms() -> None:
+    source, target = language(150)
+    assert looked_at(source, target).ranges["c"] == []
+    del target[60], source[-1]
+    found = looked_at(source, target).ranges["c"]
+    assert [each.offset for each in found] == [-1]
+    assert abs(found[0].start - 62) <= 3
+
+
+def test_lines_at_random_do_not_teach_the_lexicon_that_judges_them() -> None:
+    source, target = language(2400)
+    random = np.random.default_rng(4)
+    bad = random.permutation(2400) < 800
+    for row in np.flatnonzero(bad):
+        target[row] = target[random.integers(2400)]
+    z_scores = looked_at(source, target).z_scores["c"][:]
+    assert (z_scores[bad] < -3.5).mean() > 0.9
+    assert (z_scores[~bad] < -3.5).mean() < 0.02
 
 
 def test_the_best_path_pays_for_changes() -> None:
     evidence = np.full((40, 3), -1.0, np.float32)
     evidence[:, 1] = 2.0
-    assert (best_path(evidence) == 1).all()
+    assert (best_path(evidence, 1) == 1).all()
     evidence[10:30] = [4.0, -4.0, -4.0]  # 20 lines of 8 nats more: two changes cost 28
-    assert best_path(evidence).tolist() == [1] * 10 + [0] * 20 + [1] * 10
+    assert best_path(evidence, 1).tolist() == [1] * 10 + [0] * 20 + [1] * 10
     evidence[12:30] = [0.0, 2.0, 0.0]  # two lines are worth 16
-    assert (best_path(evidence) == 1).all()
+    assert (best_path(evidence, 1) == 1).all()
     evidence[:] = -4.0
-    assert (best_path(evidence) == 3).all()
+    assert (best_path(evidence, 1) == 3).all()
 
 
 def test_ranges_of_parts_are_joined() -> None:
