@@ -11,9 +11,9 @@ from typing import Any
 
 from nmt.engine import own_cores
 from nmt.errors import ConfigError, NmtError
-from nmt.runtime.engine import BatchRoom, EngineOptions
+from nmt.runtime.engine import EngineOptions
 from nmt.serving.app import Api, State
-from nmt.serving.batching import Batcher
+from nmt.serving.batching import BATCH_TOKENS, Batcher
 from nmt.serving.connection import DrainingServer, listen, make_server
 from nmt.serving.metrics import Metrics
 from nmt.serving.models import ModelStore
@@ -76,7 +76,7 @@ async def _serve(
     metrics, state = Metrics(), State()
     batcher = Batcher[TranslationResult](
         engine.threads or own_cores(),
-        BatchRoom().tokens,
+        BATCH_TOKENS,
         lambda count: metrics.observe("batch_texts", count),
     )
     api = Api(Service(store, batcher, options.limits, metrics), options, state)

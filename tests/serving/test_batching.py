@@ -25,9 +25,12 @@ class Echo:
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[str]] = field(default_factory=list)
 
+    def wait(self) -> None:
+        self.gate.wait(20)
+
     def translate(self, lines: Sequence[Line], check: Callable[[], object]) -> list[str]:
         self.batches.append([line.source for line in lines])
-        self.gate.wait(20)
+        self.wait()
         check()
         for line in lines:
             if line.source == "refused":
@@ -35,6 +38,16 @@ class Echo:
             if line.source == "broken":
                 raise ZeroDivisionError
         return [line.source[::-1] for line in lines]
+
+
+@dataclass(eq=False)
+class Stepwise(Echo):
+    """Translates one batch for every step."""
+
+    steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def wait(self) -> None:
+        self.steps.acquire(timeout=20)
 
 
 def lines(*texts: str) -> list[Line]:
@@ -110,6 +123,26 @@ def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
     # And the requests of one client take turns, too.
     own = [text[1] for text in order if text[0] == "h"]
     assert all(own[:30].count(request) >= 8 for request in "012")
+
+
+def test_a_small_request_does_not_wait_for_what_is_ready() -> None:
+    """Unless its client has something else under way."""
+    echo = Stepwise()
+
+    async def test(batcher: Batcher[str]) -> None:
+        block = batcher.submit(echo, "x", lines("block"))
+        await started(echo)
+        many = batcher.submit(echo, "huge", lines(*(f"h{i:02}" for i in range(40))))
+        echo.steps.release()
+        await started(echo, 2)  # of the round that was formed a batch is left
+        other = batcher.submit(echo, "huge", lines("other"))
+        small = batcher.submit(echo, "small", lines("small"))
+        echo.steps.release(100)
+        await asyncio.gather(*block, *many, *small, *other)
+
+    run(test, tokens=20)
+    assert [batch[0] for batch in echo.batches[:3]] == ["block", "h00", "small"]
+    assert all("other" not in batch for batch in echo.batches[:4])
 
 
 def test_what_nobody_waits_for_is_not_translated() -> None:

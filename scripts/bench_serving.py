@@ -1,0 +1,321 @@
+"""`nmt serve` under load: throughput beside `nmt translate`, latency, memory, and who waits.
+
+    python scripts/bench_serving.py runs/base test.en --clients 64 --texts 10 --seconds 120
+
+1. `nmt translate` on the lines: the text that every answer must have, lines a second without the
+   start of the command, CPU seconds a line.
+2. The server, asked by so many clients, each with one request at a time, for so long. Clients run
+   on the same cores: their CPU seconds, divided by the cores, are taken out of the time. Both
+   numbers are shown.
+3. A server that translates one text at a time, as LibreTranslate's does, asked alike.
+4. With keys, so that clients are told apart: small requests alone; and beside one client that asks
+   for as much as it may, and one that sends its requests byte by byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count, cycle, islice
+from pathlib import Path
+from typing import Any
+
+from nmt.engine import own_cores
+from nmt.files.lines import read_lines
+
+NMT = Path(sys.executable).with_name("nmt")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MEMORY_SECONDS = 1.0
+
+
+def translate(
+    model: Path, lines: Sequence[str], flags: Sequence[str]
+) -> tuple[list[str], float, float]:
+    """Return translations by the command, and its wall and CPU seconds."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [str(NMT), "translate", str(model), "-q", *flags]
+    text = "".join(f"{line}\n" for line in lines)
+    done = subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout.split("\n")[:-1], time.perf_counter() - begin, cpu
+
+
+@contextmanager
+def serving(command: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Run a server that says where it listens and when it is ready; yield its port and process."""
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    port = 0
+    for line in process.stderr:
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+            port = int(found[1])
+        if line.rstrip().endswith("ready"):
+            break
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    try:
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def memory_mib(process: int) -> float:
+    """Return the resident memory of a process."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the CPU seconds of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@dataclass
+class Load:
+    """What came of a load."""
+
+    seconds: float = 0.0
+    texts: int = 0
+    latencies: list[float] = field(default_factory=list)
+    errors: int = 0
+    others: int = 0
+    """Texts whose translation is not that of the command."""
+    client_cpu: float = 0.0
+    server_cpu: float = 0.0
+    memory: list[float] = field(default_factory=list)
+
+    def report(self, name: str, cores: int) -> None:
+        """Print a row."""
+        own = self.seconds - self.client_cpu / cores
+        p50, p95 = percentiles(self.latencies)
+        steps = self.memory or [0.0]
+        tenth = max(1, len(steps) // 10)
+        print(
+            f"{name}: {self.texts:,} texts in {self.seconds:.1f} s, "
+            f"{self.texts / self.seconds:.1f} a second "
+            f"({self.texts / own:.1f} without the clients' {self.client_cpu:.1f} CPU s); "
+            f"{1000 * self.server_cpu / max(1, self.texts):.1f} CPU ms a text; "
+            f"p50 {p50:.2f} s, p95 {p95:.2f} s; errors {self.errors}, other text {self.others}; "
+            f"memory {statistics.mean(steps[tenth : 2 * tenth] or steps):.0f} MiB early, "
+            f"{statistics.mean(steps[-tenth:]):.0f} late, {max(steps):.0f} at most"
+        )
+
+    def texts_a_second(self, cores: int) -> float:
+        """Return the throughput without the clients' CPU time."""
+        return self.texts / (self.seconds - self.client_cpu / cores)
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return median and 95th percentile."""
+    if len(values) < 2:
+        return (*values, 0.0, 0.0)[0], (*values, 0.0, 0.0)[0]
+    cuts = statistics.quantiles(values, n=20)
+    return statistics.median(values), cuts[18]
+
+
+def ask(
+    port: int, known: Mapping[str, str], clients: int, texts: int, seconds: float, process: int
+) -> Load:
+    """Have clients ask one request after the other."""
+    load, lock, numbers, lines = Load(), threading.Lock(), count(), list(known)
+    end = time.perf_counter() + seconds
+
+    def client() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        while time.perf_counter() < end:
+            with lock:
+                start = next(numbers) * texts
+            own = list(islice(cycle(lines), start % len(lines), start % len(lines) + texts))
+            begin = time.perf_counter()
+            values = post(connection, {"texts": own, "split": False})
+            took = time.perf_counter() - begin
+            with lock:
+                load.latencies.append(took)
+                load.errors += values is None
+                if values is not None:
+                    found = [each.get("translation") for each in values["translations"]]
+                    load.texts += len(found)
+                    load.others += sum(known[a] != b for a, b in zip(own, found, strict=True))
+        connection.close()
+
+    begin, before = time.perf_counter(), (time.process_time(), cpu_seconds(process))
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        load.memory.append(memory_mib(process))
+        time.sleep(_MEMORY_SECONDS)
+    load.seconds = time.perf_counter() - begin
+    load.client_cpu = time.process_time() - before[0]
+    load.server_cpu = cpu_seconds(process) - before[1]
+    return load
+
+
+def post(connection: http.client.HTTPConnection, body: Any, key: str = "") -> Any:
+    """Return the answer to a request; None if it has another status than 200."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    connection.request("POST", "/v1/translate", json.dumps(body).encode(), headers)
+    response = connection.getresponse()
+    content = response.read()
+    return json.loads(content) if response.status == 200 else None
+
+
+def one_at_a_time(model: str, threads: str) -> None:
+    """Serve as simple servers do: a thread a request, one text translated at a time."""
+    from nmt.translation.translator import Translator  # noqa: PLC0415 - in a process of its own
+
+    translator, lock = Translator.load(model, threads=int(threads)), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            found = []
+            for text in asked["texts"]:
+                with lock:
+                    (result,) = translator.translate([text])
+                found.append({"translation": result.text})
+            content = json.dumps({"translations": found}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 1024
+
+    server = Server(("127.0.0.1", 0), Handler)
+    print(f"http://127.0.0.1:{server.server_port}\nready", file=sys.stderr, flush=True)
+    server.serve_forever()
+
+
+def fairness(start: Callable[..., list[object]], lines: Sequence[str], seconds: float) -> None:
+    """Print the latency of small requests, alone and beside a huge and a slow client."""
+    names = [f"client{number}" for number in range(6)]
+    keys = {name: f"{name}-0123456789abcdef" for name in names}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.writelines(f"{name} {key}\n" for name, key in keys.items())
+        file.flush()
+        with serving(start("--api-keys", file.name)) as (port, _):
+            for beside in (False, True):
+                found = small_requests(port, lines, seconds, list(keys.values()), beside=beside)
+                p50, p95 = percentiles(found)
+                name = "beside a huge and a slow client" if beside else "alone"
+                print(f"small requests {name}: {len(found)}, p50 {p50:.2f} s, p95 {p95:.2f} s")
+
+
+def small_requests(
+    port: int, lines: Sequence[str], seconds: float, keys: Sequence[str], *, beside: bool
+) -> list[float]:
+    """Return the latencies of four clients with one text a request."""
+    end, found = time.perf_counter() + seconds, list[float]()
+
+    def repeat(key: str, texts: int, own: list[float]) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        for number in count():
+            if time.perf_counter() > end:
+                break
+            begin = time.perf_counter()
+            body = {"texts": list(islice(cycle(lines), number, number + texts))}
+            assert post(connection, body, key) is not None
+            own.append(time.perf_counter() - begin)
+        connection.close()
+
+    threads = [threading.Thread(target=repeat, args=(key, 1, found)) for key in keys[:4]]
+    if beside:
+        threads += [threading.Thread(target=repeat, args=(keys[4], 200, [])) for _ in range(4)]
+        threads.append(threading.Thread(target=dribble, args=(port, lines[0], keys[5], end)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def dribble(port: int, text: str, key: str, end: float) -> None:
+    """Send requests byte by byte."""
+    content = json.dumps({"texts": [text]}).encode()
+    head = f"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    while time.perf_counter() < end:
+        with socket.create_connection(("127.0.0.1", port)) as connection, suppress(OSError):
+            for byte in head.encode() + content:
+                if time.perf_counter() > end:
+                    break
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+
+def main() -> None:
+    """Run the measurements."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("lines", type=Path)
+    parser.add_argument("--limit", type=int, default=1000, help="lines that are used")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--texts", type=int, default=10, help="of a request")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument(
+        "--simple-seconds", type=float, default=40.0, help="of parts 3 and 4; 0: none"
+    )
+    parser.add_argument("--threads", type=int, default=own_cores())
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args()
+    lines = list(dict.fromkeys(islice(filter(str.strip, read_lines(options.lines)), options.limit)))
+    flags = ["--threads", str(options.threads), "--dtype", options.dtype]
+    translate(options.model, lines[:1], flags)  # converted once
+    _, idle, idle_cpu = translate(options.model, lines[:1], flags)
+    texts, wall, cpu = translate(options.model, lines, flags)
+    rate = (len(lines) - 1) / (wall - idle)
+    print(
+        f"nmt translate: {len(lines):,} lines in {wall:.1f} s, {idle:.1f} of them for one line; "
+        f"{rate:.1f} a second; {1000 * (cpu - idle_cpu) / len(lines):.1f} CPU ms a line"
+    )
+    known = dict(zip(lines, texts, strict=True))
+
+    def start(*more: object) -> list[object]:
+        bounds = ["--rate", "1000000/s", "--deadline", "600", "--port", "0"]
+        return [NMT, "serve", options.model, *flags, *bounds, *more]
+
+    asked = options.clients, options.texts
+    with serving(start()) as (port, process):
+        load = ask(port, known, *asked, options.seconds, process)
+    load.report("nmt serve", options.threads)
+    ratio = load.texts_a_second(options.threads) / rate
+    print(f"nmt serve has {ratio:.2f} of the throughput of nmt translate")
+    if options.simple_seconds:
+        simple = [sys.executable, __file__, "--one-at-a-time", options.model, options.threads]
+        with serving(simple) as (port, process):
+            load = ask(port, known, *asked, options.simple_seconds, process)
+        load.report("one text at a time", options.threads)
+        fairness(start, lines, options.simple_seconds / 2)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one-at-a-time"]:
+        one_at_a_time(*sys.argv[2:])
+    else:
+        main()
