@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared/data is not there: real parallel text is not part of the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """A Chromium on the path, or named by CHROMIUM."""
+    names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium is installed; set CHROMIUM to one to see pages in a browser")
+    return found
 
 
 @pytest.fixture

@@ -257,7 +257,8 @@ def evaluate(
 ) -> None:
     """Score models or files with BLEU, chrF, chrF++ or TER."""
     from nmt.evaluation.gates import parse_gates, raise_if_missed
-    from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
+    from nmt.recipes.evaluate import run_evaluation
+    from nmt.recipes.evaluate_options import EvaluateOptions
 
     folders, test = _named_by_position(models, test)
     if test.list_:
@@ -317,11 +318,11 @@ def _sets(test: TestOptions) -> tuple[SetChoice, ...]:
     """Return the test sets that are named; one of files, or the model's own, where none is."""
     from nmt.evaluation.test_set import SetChoice
 
-    references = tuple(test.reference)
-    return tuple(
-        SetChoice(name=name, pair=test.languages, source=test.source, references=references)
-        for name in (test.test or (None,))
-    )
+    sets = [SetChoice(name=name, pair=test.languages) for name in test.test]
+    if test.reference or test.source or not sets:
+        references = tuple(test.reference)
+        sets.append(SetChoice(pair=test.languages, source=test.source, references=references))
+    return tuple(sets)
 
 
 def _print_found(found: EvaluationReport, *, sentence_level: bool, json: bool) -> None:

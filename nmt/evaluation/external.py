@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +51,8 @@ class ExternalMetric:
         Raises:
             ExternalError: The command fails, or writes too few or too many lines, or no numbers.
         """
+        import subprocess  # noqa: PLC0415 - external metrics are rare
+
         text = "".join(f"{line}\n" for line in self._objects(hypotheses))
         process = subprocess.run(
             self.command, shell=True, input=text.encode(), capture_output=True, check=False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from xml.etree import ElementTree
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from nmt.evaluation.gates import USUAL_ALPHA, describe
 from nmt.evaluation.result import (
@@ -26,12 +26,11 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 def as_text(report: EvaluationReport) -> str:
     """Return tables with two decimals, the 95% intervals, and the signatures below."""
     evaluations = report.evaluations
-    first = evaluations[0]
     parts = [_title(each) for each in evaluations]
     blocks = ["\n".join(parts), _columns(score_rows(evaluations))]
     for each in evaluations:
         prefix = f"{each.test}: " if len(evaluations) > 1 else ""
-        blocks += (prefix + text for text in _details(each))
+        blocks += (prefix + _columns(rows) for _, rows in detail_tables(each))
     if report.contrastive:
         rows = [[x.system, x.category, f"{x.num_pairs:,}", f"{100 * x.accuracy:.1f}%"]
                 for x in report.contrastive]  # fmt: skip
@@ -43,9 +42,7 @@ def as_text(report: EvaluationReport) -> str:
         if system.engine is not None
     )
     signatures = dict.fromkeys(
-        (score.metric, score.signature)
-        for each in evaluations
-        for score in (each.systems or (first.systems[0],))[0].scores
+        (score.metric, score.signature) for each in evaluations for score in each.systems[0].scores
     )
     return "\n\n".join([*blocks, *engines, _columns(list(map(list, signatures)))])
 
@@ -58,37 +55,50 @@ def _title(evaluation: Evaluation) -> str:
 
 def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """One row for each system, one column for each metric of each test set."""
-    head, rows = ["system"], dict[str, list[str]]()
-    for each in evaluations:
-        named = [(system.name, system) for system in each.systems]
-        if each.baseline:
-            named.insert(0, (f"{each.baseline.name} (baseline)", each.baseline))
+    columns = [dict(_named(each)) for each in evaluations]
+    head, rows = ["system"], {name: [name] for named in columns for name in named}
+    for each, named in zip(evaluations, columns, strict=True):
         prefix = f"{each.test} " if len(evaluations) > 1 else ""
-        head += (prefix + score.metric for score in named[-1][1].scores)
-        for name, system in named:
-            rows.setdefault(name, [name]).extend(map(_cell, system.scores))
+        metrics = [score.metric for score in each.systems[0].scores]
+        head += (prefix + metric for metric in metrics)
+        for name, row in rows.items():
+            row += map(_cell, named[name].scores) if name in named else ["-"] * len(metrics)
     return [head, *rows.values()]
 
 
-def _details(evaluation: Evaluation) -> Iterator[str]:
-    """Yield tables of pairs, slices and robustness, as far as there are any."""
+def _named(each: Evaluation) -> Iterator[tuple[str, System]]:
+    if each.baseline:
+        yield f"{each.baseline.name} (baseline)", each.baseline
+    for system in each.systems:
+        yield system.name, system
+
+
+def detail_tables(evaluation: Evaluation) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield the tables of a test set beside its scores, with their titles."""
     if evaluation.pairs:
-        rows: dict[str, list[str]] = {}
-        for pair in evaluation.pairs:
-            name = f"{pair.second} - {pair.first}"
-            cell = f"{pair.delta:+.2f} ({_probability(pair.p_value)})"
-            rows.setdefault(name, [name]).append(cell)
-        metrics = dict.fromkeys(pair.metric for pair in evaluation.pairs)
-        yield _columns([["difference", *metrics], *rows.values()])
+        yield "Differences", _pair_rows(evaluation)
     if evaluation.slices:
-        yield _columns(slice_rows(evaluation))
+        yield "Slices", _slice_rows(evaluation)
     if evaluation.robustness:
-        yield _columns(noise_rows(evaluation.robustness))
+        yield "Robustness", _noise_rows(evaluation.robustness)
     if evaluation.confidence:
-        yield _columns(confidence_rows(evaluation.confidence))
+        yield "Confidence", _confidence_rows(evaluation.confidence)
 
 
-def slice_rows(evaluation: Evaluation) -> list[list[str]]:
+def _pair_rows(evaluation: Evaluation) -> list[list[str]]:
+    """Return a table of differences: a row for every two systems, a column for each metric."""
+    rows: dict[str, list[str]] = {}
+    for pair in evaluation.pairs:
+        name = f"{pair.second} - {pair.first}"
+        cell = f"{pair.delta:+.2f} ({_probability(pair.p_value)})"
+        rows.setdefault(name, [name]).append(cell)
+    return [
+        ["difference", *dict.fromkeys(pair.metric for pair in evaluation.pairs)],
+        *rows.values(),
+    ]
+
+
+def _slice_rows(evaluation: Evaluation) -> list[list[str]]:
     """Return a table of slices: group, slice, and sentences and scores of each system."""
     names = [system.name for system in evaluation.systems]
     head = ["slice", ""]
@@ -112,7 +122,7 @@ def _slice_row(found: Slice, names: Sequence[str], width: int) -> list[str]:
     return row
 
 
-def noise_rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
+def _noise_rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
     """Return a table of losses to noise: system, noise, and a column for each metric."""
     rows: dict[tuple[str, str], list[str]] = {}
     for loss in losses:
@@ -123,7 +133,7 @@ def noise_rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
     return [["system", "noise", *dict.fromkeys(loss.metric for loss in losses)], *rows.values()]
 
 
-def confidence_rows(found: Sequence[ConfidenceQuality]) -> list[list[str]]:
+def _confidence_rows(found: Sequence[ConfidenceQuality]) -> list[list[str]]:
     """Return a table of how well the confidence of each system predicts sentence chrF."""
     head = ["confidence", "sentences", "Pearson", "Spearman", "calibration error"]
     rows = [
@@ -164,32 +174,33 @@ def as_markdown(report: EvaluationReport) -> str:
     blocks = [f"### Translation quality{verdict or passed}"]
     if missed:
         blocks.append("\n".join(f"- **missed** {_escaped(describe(gate))}" for gate in missed))
-    for each in report.evaluations:
-        blocks.append(f"**{_escaped(_title(each))}**")
-        blocks.append(_changes(each) if each.baseline else _markdown_table(score_rows([each])))
-        if each.slices:
-            blocks.append(_folded("Slices", slice_rows(each)))
-        if each.robustness:
-            blocks.append(_folded("Robustness", noise_rows(each.robustness)))
-        if each.confidence:
-            blocks.append(_folded("Confidence", confidence_rows(each.confidence)))
-        signatures = (f"{x.metric} `{x.signature}`" for x in each.systems[0].scores)
-        blocks.append(f"<sub>{', '.join(signatures)}</sub>")
-    return "\n\n".join(blocks) + "\n"
+    evaluations = report.evaluations
+    blocks += [f"**{_escaped(_title(each))}**" for each in evaluations]
+    has_base = any(each.baseline for each in evaluations)
+    blocks.append(_markdown_table(_changes(evaluations) if has_base else score_rows(evaluations)))
+    for each in evaluations:
+        prefix = f"{each.test}: " if len(evaluations) > 1 else ""
+        blocks += (_folded(_escaped(prefix + name), rows) for name, rows in detail_tables(each))
+    signatures = dict.fromkeys(
+        f"{x.metric} `{x.signature}`" for each in evaluations for x in each.systems[0].scores
+    )
+    return "\n\n".join([*blocks, f"<sub>{', '.join(signatures)}</sub>"]) + "\n"
 
 
-def _changes(evaluation: Evaluation) -> str:
+def _changes(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     rows = [["system", "metric", "before", "now", "change", "95% interval", "real?"]]
-    alphas = {gate.alpha for gate in evaluation.gates if gate.alpha is not None}
+    alphas = {gate.alpha for each in evaluations for gate in each.gates if gate.alpha is not None}
     alpha = next(iter(alphas), USUAL_ALPHA)
-    for system in evaluation.systems:
-        rows += (_change(system, score, alpha) for score in system.scores)
-    return _markdown_table(rows)
+    for each in evaluations:
+        prefix = f"{each.test}: " if len(evaluations) > 1 else ""
+        for system in each.systems:
+            rows += (_change(prefix + system.name, score, alpha) for score in system.scores)
+    return rows
 
 
-def _change(system: System, score: Score, alpha: float) -> list[str]:
+def _change(name: str, score: Score, alpha: float) -> list[str]:
     found = score.comparison
-    row = [system.name, label_of(score.metric)]
+    row = [name, label_of(score.metric)]
     if found is None:
         return [*row, "", f"{score.value:.2f}", "", "", ""]
     row += [f"{score.value - found.delta:.2f}", f"{score.value:.2f}", f"{found.delta:+.2f}"]
@@ -221,30 +232,31 @@ def _escaped(text: str) -> str:
 
 def as_junit(report: EvaluationReport) -> str:
     """Return JUnit XML: a test case for each gate, or for each score where there are no gates."""
+    from xml.etree import ElementTree  # noqa: PLC0415 - rare
+
+    def add_case(suite: Any, evaluation: Evaluation, name: str) -> Any:
+        names = {"classname": _clean(f"nmt.evaluate.{evaluation.test}"), "name": _clean(name)}
+        return ElementTree.SubElement(suite, "testcase", names)
+
     root = ElementTree.Element("testsuites", name="nmt evaluate")
     for each in report.evaluations:
         suite = ElementTree.SubElement(root, "testsuite", name=_clean(each.test))
         for gate in each.gates:
             limit = f" {gate.required:g}" if gate.kind == "fail-under" else ""
             name = f"{gate.system}: {gate.metric} {gate.kind}{limit}"
-            case = _case(suite, each, name)
+            case = add_case(suite, each, name)
             if not gate.met:
                 kind = {"message": _clean(describe(gate)), "type": gate.kind}
                 ElementTree.SubElement(case, "failure", kind)
         if not each.gates:
             for system in each.systems:
                 for score in system.scores:
-                    _case(suite, each, f"{system.name}: {score.metric} {_cell(score)}")
+                    add_case(suite, each, f"{system.name}: {score.metric} {_cell(score)}")
         suite.set("tests", str(len(suite)))
         suite.set("failures", str(sum(not gate.met for gate in each.gates)))
         suite.set("errors", "0")
     ElementTree.indent(root)
     return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
-
-
-def _case(suite: ElementTree.Element, evaluation: Evaluation, name: str) -> ElementTree.Element:
-    names = {"classname": _clean(f"nmt.evaluate.{evaluation.test}"), "name": _clean(name)}
-    return ElementTree.SubElement(suite, "testcase", names)
 
 
 def _clean(text: str) -> str:
@@ -254,3 +266,18 @@ def _clean(text: str) -> str:
 def as_json(report: EvaluationReport) -> str:
     """Return the object that ``--json`` prints, which also serves as a baseline."""
     return json.dumps(report.as_dict(), ensure_ascii=False) + "\n"
+
+
+def _as_page(report: EvaluationReport) -> str:
+    from nmt.evaluation.page import as_page  # noqa: PLC0415 - pages are rare
+
+    return as_page(report)
+
+
+REPORTS: dict[str, Callable[[EvaluationReport], str]] = {
+    ".html": _as_page,
+    ".json": as_json,
+    ".md": as_markdown,
+    ".xml": as_junit,
+}
+"""What ``--report FILE`` writes, by the ending of the file's name."""

@@ -15,6 +15,7 @@ from nmt.metrics.metric import Score
 from nmt.metrics.significance import Confidence
 
 if TYPE_CHECKING:
+    from nmt.report.page import Chart
     from nmt.translation.result import TranslationResult
 
 SMALL_SLICE = 30
@@ -39,6 +40,8 @@ class System:
     asked for. Empty for a file of translations."""
     sentence_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By metric, the score of each sentence; empty unless asked for."""
+    curves: Sequence[Chart] = ()
+    """Of the model's training, if it is a run."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return name, scores and translations as plain values for JSON."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.config.keys import did_you_mean
-from nmt.data.corpus import check_files, corpus_files, read_corpus
-from nmt.data.hubs import published_test_set
-from nmt.data.pairs import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError
+from nmt.evaluation.result import System
 from nmt.files.lines import decode_line, is_standard, open_input, split_lines
 
 if TYPE_CHECKING:
+    from nmt.config.data import CorpusConfig
     from nmt.config.run import RunConfig
 
 _UNBOUNDED_CHARACTERS = 1 << 30
@@ -74,29 +73,24 @@ def load_evaluation_set(choice: SetChoice, config: RunConfig | None) -> Evaluati
     """
     target_language = _target_language(choice, config)
     if choice.references:
-        if choice.name is not None:
-            raise ConfigError(
-                f"Both a test set ({choice.name}) and reference files are given.",
-                fix="Give either -t NAME or --reference FILE.",
-            )
         return _from_files(choice.source, choice.references, target_language)
     if choice.source is not None:
         raise ConfigError("--source needs --reference.", fix="Add --reference FILE.")
     name = choice.name or _only_test(config)
     own = "-".join(config.languages.values()) if config else None
     pair = choice.pair or own
-    if config and name in config.data.test:
+    if config and name in _own_sets(config):
         if pair != own:
             raise ConfigError(
                 f"Test set {name} of the model's configuration is {own}, not {pair}.",
                 fix="Leave -l out: it is for files and for sacrebleu's test sets.",
             )
-        return replace(_from_config(name, config), tag=config.data.test[name].tag)
+        return replace(_from_config(name, config), tag=_own_sets(config)[name].tag)
     if pair is None:
         raise ConfigError(
             f"The languages of test set {name} are not known.", fix="Add -l PAIR, as in -l en-de."
         )
-    return _published(name, pair, target_language, tuple(config.data.test) if config else ())
+    return _published(name, pair, target_language, tuple(_own_sets(config)) if config else ())
 
 
 def read_text(path: Path) -> tuple[str, ...]:
@@ -109,6 +103,50 @@ def read_text(path: Path) -> tuple[str, ...]:
     with open_input(path) as stream:
         lines = enumerate(split_lines(stream, name), start=1)
         return tuple(decode_line(line or b"", name, number) for number, line in lines)
+
+
+def read_systems(
+    paths: Sequence[Path], whole: EvaluationSet, limit: int | None, *, is_baseline: bool = False
+) -> list[System]:
+    """Read translations of the whole set, or of just the sentences that are scored.
+
+    Systems are named after their files: shortly if that tells them apart. For errors see
+    `fitting_lines`.
+    """
+    names = ["standard input" if is_standard(path) else path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = list(map(str, paths))
+    return [
+        System(name, fitting_lines(path, whole, limit, is_baseline=is_baseline))
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def fitting_lines(
+    path: Path, whole: EvaluationSet, limit: int | None, *, is_baseline: bool = False
+) -> Sequence[str]:
+    """Read the lines of a file that belong to the sentences that are scored.
+
+    Raises:
+        DataError: There are more or fewer than the test set or its chosen part has.
+        ConfigError: So has a baseline, which is one of another test set then.
+    """
+    lines = read_text(path)
+    if len(lines) not in (len(whole), limit):
+        if is_baseline:
+            raise ConfigError(
+                f"{path} is a baseline of another test set: it has {len(lines):,} lines, "
+                f"{whole.name} has {len(whole):,}.",
+                fix="Translate this test set with the baseline, too.",
+            )
+        raise DataError.not_parallel(
+            str(path),
+            whole.name,
+            (len(lines), len(whole)),
+            fix="Line i must translate sentence i of the test set: translate all of it, and "
+            "drop no line.",
+        )
+    return lines[:limit]
 
 
 def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
@@ -126,6 +164,11 @@ def _target_language(choice: SetChoice, config: RunConfig | None) -> str | None:
         where = f"-l {choice.pair}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
     return target
+
+
+def _own_sets(config: RunConfig) -> Mapping[str, CorpusConfig]:
+    """Return the test sets of a configuration by name, and its validation set as ``valid``."""
+    return {"valid": config.data.valid, **config.data.test}
 
 
 def _only_test(config: RunConfig | None) -> str:
@@ -169,8 +212,16 @@ def _from_files(
 
 
 def _from_config(name: str, config: RunConfig) -> EvaluationSet:
-    corpus = config.data.test[name]
-    check_files({f"data.test.{name}": corpus})
+    from nmt.data.corpus import (  # noqa: PLC0415 - files need none
+        check_files,
+        corpus_files,
+        read_corpus,
+    )
+    from nmt.data.pairs import BadPair, ReadOptions  # noqa: PLC0415
+
+    corpus = _own_sets(config)[name]
+    key = f"data.test.{name}" if name in config.data.test else "data.valid"
+    check_files({key: corpus})
     if corpus.sacrebleu is not None:
         pair = "-".join(config.languages.values())
         published = _published(corpus.sacrebleu, pair, config.target_language)
@@ -200,6 +251,8 @@ def _from_config(name: str, config: RunConfig) -> EvaluationSet:
 def _published(
     name: str, pair: str, target_language: str | None, known: Sequence[str] = ()
 ) -> EvaluationSet:
+    from nmt.data.hubs import published_test_set  # noqa: PLC0415 - files need none
+
     try:
         source, references = published_test_set(name, pair)
     except ConfigError as error:

@@ -27,11 +27,13 @@ from nmt.files.atomic import check_place
 from nmt.files.lines import is_standard
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import load_tokenizers
+from nmt.training.html_report import learning_curves, record_evaluation
 from nmt.translation.mbr import Mbr
-from nmt.translation.result import GuardCounts
+from nmt.translation.result import GuardCounts, Links
 from nmt.translation.segment import joiner_for
 
 if TYPE_CHECKING:
+    from nmt.translation.scorer import Scorer
     from nmt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -101,20 +103,30 @@ class EvaluatedModel:
         if found := counts.message(len(results)):
             logger.info("%s", found)
         engine, texts = translator.engine, [result.text for result in results]
-        return System(self.use.name, texts, engine.name, engine.dtype, results=results)
+        curves = learning_curves(self.use.folder)
+        return System(
+            self.use.name, texts, engine.name, engine.dtype, results=results, curves=curves
+        )
 
     def compare(self, pairs: Sequence[ContrastivePair]) -> list[ContrastiveAccuracy]:
         """Score right and wrong translations, with the length normalisation of the search."""
-        from nmt.translation.scorer import Scorer  # noqa: PLC0415 - loads torch
-
-        names = ("device", "checkpoint", "threads", "ensemble")
-        loading = {name: value for name, value in self.use.loading.items() if name in names}
-        scorer = Scorer.load(self.use.folder, **loading)
+        scorer = self._scorer()
         return list(
             contrastive_accuracy(
                 self.use.name, pairs, lambda texts: [x.score for x in scorer.score(texts)]
             )
         )
+
+    def align(self, pairs: Sequence[tuple[str, str]], tag: str | None = None) -> list[Links]:
+        """Return links of source and target words of given translations."""
+        return self._scorer().align(pairs, tag=self.use.tag or tag)
+
+    def _scorer(self) -> Scorer:
+        from nmt.translation.scorer import Scorer  # noqa: PLC0415 - loads torch
+
+        names = ("device", "checkpoint", "threads", "ensemble")
+        loading = {name: value for name, value in self.use.loading.items() if name in names}
+        return Scorer.load(self.use.folder, **loading)
 
     @property
     def joiners(self) -> tuple[str, ...]:
@@ -162,8 +174,6 @@ class EvaluatedModel:
         """Have the page of a run show its scores."""
         if self.use.loading.get("ensemble"):
             return
-        from nmt.training.html_report import record_evaluation  # noqa: PLC0415 - draws with jinja2
-
         scores = {score.metric: score.value for score in system.scores}
         checkpoint = self.use.loading.get("checkpoint", "best")
         line = {"test": chosen.name, "checkpoint": checkpoint, "scores": scores}
@@ -206,8 +216,9 @@ class TrainingText:
 
 def list_tests(folders: Iterable[Path]) -> list[str]:
     """Return names of test sets: those of the models' configurations, then sacrebleu's."""
-    own = (load_config(folder / "config.yaml").data.test for folder in folders)
-    return [*dict.fromkeys(name for tests in own for name in tests), *published_names()]
+    configs = (load_config(folder / "config.yaml") for folder in folders)
+    own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
+    return [*own, *published_names()]
 
 
 def _load_config(model: ModelUse) -> RunConfig:

@@ -265,6 +265,36 @@ def render_chart(chart: Chart) -> Markup:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A value with its interval."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+
+
+def render_bars(title: str, bars: Sequence[Bar]) -> Markup:
+    """Return a figure: a row for each value, with a bar from zero, its interval, and the number."""
+    low, high = min([0.0, *(x.low for x in bars)]), max([0.0, *(x.high for x in bars)])
+    scale = Scale(low, high if high > low else low + 1, ())
+    left, right, step = 165, 440, 26
+
+    def x(value: float) -> float:
+        return round(left + scale.share(value) * (right - left), 1)
+
+    rows = [
+        {
+            "label": bar.label, "value": f"{bar.value:.2f}", "y": number * step,
+            "start": min(x(0), x(bar.value)), "width": round(abs(x(bar.value) - x(0)), 1),
+            "low": x(bar.low), "high": x(bar.high),
+        }
+        for number, bar in enumerate(bars)
+    ]  # fmt: skip
+    return render("bars.html.j2", title=title, rows=rows, zero=x(0), height=step * len(rows))
+
+
 def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
     if not values:
         return Scale(0, 1, (0, 1))

@@ -262,9 +262,8 @@ class HtmlReport:
         """Write the page."""
         temporary = self._run_dir / ".tmp-report.html"
         try:
-            lines = "\n".join(_read(self._run_dir / name) for name in _RECORDS)
             config = _read(self._run_dir / "config.yaml")
-            page = render_report(self._title, _parsed(lines), config)
+            page = render_report(self._title, _records(self._run_dir), config)
             temporary.write_text(page, encoding="utf-8")
             temporary.replace(self._run_dir / "report.html")
         except OSError:  # a full disk stops no training; the page before stays
@@ -287,6 +286,18 @@ def record_evaluation(run_dir: Path, title: str, line: _Line) -> None:
             with (run_dir / _RECORDS[2]).open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
             HtmlReport(run_dir, title).close()
+
+
+def learning_curves(run_dir: Path) -> list[Chart]:
+    """Return charts of a run's loss and quality by step; none of a folder that is no run."""
+    updates, validations, starts = _sorted_by_step(_records(run_dir))
+    if not (updates or validations):
+        return []
+    return _charts(updates, validations, [line["step"] for line in starts if line["step"] > 0])[:2]
+
+
+def _records(run_dir: Path) -> Iterable[_Line]:
+    return _parsed("\n".join(_read(run_dir / name) for name in _RECORDS))
 
 
 def _read(path: Path) -> str:

@@ -23,7 +23,7 @@ from nmt.runtime.engine import EngineOptions, Ensemble, LoadedEngine
 from nmt.runtime.torch_engine import load_torch_engine
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer
-from nmt.translation.result import TokenScore, score_tokens, subwords
+from nmt.translation.result import Links, TokenScore, align_words, score_tokens, subwords
 from nmt.translation.segment import encode_fitting
 
 logger = logging.getLogger(__name__)
@@ -132,16 +132,12 @@ class Scorer:
             ConfigError: There is no such tag.
             CheckpointError: The model's weights are broken.
         """
-        texts, tokenizers = list(pairs), self._loaded.tokenizers
-        first = [] if tag is None else [tokenizers.source.tag_id(tag)]
-        longest = self._longest_source - len(first)
-        sources = _encode(tokenizers.source, [source for source, _ in texts], longest, "source")
-        targets = _encode(
-            tokenizers.target, [target for _, target in texts], self._longest_target, "target"
-        )
+        texts = list(pairs)
+        first = self._first_ids(tag)
+        encoded = self._encode(texts, len(first))
         usable = {
             row: (first + source, target)
-            for row, (source, target) in enumerate(zip(sources, targets, strict=True))
+            for row, (source, target) in enumerate(encoded)
             if source and target is not None
         }
         log_probs = dict(zip(usable, self.score_ids(list(usable.values()), progress), strict=True))
@@ -153,7 +149,7 @@ class Scorer:
                 tokens = score_tokens(self._pieces, usable[row][1], own)
                 results.append(PairScore(*pair, total, total / penalty(len(own)), tokens))
             else:
-                value = 0.0 if sources[row] == [] == targets[row] else -math.inf
+                value = 0.0 if encoded[row] == ([], []) else -math.inf
                 results.append(PairScore(*pair, value, value))
         return results
 
@@ -182,6 +178,36 @@ class Scorer:
                 fix="Use another checkpoint, or train again.",
             )
         return found
+
+    def align(self, pairs: Iterable[tuple[str, str]], *, tag: str | None = None) -> list[Links]:
+        """Return which source word each target word of a pair was made of, by attention.
+
+        None for a pair with a blank side, or one too long for the model. For arguments and errors
+        see `score`.
+        """
+        texts, first, found = list(pairs), self._first_ids(tag), list[Links]()
+        sources = subwords(self._loaded.tokenizers.source)
+        for source, target in self._encode(texts, len(first)):
+            if not (source and target):
+                found.append(())
+                continue
+            (weights,) = self._loaded.engine.attention([first + source], [target])
+            words = [sources[i] for i in source], [self._pieces[i] for i in target]
+            found.append(align_words([row[len(first) :] for row in weights], *words).links)
+        return found
+
+    def _first_ids(self, tag: str | None) -> list[int]:
+        return [] if tag is None else [self._loaded.tokenizers.source.tag_id(tag)]
+
+    def _encode(
+        self, texts: Sequence[tuple[str, str]], num_first: int
+    ) -> list[tuple[list[int] | None, list[int] | None]]:
+        """Return the ids of both sides of each pair; see `_encode`."""
+        tokenizers, longest = self._loaded.tokenizers, self._longest_source - num_first
+        sources = _encode(tokenizers.source, [source for source, _ in texts], longest, "source")
+        targets = [target for _, target in texts]
+        ids = _encode(tokenizers.target, targets, self._longest_target, "target")
+        return list(zip(sources, ids, strict=True))
 
     def _batches(self, pairs: Sequence[IdPair]) -> Iterator[list[int]]:
         """Rows of like lengths, with source and target together within twice the budget."""

@@ -281,7 +281,7 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
         (["--limit", "0"], "--limit"),
         (["-l", "german"], "not a pair of languages"),
         (["-l", "en-jp"], "the code of Japanese is ja"),
-        (["-t", "wmt14", "-l", "en-de"], "Both a test set (wmt14) and reference files"),
+        (["-t", "wmt14", "-l", "en-de"], "belongs to one test set, and several are given"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
         (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
         (["--no-guard"], "--no-guard needs a model"),
@@ -480,6 +480,28 @@ def test_a_model_translates_files_beside_other_systems(
     values = [system["scores"][0]["value"] for system in found["systems"]]
     assert values[0] == pytest.approx(100)
     assert values[1] < 100
+
+
+def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Path]) -> None:
+    """A file of translations belongs to the set that is given as files."""
+    hypothesis, reference = files
+    comment = model.parent / "comment.md"
+    flags = (
+        model, "-t", "one", "-t", "valid", "--source", reference, "--reference", reference,
+        "--hypothesis", hypothesis, "--metric", "chrf", "--resamples", 0,
+    )  # fmt: skip
+    found = scores_of(*flags, "--report", comment)["evaluations"]
+    assert [each["test"] for each in found] == ["one", "valid", "reference.en"]
+    assert [len(each["systems"]) for each in found] == [1, 1, 2]
+    (score,) = found[2]["systems"][1]["scores"]
+    lines = invoke(*flags).stdout.splitlines()
+    assert lines[4].split() == ["system", "one", "chrf", "valid", "chrf", "reference.en", "chrf"]
+    assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}"]
+    row = f"| hypothesis.en | - | - | {score['value']:.2f} |"
+    assert row in comment.read_text("utf-8").splitlines()
+    for more in (("--baseline", hypothesis), ("--slice", f"x={hypothesis}")):
+        wrong = invoke(model, "-t", "one", "-t", "two", *more)
+        assert (wrong.exit_code, "belongs to one test set" in wrong.stderr) == (2, True)
 
 
 def test_a_test_set_whose_file_is_gone_is_told_with_its_key(model: Path) -> None:

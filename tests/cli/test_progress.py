@@ -10,7 +10,8 @@ import pytest
 from nmt.diagnostics.selfcheck import NUM_LINES
 from nmt.evaluation.scoring import Resampling
 from nmt.evaluation.test_set import SetChoice
-from nmt.recipes.evaluate import EvaluateOptions, run_evaluation
+from nmt.recipes.evaluate import run_evaluation
+from nmt.recipes.evaluate_options import EvaluateOptions
 from nmt.recipes.evaluated_model import ModelUse
 from nmt.recipes.export import export
 from nmt.recipes.score import score
