@@ -155,8 +155,8 @@ def check_resumable(
     if found and exact:
         raise CheckpointError(
             "Resuming would not be bit-exact on this machine:\n  " + "\n  ".join(found),
-            fix="Use the same machine type, torch, training.threads and training.deterministic, or "
-            "drop --exact.",
+            fix="Use the same machine type, torch, training.threads, training.deterministic and "
+            "budget, or drop --exact.",
         )
     return [f"resumed run is not bit-exact: {difference}" for difference in found]
 

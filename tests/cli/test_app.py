@@ -144,3 +144,16 @@ def test_a_message_that_nobody_can_read_keeps_its_exit_code(redirection: str) ->
     result = subprocess.run(["sh", "-c", f'"$@" {redirection}', "sh", *command], check=False)
 
     assert result.returncode == 2
+
+
+def test_the_process_ends_without_looking_for_garbage() -> None:
+    code = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000))
+sys.argv = ["nmt", "--version"]
+from nmt.cli.app import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "True True"
