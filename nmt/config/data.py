@@ -18,7 +18,10 @@ TAG_PATTERN = r"^<[^<>\s]+>$"
 
 
 class AugmentConfig(Section):
-    """Noise for training pairs: the share of the pairs that get each kind, drawn in each epoch."""
+    """Noise for training pairs: the share of the pairs that get each kind, drawn in each epoch.
+
+    The vocabulary is learned from text with this noise: other rates prepare the data again.
+    """
 
     upper_case: _Rate = 0.0
     """Both sides in capitals, so that capitals are translated to capitals."""

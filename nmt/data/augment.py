@@ -7,7 +7,7 @@ and Natural Noise Both Break Neural Machine Translation). Loads no torch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from random import Random
@@ -97,13 +97,32 @@ class Augmenter:
             self._tokenizers.source.decode(source[len(tag) :]),
             self._tokenizers.target.decode(target),
         )
-        for kind in kinds:
-            noise, is_of_both = _NOISES[kind]
-            texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
+        texts = _with_noise(texts, kinds, random)
         words = self._tokenizers.source.encode(texts[0])
         new = tag + words, self._tokenizers.target.encode(texts[1])
         fits = words and all(0 < len(side) <= self._longest for side in new)
         return new if fits else (source, target)
+
+
+def noisy_texts(
+    texts: tuple[str, str], rates: Mapping[str, float], random: Random
+) -> tuple[str, str]:
+    """Return a pair as training may read it: with the kinds of noise that are drawn for it.
+
+    For text that a vocabulary is learned from: without it, capitals are spelled letter by letter.
+
+    >>> noisy_texts(("Ein Hund.", "A dog."), {"upper_case": 1.0}, Random(1))
+    ('EIN HUND.', 'A DOG.')
+    """
+    drawn = [kind for kind in _NOISES if kind in rates and random.random() < rates[kind]]
+    return _with_noise(texts, drawn, random)
+
+
+def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) -> tuple[str, str]:
+    for kind in kinds:
+        noise, is_of_both = _NOISES[kind]
+        texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
+    return texts
 
 
 def _rows(flat: Flat) -> list[list[int]]:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from heapq import nsmallest
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
+from nmt.data.augment import noisy_texts
 from nmt.data.blocks import NUM_LENGTHS, Decide, Look, LookedAt, Task
 from nmt.data.checks import CorpusCheck
 from nmt.data.cluster import Workers
@@ -50,6 +52,8 @@ from nmt.data.store import StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.data.xray import XRay, x_ray
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
+
+_NOISE_SEED = 1
 
 
 class Preparation:
@@ -91,6 +95,7 @@ class Preparation:
         self._corpora = dict(zip(corpus_names(train), train, strict=True))
         self._scores: dict[str, Mapping[str, Scores]] = {}
         self._checks: dict[str, CorpusCheck] = {}
+        self._random = Random(_NOISE_SEED)
         self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}  # of each block, packed bits
         self._stages: dict[str, float] = {}
         self._pending: Future[None] | None = None  # writes a file meanwhile
@@ -231,8 +236,9 @@ class Preparation:
         self._kept.setdefault(name, []).append(np.packbits(seen.examined.is_kept))
         usable = self._checked(name, seen.lengths, seen.examined.kept)
         held_out.update(seen.examined.kept, name, seen.leaks)
-        for source, target in usable:
-            sample.add(source, target)
+        rates = self._corpora[name].augment.rates
+        for texts in usable:
+            sample.add(*(noisy_texts(texts, rates, self._random) if rates else texts))
 
     def _learn(self, sample: Reservoir) -> Tokenizers:
         start_from = self._config.training.start_from

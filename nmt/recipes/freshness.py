@@ -64,7 +64,7 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
     )
     # Folders that were made before there were such keys stay valid.
     for corpus in (*data["train"], data["valid"]):
-        del corpus["augment"]  # drawn while training reads
+        del corpus["augment"]  # drawn while training reads; the vocabulary knows it, see below
         for key in ("csv", "tag", "scores"):
             if corpus[key] is None:
                 del corpus[key]
@@ -79,7 +79,10 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
         "languages": [config.source_language, config.target_language],
         "format": FORMAT_VERSION,
     }
+    noise = [corpus.augment.rates for corpus in config.data.train]
     start_from = config.training.start_from
+    if any(noise) and start_from is None:
+        parts["noise"] = noise
     if start_from is not None:  # fine-tuning keeps the vocabulary of the model it starts from
         is_gone = vocab_hash is not None and not (start_from / TOKENIZER).is_dir()
         parts["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(start_from / TOKENIZER)

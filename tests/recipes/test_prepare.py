@@ -644,6 +644,18 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     assert config_hash(plain) != config_hash(tagged)
 
 
+def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) -> None:
+    data = config_for(tmp_path).data.model_dump(mode="json", exclude_unset=True)
+    is_unknown = []
+    for rate in (0.0, 0.5):  # the second finds the folder of the first
+        data["train"][0]["augment"] = {"upper_case": rate}
+        config = config_for(tmp_path, data=data)
+        prepare(config)
+        tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
+        is_unknown.append(any(map(tokenizer.is_fallback, tokenizer.encode("NULL EINS"))))
+    assert is_unknown == [True, False]
+
+
 def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) -> None:
     source, target = corpus(120)
     source[5], target[5] = "<script>alert(1)</script> eins", "\u0634\u062c\u0631\u0629 \u202eone"
