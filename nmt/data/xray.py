@@ -21,7 +21,7 @@ from nmt.data.workers import Mapped, map_here
 _ROUNDS = 4
 _AGREED = 0.01
 """Share of the lines whose offset may differ from what the lexicon was taught."""
-_PART = 1 << 20
+_PART = _MOST_LESSONS = 1 << 20
 Offsets = npt.NDArray[np.int16]
 """Of each line. (lines,)."""
 Mask = npt.NDArray[np.bool_]
@@ -145,7 +145,7 @@ def _lessons(
         for span in spans.values()
         for low, high in _parts(*span)
     )
-    step = max(1, -(-meetings // MOST_MEETINGS))
+    step = max(1, -(-meetings // MOST_MEETINGS), -(-len(offsets) // _MOST_LESSONS))
     found: list[npt.NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
         rows = np.arange(low, high, step)
