@@ -69,7 +69,13 @@ def open_workers(workers: int | None, scheduler: str | None) -> Iterator[Workers
         yield Workers(InlineExecutor(), 1, workers or usable_cores())
     else:
         with ProcessExecutor(workers) as executor:
+            for _ in range(workers):  # meanwhile this process looks at held-out sets
+                executor.submit(_import)
             yield Workers(executor, 2 * workers, 1, see_files=True)
+
+
+def _import() -> None:
+    import nmt.data.preparation  # noqa: F401, PLC0415 - imports this module
 
 
 @contextmanager
