@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ _PAGE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)\b[^>]*>(.*?)</\1>", re.DOTALL)
 _CLIENT_GONE = 499
 """What logs call it; nobody reads this answer."""
-Answer = Callable[[Any, str, Request], Awaitable[Response]]
+Answer = Callable[[Any, str, Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,27 +123,28 @@ class Api:
     def _posted(self, post: Post) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             limits = self.options.limits
-            if not post.form:
-                self.gate.client(request)  # before anything is read
+            client = "" if post.form else self._let_in(request)  # before anything is read
             value = await read_body(request, limits, form=post.form)
-            key = value.get("api_key") if post.form and isinstance(value, dict) else None
-            client = self.gate.client(request, key if isinstance(key, str) else None)
-            self.gate.check_rate(client)
+            if post.form:
+                client = self._let_in(request, value)
             if not self.state.is_ready:
                 raise RefusedError(503, "Models are being loaded.", "Wait a little.", retry_after=2)
             asked = validate(post.kind, value)
             if post.streams and LINES in request.headers.get("accept", ""):
+                self.service.check_busy()
                 return await post.answer(asked, client, request)
             with self.service.admitted():
                 async with asyncio.timeout(limits.deadline):
-                    return await while_connected(
-                        request, self._ensure(post.answer(asked, client, request))
-                    )
+                    return await while_connected(request, post.answer(asked, client, request))
 
         return guarded(answer)
 
-    async def _ensure(self, answer: Awaitable[Response]) -> Response:
-        return await answer
+    def _let_in(self, request: Request, body: Any = None) -> str:
+        """Return who asks, if they may, and do not too often."""
+        key = body.get("api_key") if isinstance(body, dict) else None
+        client = self.gate.client(request, key if isinstance(key, str) else None)
+        self.gate.check_rate(client)
+        return client
 
     async def translate(self, asked: TranslateRequest, client: str, request: Request) -> Response:
         """Translate texts."""

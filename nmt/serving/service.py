@@ -81,7 +81,18 @@ class Service:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request while it is worked on.
+        """Count a request while it is worked on. Raises as `check_busy` does."""
+        self.check_busy()
+        self.num_active += 1
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+            self.metrics.observe("request_seconds", time.perf_counter() - begin)
+
+    def check_busy(self) -> None:
+        """Check that one more request may be worked on.
 
         Raises:
             BusyError: There are too many.
@@ -90,13 +101,6 @@ class Service:
             raise BusyError(
                 f"{self.num_active:,} requests wait already.", fix="Try again in a moment."
             )
-        self.num_active += 1
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.num_active -= 1
-            self.metrics.observe("request_seconds", time.perf_counter() - begin)
 
     def check_size(self, texts: int, characters: int) -> None:
         """Check a request against the bounds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import random
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 from libretranslatepy import LibreTranslateAPI
+from typer.testing import CliRunner
 
+from nmt.cli.app import app
 from nmt.translation.translator import Translator
 from tests.serving.process import Server
 from tests.translation.conftest import sentences
@@ -161,3 +164,38 @@ def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:
     assert values["translatedText"][1] == server.translate("das Haus")[0]["translation"]
     assert server.get("/frontend/settings").json["charLimit"] == 2000
     assert server.get("/health").json == {"status": "ok"}
+
+
+def test_documents_keep_their_structure(server: Server) -> None:
+    cue = "1\n00:00:01,000 --> 00:00:02,000\nder Hund\n\n"
+    answer = server.post("/v1/documents", {"format": "srt", "text": cue})
+    (own,) = server.translate("der Hund")
+    assert answer.status == 200
+    assert answer.json["text"] == cue.replace("der Hund", own["translation"])
+    assert (answer.json["num_texts"], answer.json["target"]) == (1, "en")
+    body = {"q": "<p>der Hund</p>", "source": "de", "target": "en", "format": "html"}
+    expected = html.escape(own["translation"], quote=False)
+    assert server.post("/translate", body).json["translatedText"] == f"<p>{expected}</p>"
+
+
+def test_metrics_hold_no_text(server: Server) -> None:
+    server.post("/v1/translate", {"texts": ["der geheime Hund"]})
+    server.get("/der/geheime/Hund?Hund")
+    text = server.get("/metrics").body.decode()
+    assert 'nmt_responses_total{path="other",status="404"}' in text
+    assert "Hund" not in text
+    assert "127.0.0.1" not in text
+
+
+def test_a_model_is_checked_before_it_is_served(models: dict[str, Path]) -> None:
+    def check(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["serve", *arguments, "--check", "--port", "0"])
+
+    good = check(f"mine={models['de-en']}", "--json")
+    assert good.exit_code == 0
+    found = json.loads(good.stdout)
+    assert (found["name"], found["status"]) == ("mine", "ready")
+    assert check("nowhere").exit_code == 4
+    assert check(str(models["de-en"]), "--host", "0.0.0.0").exit_code == 2
+    assert check(str(models["de-en"]), "--rate", "often").exit_code == 2
+    assert check(str(models["de-en"]), "--host", "192.0.2.1", "--no-auth").exit_code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -196,6 +197,7 @@ def test_sigterm_under_load_loses_nothing(models: dict[str, Path]) -> None:
         for client in (*clients, late):
             client.close()
         assert server.stop() == 0
+        assert not re.search("Hund|Katze|test-agent", "".join(server.log))
     assert expected == 200
     assert (not_ready.status, not_ready.headers["retry-after"]) == (503, "2")
     assert [status_of(answer) for answer in answers] == [200] * 13
