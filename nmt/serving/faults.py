@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from nmt.errors import CheckpointError, ConfigError, DataError, DeviceError, NmtError
 from nmt.serving.batching import log_fault
-from nmt.serving.models import without_line
+from nmt.serving.model import without_line
 from nmt.serving.service import BusyError, TooLargeError
 
 _STATUS: dict[type[NmtError], int] = {

@@ -15,7 +15,8 @@ from nmt.serving.answers import join_results
 from nmt.serving.batching import Batcher
 from nmt.serving.detection import detect
 from nmt.serving.metrics import Metrics
-from nmt.serving.models import ModelStore, ServedModel, Wanted, is_constrained, without_line
+from nmt.serving.model import ServedModel, Wanted, is_constrained, without_line
+from nmt.serving.models import ModelStore
 from nmt.serving.options import Limits
 from nmt.serving.requests import BadRequestError, Options, Text, TranslateRequest
 from nmt.serving.splitting import SplitText, split_text

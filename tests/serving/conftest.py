@@ -58,12 +58,13 @@ def inside(models: dict[str, Path]) -> Iterator[Inside]:
     batchers = []
 
     def start(
-        folders: Mapping[str, Path] = models, options: ServerOptions | None = None, **client: Any
+        folders: Mapping[str, Path] = models,
+        options: ServerOptions | None = None,
+        engine: EngineOptions = EngineOptions(engine="torch"),  # noqa: B008 - frozen
+        **client: Any,
     ) -> TestClient:
         options = options or ServerOptions()
-        store = ModelStore(
-            folders, EngineOptions(engine="torch"), options.max_loaded, options.pivot
-        )
+        store = ModelStore(folders, engine, options.max_loaded, options.pivot)
         batchers.append(Batcher[TranslationResult](2, 2048))
         service = Service(store, batchers[-1], options.limits, Metrics())
         app = Api(service, options, State(is_ready=True)).app()

@@ -148,6 +148,20 @@ def test_an_engine_that_fails_on_one_text_answers_the_others(
     assert "Katze" not in caplog.text + found[1]["error"]
 
 
+def test_what_an_engine_lacks_is_answered_by_torch(inside: Inside) -> None:
+    engine = EngineOptions(engine="ctranslate2", dtype="int8", threads=1)
+    client = inside(engine=engine)
+    body: dict[str, Any] = {"model": "de-en", "texts": ["der Hund"]}
+    assert client.post("/v1/translate", json=body).status_code == 200
+    body |= {"want": ["alignment"], "texts": [{"text": "der Hund", "prefix": "das"}]}
+    (own,) = client.post("/v1/translate", json=body).json()["translations"]
+    assert own["alignment"]
+    assert own["translation"].startswith("das")
+    model = client.get("/v1/models").json()["models"][0]
+    assert (model["dtype"], model["engines"]["translate"]) == ("int8", "ctranslate2")
+    assert model["engines"]["prefix"] == "torch"
+
+
 def test_a_request_that_takes_too_long_is_a_504(inside: Inside) -> None:
     client = inside(options=ServerOptions(limits=Limits(deadline=0.02)))
     texts = ["der Hund schläft und die Katze läuft"] * 200
