@@ -23,7 +23,7 @@ from nmt.recipes.serve import serve
 from nmt.serving.options import Limits, ServerOptions
 models, limits, options, loading = json.loads(sys.argv[1])
 configure_logging()
-options = ServerOptions(port=0, limits=Limits(**limits), **options)
+options = ServerOptions(**{"port": 0, **options}, limits=Limits(**limits))
 serve([(name, Path(folder)) for name, folder in models], options, **loading)
 """
 
