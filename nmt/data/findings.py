@@ -71,8 +71,10 @@ class ReasonTally:
     """Per reason: pairs of each corpus."""
     examples: dict[str, list[Found]] = field(default_factory=dict)
     """Per reason: a few pairs."""
-    languages: Counter[str] = field(default_factory=Counter)
-    """Other languages that were found."""
+    languages: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
+    """The first pairs of each language of a side and other language that was found there."""
+    num_in: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The same: how many there are."""
 
     def update(self, found: Iterable[Found]) -> None:
         """Add findings."""
@@ -84,7 +86,27 @@ class ReasonTally:
             counts.update(each.corpus for each in group)
             self._keep(reason, group)
             if reason == "language":
-                self.languages.update(str(each.finding.value) for each in group)
+                self._keep_languages(group)
+
+    def _keep_languages(self, group: Sequence[Found]) -> None:
+        for each in group:
+            key = str(each.finding.limit), str(each.finding.value)
+            self.num_in[key] += 1
+            first = self.languages.setdefault(key, [])
+            if len(first) < _NUM_EXAMPLES:
+                first.append(each)
+
+    def _languages(self) -> dict[str, Any]:
+        """Return what is reported of languages: counts, and per side with the first lines."""
+        values: Counter[str] = Counter()
+        sides: dict[str, dict[str, Any]] = {}
+        for (side, value), count in self.num_in.most_common():
+            values[value] += count
+            lines = [
+                {"corpus": each.corpus, "line": each.line} for each in self.languages[side, value]
+            ]
+            sides.setdefault(side, {})[value] = {"count": count, "first": lines}
+        return {"values": dict(values.most_common()), "sides": sides}
 
     def _keep(self, reason: str, group: Sequence[Found]) -> None:
         both = [*self.examples.get(reason, ()), *group]
@@ -103,7 +125,7 @@ class ReasonTally:
     def report(self, actions: Mapping[str, Action]) -> dict[str, dict[str, Any]]:
         """Return for each reason its action, how many pairs have it, and examples of them."""
         names = [*actions, *(name for name in self.counts if name not in actions)]
-        values = {"language": {"values": dict(self.languages.most_common())}}
+        values = {"language": self._languages()}
         return {
             name: {
                 "count": sum(self.counts.get(name, Counter()).values()),

@@ -15,7 +15,7 @@ _WIDTH, _PLOT = 1000, (400, 300)
 
 
 def render_report(report: PrepareReport) -> Markup:
-    """Return ``report.html``: reasons with examples, ranges of lines, leakage, lengths."""
+    """Return ``report.html``: reasons, languages, ranges of lines, leakage, lengths, coverage."""
     read = sum(counts[READ] for counts in report.counts.values())
     kept = sum(counts[KEPT] for counts in report.counts.values())
     most = max((max(pair) for pair in report.lengths), default=1)
@@ -35,6 +35,7 @@ def render_report(report: PrepareReport) -> Markup:
             for name, counts in report.counts.items()
         ],
         reasons=[*_reasons(report)],
+        languages=[*_languages(report)],
         maps=[*_maps(report)],
         leaks=leaks,
         leaks_note=f"The first {len(leaks):,} of {len(report.leakage):,}; all are in report.json.",
@@ -46,8 +47,9 @@ def render_report(report: PrepareReport) -> Markup:
         ],
         most=most,
         sides=[
-            (side.language, f"{side.vocab_size:,}", f"{side.tokens:,}", f"{side.mean_length:.1f}",
-             side.p99_length, side.max_length, f"{side.fallback_rate:.2%}")
+            (side.language, f"{side.tokens:,}", f"{side.mean_length:.1f}", side.p99_length,
+             side.max_length, f"{side.vocab_size:,}", f"{side.num_used:,}",
+             f"{side.num_for_most:,}", f"{side.fallback_rate:.2%}")
             for side in report.sides
         ],
     )  # fmt: skip
@@ -62,6 +64,24 @@ def _reasons(report: PrepareReport) -> Iterator[dict[str, Any]]:
             "values": f": {values}" if values else "",
             "examples": [{**each, "value": _short(each["value"])} for each in found["examples"]],
         }  # fmt: skip
+
+
+def _languages(report: PrepareReport) -> Iterator[dict[str, str]]:
+    """Yield the languages of each side, with shares of the training pairs and the first lines."""
+    read = sum(report.counts[name][READ] for name in report.findings)
+    for language, found in report.reasons.get("language", {}).get("sides", {}).items():
+        others = sum(each["count"] for each in found.values())
+        yield _language(language, language, read - others, read, "the rest, or too short to tell")
+        for name, each in found.items():
+            lines = ", ".join(f"{x['corpus']} {x['line']:,}" for x in each["first"])
+            yield _language(language, name, each["count"], read, lines)
+
+
+def _language(side: str, name: str, count: int, read: int, lines: str) -> dict[str, str]:
+    return {
+        "side": side, "name": name, "pairs": f"{count:,}", "share": f"{count / max(read, 1):.2%}",
+        "lines": lines,
+    }  # fmt: skip
 
 
 def _short(value: Any) -> str:

@@ -44,6 +44,10 @@ class SideReport:
     """Subwords of the longest sentence."""
     fallback_rate: float
     """Share of the subwords that are single bytes, or unknown."""
+    num_used: int = 0
+    """Entries of its vocabulary that occur; 0 in reports of earlier releases."""
+    num_for_most: int = 0
+    """Entries that make up 99% of the subwords."""
     lengths: Sequence[int] = field(default_factory=list)
     """Sentences of 0, 1, 2, ... subwords, up to where 1 of 1,000 is longer."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from nmt.data.prepared import SideReport
 from nmt.data.store import FlatIds
@@ -36,5 +37,13 @@ class SideStatistics:
             p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
             max_length=int(np.flatnonzero(self._lengths)[-1]),
             fallback_rate=int(self._uses[self._is_fallback].sum()) / tokens,
+            num_used=int((self._uses > 0).sum()),
+            num_for_most=_entries_for(self._uses, 0.99),
             lengths=self._lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
         )
+
+
+def _entries_for(uses: npt.NDArray[np.int64], share: float) -> int:
+    """Return how many of the most frequent entries make up a share of all subwords."""
+    upto = np.cumsum(np.sort(uses)[::-1])
+    return int(np.searchsorted(upto, share * upto[-1])) + 1

@@ -324,6 +324,8 @@ def test_what_is_odd_is_counted_or_dropped_and_reported(tmp_path: Path) -> None:
     report = prepare(config_for(tmp_path))
 
     text = report.as_text()
+    for side in report.sides:
+        assert 0 < side.num_for_most <= side.num_used <= side.vocab_size
     assert report.counts["numbers"]["characters"] == 1
     assert text.startswith("numbers: 120 pairs read, 117 kept\n  dropped 1: blank\n")
     assert report.overlap["valid"] == {
@@ -642,6 +644,23 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     assert not {*tags.values()} & {*map(int, prepared.train.target_ids(np.arange(9))[0])}
     assert config_hash(plain) == config_hash(config_for(tmp_path, tokenizer=plain.tokenizer))
     assert config_hash(plain) != config_hash(tagged)
+
+
+def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    source, target = corpus(120)
+    for line in (7, 30, 31):
+        source[line] = "Je ne sais pas pourquoi il est parti si tôt ce matin."
+    target[50] = "Non so perché se ne sia andato così presto stamattina."
+    write_pairs(tmp_path, source, target)
+    report = prepare(config_for(tmp_path), report_only=True, report_dir=tmp_path / "report")
+
+    sides = report.reasons["language"]["sides"]
+    assert sides["de"]["fr"]["count"] == 3
+    assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32]
+    assert sides["en"]["it"] == {"count": 1, "first": [{"corpus": "numbers", "line": 51}]}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<td>fr</td><td>3</td><td>2.50%</td>" in page
 
 
 def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) -> None:
