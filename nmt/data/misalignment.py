@@ -156,7 +156,7 @@ class Judged(NamedTuple):
     """What a lexicon says of the lines of a corpus."""
 
     ranges: list[Range]
-    """None in corpora of fewer than 100 lines, and where the lexicon knows too little to tell
+    """None below 100 lines, only shifts below 1,000; none where a lexicon knows too little to tell
     translations from lines at random."""
     z_scores: Values
     """`z_scores` of the lines as they stand; not a number where a side is blank or the lexicon
@@ -219,18 +219,20 @@ def find_ranges(
         table[places, columns[places]] = known[start:stop][places]
         path = best_path(table, int(np.searchsorted(offsets, 0)))
         found += _ranges(np.append(offsets, _UNRELATED)[path], start)
-    if not evidence.slope:  # lengths alone, of few lines, do not say that lines are unrelated
-        is_few = num < _FEWEST_SCORED
-        shifts = [each for each in found if each.offset is not None]
-        return Judged(shifts if is_few else found, unknown, sure)
+    if num < _FEWEST_OF_ALL:  # so few do not say that lines are unrelated
+        found = [each for each in found if each.offset is not None]
+    if num < _FEWEST_SCORED:
+        return Judged(found, unknown, sure)
+    if not evidence.slope:
+        return Judged(found, unknown, sure)
     # What a pair has taught makes it score better, so only unseen ones say how many are right.
     share = min(_share_above(as_taught.scores[unseen], at_random.scores) / _USUALLY_ABOVE, 1.0)
     is_low = z_scores(as_taught.scores, share) < _DOUBTFUL
     is_doubtful = (as_taught.tokens > 0) & (_is_odd(known) | is_low)
-    if num >= _FEWEST_SCORED:
-        own = z_scores(as_it_stands.scores, share)
-        unknown = np.where(as_it_stands.tokens > 0, own, np.nan)
-    return Judged(found, unknown, is_doubtful)
+    if num < _FEWEST_OF_ALL:
+        is_doubtful = sure
+    own = z_scores(as_it_stands.scores, share)
+    return Judged(found, np.where(as_it_stands.tokens > 0, own, np.nan), is_doubtful)
 
 
 def z_scores(scores: Values, share: float) -> Values:
