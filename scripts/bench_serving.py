@@ -105,16 +105,16 @@ class Load:
         """Print a row."""
         own = self.seconds - self.client_cpu / cores
         p50, p95 = percentiles(self.latencies)
-        steps = self.memory or [0.0]
-        tenth = max(1, len(steps) // 10)
+        size = -(-len(self.memory) // 4)
+        quarters = [self.memory[i : i + size] for i in range(0, len(self.memory), size)]
+        shown = ", ".join(f"{statistics.mean(quarter):.0f}" for quarter in quarters)
         print(
             f"{name}: {self.texts:,} texts in {self.seconds:.1f} s, "
             f"{self.texts / self.seconds:.1f} a second "
             f"({self.texts / own:.1f} without the clients' {self.client_cpu:.1f} CPU s); "
             f"{1000 * self.server_cpu / max(1, self.texts):.1f} CPU ms a text; "
             f"p50 {p50:.2f} s, p95 {p95:.2f} s; errors {self.errors}, other text {self.others}; "
-            f"memory {statistics.mean(steps[tenth : 2 * tenth] or steps):.0f} MiB early, "
-            f"{statistics.mean(steps[-tenth:]):.0f} late, {max(steps):.0f} at most"
+            f"memory in quarters of the time {shown} MiB, {max(self.memory):.0f} at most"
         )
 
     def texts_a_second(self, cores: int) -> float:
@@ -244,7 +244,7 @@ def small_requests(
 
     threads = [threading.Thread(target=repeat, args=(key, 1, found)) for key in keys[:4]]
     if beside:
-        threads += [threading.Thread(target=repeat, args=(keys[4], 200, [])) for _ in range(4)]
+        threads += [threading.Thread(target=repeat, args=(keys[4], 100, [])) for _ in range(2)]
         threads.append(threading.Thread(target=dribble, args=(port, lines[0], keys[5], end)))
     for thread in threads:
         thread.start()
