@@ -37,6 +37,7 @@ who comes later does not wait long."""
 _FEWEST_TOKENS = 64
 """Of a batch where texts are shared out among free threads, and at most of a small request."""
 _BYTES_OF_TOKEN = 4
+_JOIN_SECONDS = 5.0
 
 
 class Line(Protocol):
@@ -187,12 +188,12 @@ class Batcher(Generic[R]):
             return waiting + sum(len(units) for _, units in self._ready)
 
     def close(self) -> None:
-        """End the threads after the batches they are at; the rest is dropped."""
+        """End the threads after the batches they are at, or soon; the rest is dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(_JOIN_SECONDS)
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
