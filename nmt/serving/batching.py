@@ -153,6 +153,7 @@ class Batcher(Generic[R]):
         self._changed, self._closed, self._num_free = threading.Condition(), False, 0
         self._busy: Counter[str] = Counter()
         """Client -> units that are ready or being translated."""
+        self._was_small = False
         self._threads = [
             threading.Thread(target=self._work, name=f"translate-{number}", daemon=True)
             for number in range(threads)
@@ -211,7 +212,10 @@ class Batcher(Generic[R]):
             try:
                 while not self._closed:
                     if self._ready:
-                        return self._newcomers() or self._ready.popleft()
+                        # In turns, so that many newcomers do not starve what is ready.
+                        small = None if self._was_small else self._newcomers()
+                        self._was_small = small is not None
+                        return small or self._ready.popleft()
                     if not self._queues:
                         self._changed.wait()
                     else:

@@ -126,7 +126,7 @@ def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
 
 
 def test_a_small_request_does_not_wait_for_what_is_ready() -> None:
-    """Unless its client has something else under way."""
+    """Unless its client has something else under way, or another such was the last batch."""
     echo = Stepwise()
 
     async def test(batcher: Batcher[str]) -> None:
@@ -137,11 +137,14 @@ def test_a_small_request_does_not_wait_for_what_is_ready() -> None:
         await started(echo, 2)  # of the round that was formed a batch is left
         other = batcher.submit(echo, "huge", lines("other"))
         small = batcher.submit(echo, "small", lines("small"))
+        echo.steps.release()
+        await started(echo, 3)
+        late = batcher.submit(echo, "late", lines("late"))
         echo.steps.release(100)
-        await asyncio.gather(*block, *many, *small, *other)
+        await asyncio.gather(*block, *many, *small, *other, *late)
 
     run(test, tokens=20)
-    assert [batch[0] for batch in echo.batches[:3]] == ["block", "h00", "small"]
+    assert [batch[0] for batch in echo.batches[:4]] == ["block", "h00", "small", "h10"]
     assert all("other" not in batch for batch in echo.batches[:4])
 
 
