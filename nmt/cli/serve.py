@@ -105,7 +105,7 @@ class Reach:
         help="Proxies whose X-Forwarded-For is believed, as 10.0.0.0/8. Repeatable.",
     )
     root_path: str = flag(
-        default="", metavar="PATH", help="Path under which a proxy serves this, as /translate."
+        default="", metavar="PATH", help="Path under which a proxy serves this, as /mt."
     )
 
 

@@ -91,7 +91,11 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] 
 
 
 def join_results(
-    source: str, split: SplitText, results: Sequence[TranslationResult], joiner: str
+    source: str,
+    split: SplitText,
+    results: Sequence[TranslationResult],
+    joiner: str,
+    with_attention: bool,
 ) -> dict[str, Any]:
     """Return the answer for a text, from the results of its sentences.
 
@@ -107,8 +111,10 @@ def join_results(
             "source": source,
             "translation": translation,
             **_sums(translation, results),
-            **_details(sentences),
+            **_details(sentences, with_attention),
         }
+    if not with_attention:
+        values.pop("attention", None)
     values["sentences"] = [each.as_dict() for each in sentences]
     if any(name in values for name in ("alignment", "tokens", "attention")):
         values["words"] = _word_lists(source, translation, sentences)
@@ -145,13 +151,13 @@ def _sums(translation: str, results: Sequence[TranslationResult]) -> dict[str, A
     return values
 
 
-def _details(sentences: Sequence[_Sentence]) -> dict[str, Any]:
+def _details(sentences: Sequence[_Sentence], with_attention: bool) -> dict[str, Any]:
     """Return alignment, attention and tokens of a whole text, by its words."""
     results = [each.result for each in sentences]
     values: dict[str, Any] = {}
     if any(result.alignment is not None for result in results):
         values["alignment"] = as_pharaoh(tuple(_links(sentences)))
-    if any(result.attention is not None for result in results):
+    if with_attention and any(result.attention is not None for result in results):
         values["attention"] = [[round(x, 4) for x in row] for row in _attention(sentences)]
     if any(result.tokens is not None for result in results):
         tokens = chain(*(result.tokens or () for result in results))

@@ -307,7 +307,8 @@ class Shell:
         if scope["type"] != "http":  # lifespan
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "root_path": self._api.options.root_path}
+        is_own = scope["path"] in self._known  # also where the proxy's path is called like one
+        scope = {**scope, "root_path": "" if is_own else self._api.options.root_path}
         request = Request(scope, receive)
         try:
             origin = self._api.gate.check_site(request)
@@ -316,7 +317,7 @@ class Shell:
             return
         sending = partial(self._send, send, scope, origin)
         if origin is not None and request.method == "OPTIONS":
-            await _preflight(origin)(scope, receive, sending)
+            await _preflight()(scope, receive, sending)
             return
         await self._app(scope, receive, sending)
 
@@ -331,15 +332,14 @@ class Shell:
                 headers["Vary"] = "Origin"
             if self._api.state.is_stopping:
                 headers["Connection"] = "close"
-            path = scope["path"].removeprefix(self._api.options.root_path)
+            path = scope["path"].removeprefix(scope["root_path"])
             path = path if path in self._known else "other"
             labels = f'{{path="{path}",status="{message["status"]}"}}'
             self._api.service.metrics.count("responses", 1, labels)
         await send(message)
 
 
-def _preflight(origin: str) -> Response:
-    del origin
+def _preflight() -> Response:
     return Response(
         status_code=204,
         headers={

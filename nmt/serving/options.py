@@ -214,9 +214,9 @@ def path_prefix(text: str) -> str:
     Raises:
         ConfigError: It is no path.
 
-    >>> path_prefix("translate/")
-    '/translate'
+    >>> path_prefix("mt/")
+    '/mt'
     """
     if not re.fullmatch(r"[\w./-]*", text):
-        raise ConfigError(f"--root-path is {text!r}.", fix="Write a path, as in /translate.")
+        raise ConfigError(f"--root-path is {text!r}.", fix="Write a path, as in /mt.")
     return f"/{text.strip('/')}" if text.strip("/") else ""

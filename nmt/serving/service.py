@@ -25,6 +25,8 @@ from nmt.translation.result import TranslationResult
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
+_ATTENDED_CHARACTERS = 2000
+"""Of a text whose attention is shown: its size is the product of the words of both sides."""
 
 
 class TooLargeError(BadRequestError):
@@ -174,39 +176,46 @@ class Service:
             )
         return found[0][0], found[0]
 
-    async def translate(
+    def translate(
         self, request: TranslateRequest, route: Route, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Yield the answer for each text, in order, as soon as it is there.
+        """Return the answer for each text, in order, as soon as it is there.
 
         A text that cannot be translated gets ``error`` and ``fix``. When the caller ends early,
         what is not translated yet is dropped.
 
         Raises:
             ConfigError: The options go with no translation.
+            TooLargeError: Attention is wanted for a long text.
         """
         options, want = self._options(request, route), set(request.want)
+        longest = max((len(item.text) for item in request.items), default=0)
+        if "attention" in want and longest > _ATTENDED_CHARACTERS:
+            problem = f"Attention is shown for texts of {_ATTENDED_CHARACTERS:,} characters."
+            raise TooLargeError(problem, fix="Want alignment, or send shorter texts.")
         outputs = {_OUTPUTS[name] for name in want if name in _OUTPUTS}
         if "alignments" in outputs:  # tells how many words a model sees
             outputs.add("attention")
+        asked = Wanted(route.models[-1], options, frozenset(outputs))
+        asked.check()
+        return self._answers(request, route, client, asked)
+
+    async def _answers(
+        self, request: TranslateRequest, route: Route, client: str, asked: Wanted
+    ) -> AsyncGenerator[dict[str, Any]]:
         items, language = request.items, route.languages[0]
+        shown = "attention" in request.want
         splits = [split_text(item.text, language, into_sentences=request.split) for item in items]
         lines = [
             each for item, split in zip(items, splits, strict=True) for each in _lines(item, split)
         ]
-        *first, last = route.models
-        for model in first:
-            lines = await self._retranslated(Wanted(model, options), lines, client)
-        asked = Wanted(last, options, frozenset(outputs))
-        asked.check()
+        for model in route.models[:-1]:
+            lines = await self._retranslated(Wanted(model, asked.options), lines, client)
         ends = list(accumulate((len(split.sentences) for split in splits), initial=0))
         futures = self._submit(asked, lines, client)
         try:
             for item, split, (start, end) in zip(items, splits, pairwise(ends), strict=True):
-                values = await _answer(item, split, futures[start:end], last.joiner)
-                if "attention" not in want:
-                    values.pop("attention", None)
-                yield values
+                yield await _answer(item, split, futures[start:end], asked.model.joiner, shown)
         finally:
             for future in futures:
                 future.cancel()
@@ -322,13 +331,14 @@ async def _answer(
     split: SplitText,
     futures: Sequence[asyncio.Future[TranslationResult]],
     joiner: str,
+    with_attention: bool,
 ) -> dict[str, Any]:
     named: Mapping[str, Any] = {} if item.id is None else {"id": item.id}
     results = await asyncio.gather(*futures, return_exceptions=True)
     faults = [result for result in results if isinstance(result, BaseException)]
     if not faults:
         good = [result for result in results if not isinstance(result, BaseException)]
-        return {**named, **join_results(item.text, split, good, joiner)}
+        return {**named, **join_results(item.text, split, good, joiner, with_attention)}
     if isinstance(faults[0], NmtError):
         told = {"error": without_line(faults[0].problem), "fix": faults[0].fix}
     elif isinstance(faults[0], Exception):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.translation.translator import Translator
+from tests.serving.conftest import Inside
 from tests.serving.process import Server
 from tests.translation.conftest import sentences
 
@@ -110,6 +111,21 @@ def test_lines_are_streamed_in_order(server: Server) -> None:
     assert ["translation" in line for line in lines] == [True, False, True]
     assert "forbidden" in lines[1]["error"]
     assert is_same(lines[0], {"index": 0, **server.translate("der Hund")[0]})
+
+
+def test_a_stream_whose_options_are_wrong_does_not_begin(server: Server) -> None:
+    body = {"texts": ["der Hund"], "options": {"n_best": 3, "beam_size": 2}}
+    answer = server.post("/v1/translate", body, Accept="application/x-ndjson")
+    assert answer.status == 422
+    assert "n_best" in answer.json["error"]
+
+
+def test_attention_of_a_long_text_is_refused(inside: Inside) -> None:
+    client, text = inside(), "der Hund\n" * 300
+    body = {"model": "de-en", "texts": [text], "want": ["attention"]}
+    answer = client.post("/v1/translate", json=body)
+    assert answer.status_code == 413
+    assert "2,000" in answer.json()["error"]
 
 
 def test_scores_are_those_of_the_search(server: Server) -> None:

@@ -192,3 +192,7 @@ def test_a_proxy_may_serve_under_a_path(inside: Inside) -> None:
     client = inside(options=ServerOptions(root_path="/mt"))
     assert client.get("/mt/health/live").status_code == 200
     assert client.get("/health/live").status_code == 200
+    client = inside(options=ServerOptions(root_path="/translate"))
+    body = {"q": "", "source": "de", "target": "en"}
+    for path in ("/translate", "/translate/translate"):
+        assert client.post(path, json=body, follow_redirects=False).status_code == 200
