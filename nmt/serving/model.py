@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -82,6 +83,8 @@ class ServedModel:
     """Updates it was trained for; None if the folder does not say."""
     is_export: bool
     """Whether the folder is CTranslate2's, which no other engine reads."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a GPU computes, whose steps are recorded for one search at a time."""
 
     @property
     def joiner(self) -> str:
@@ -102,7 +105,9 @@ class ServedModel:
         request = EngineRequest(self.loaded.config.decoding, outputs=outputs)
         engine = self.loaded.engine.serving(request)
         scorer = Scorer(replace(self.loaded, engine=engine))
-        return [found.as_dict() for found in scorer.score(pairs, tag=tag)]
+        with self.lock if engine.on_gpu else nullcontext():
+            found = scorer.score(pairs, tag=tag)
+        return [each.as_dict() for each in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,14 @@ class Wanted:
         """Translate a batch, in this thread."""
         options = change_options(self.model.translator.options, dict(self.options))
         request = EngineRequest(options, self.is_constrained, self.outputs)
-        self.model.loaded.engine.serving(request).start_worker()
+        engine = self.model.loaded.engine.serving(request)
+        engine.start_worker()
+        with self.model.lock if engine.on_gpu else nullcontext():
+            return self._translate(lines, check)
+
+    def _translate(
+        self, lines: Sequence[Request], check: Callable[[], object]
+    ) -> Sequence[TranslationResult]:
         return self.model.translator.with_progress(lambda _: check()).translate(
             [line.source for line in lines],
             prefixes=[line.prefix for line in lines],

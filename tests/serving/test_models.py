@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,29 @@ def test_what_an_engine_lacks_is_answered_by_torch(inside: Inside) -> None:
     model = client.get("/v1/models").json()["models"][0]
     assert (model["dtype"], model["engines"]["translate"]) == ("int8", "ctranslate2")
     assert model["engines"]["prefix"] == "torch"
+
+
+def test_a_gpu_searches_one_batch_at_a_time(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here only the name of one: its recorded steps would not bear two threads."""
+    search, running, most = TorchEngine.search, list[int](), list[int]()
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.pop()
+        return search(self, *arguments)
+
+    client = inside()
+    texts = ["der Hund läuft " * 5] * 40
+    body = {"model": "de-en", "texts": texts, "options": {"beam_size": 1}}
+    monkeypatch.setattr(TorchEngine, "search", counted)
+    monkeypatch.setattr(TorchEngine, "start_worker", lambda self: setattr(self, "on_gpu", True))
+    assert client.post("/v1/translate", json=body).status_code == 200
+    assert len(most) > 1  # two threads share the texts
+    assert max(most) == 1
 
 
 def test_a_request_that_takes_too_long_is_a_504(inside: Inside) -> None:
