@@ -147,7 +147,7 @@ def serve(
         ),
         access=of.Access(
             keys=of.read_keys(reach.api_keys) if reach.api_keys else None,
-            hosts=frozenset(reach.allow_host),
+            hosts=of.host_names(reach.allow_host),
             origins=of.origins(reach.allow_origin),
             proxies=tuple(map(of.parse_network, reach.trusted_proxy)),
         ),

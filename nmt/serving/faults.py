@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +15,13 @@ from nmt.serving.batching import log_fault
 from nmt.serving.model import without_line
 from nmt.serving.service import BusyError, TooLargeError
 
+logger = logging.getLogger(__name__)
+
 _STATUS: dict[type[NmtError], int] = {
     TooLargeError: 413,
     BusyError: 503,
     DataError: 422,
     ConfigError: 422,
-    CheckpointError: 503,
-    DeviceError: 503,
 }
 """The first that fits."""
 _OF_ROUTING = {
@@ -58,6 +59,10 @@ def refusal(error: Exception) -> RefusedError:
         return RefusedError(error.status_code, problem, fix, error.headers)
     if isinstance(error, TimeoutError):
         return RefusedError(504, "There was no answer in time.", "Send fewer or shorter texts.")
+    if isinstance(error, CheckpointError | DeviceError):
+        logger.warning("a request failed: %s", error.problem)  # it names folders of this machine
+        problem, fix = "The model cannot be used now.", "Try later, or ask whoever runs the server."
+        return RefusedError(503, problem, fix, retry_after=_BUSY_SECONDS)
     for kind, status in _STATUS.items():
         if isinstance(error, kind):
             wait = _BUSY_SECONDS if status == 503 else None

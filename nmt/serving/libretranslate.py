@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -126,8 +127,6 @@ async def detected(service: Service, asked: DetectRequest) -> list[Any]:
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     service.check_size(len(texts), sum(map(len, texts)))
     codes = sorted({source for source, _ in service.store.routes})
-    found = [
-        [{"language": code, "confidence": sure} for code, sure in detect(text, codes)]
-        for text in texts
-    ]
+    ranked = await asyncio.to_thread(lambda: [detect(text, codes) for text in texts])
+    found = [[{"language": code, "confidence": sure} for code, sure in each] for each in ranked]
     return found[0] if isinstance(asked.q, str) else found

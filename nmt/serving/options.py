@@ -199,13 +199,27 @@ def origins(texts: Iterable[str]) -> frozenset[str]:
     Raises:
         ConfigError: One is not of the form ``https://example.org:8443``.
     """
-    found = {text.rstrip("/").lower() for text in texts}
+    names = (text.rstrip("/").lower() for text in texts)
+    fix = "Write https://example.org, without a path."
+    return _all_match(names, r"https?://[\w.\[\]:-]+", "--allow-origin", fix)
+
+
+def host_names(texts: Iterable[str]) -> frozenset[str]:
+    """Read names of hosts.
+
+    Raises:
+        ConfigError: One has a scheme, a port or a path.
+    """
+    fix = "Write translate.example.org, without https:// and without a port."
+    return _all_match(map(str.lower, texts), r"[\w.-]+|\[[0-9a-f:.]+\]", "--allow-host", fix)
+
+
+def _all_match(texts: Iterable[str], pattern: str, option: str, fix: str) -> frozenset[str]:
+    found = frozenset(texts)
     for text in found:
-        if not re.fullmatch(r"https?://[\w.\[\]:-]+", text):
-            raise ConfigError(
-                f"--allow-origin is {text!r}.", fix="Write https://example.org, without a path."
-            )
-    return frozenset(found)
+        if not re.fullmatch(pattern, text):
+            raise ConfigError(f"{option} is {text!r}.", fix=fix)
+    return found
 
 
 def path_prefix(text: str) -> str:

@@ -16,6 +16,7 @@ from nmt.serving.options import (
     Rate,
     ServerOptions,
     digest,
+    host_names,
     origins,
     parse_model,
     parse_network,
@@ -149,6 +150,7 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     [
         lambda: parse_rate("often"), lambda: parse_rate("0/min"), lambda: parse_model("a b=c"),
         lambda: parse_network("10.0.0.0/99"), lambda: origins(["example.org"]),
+        lambda: host_names(["https://mt.example.org"]), lambda: host_names(["mt.example.org:80"]),
         lambda: ServerOptions(host="0.0.0.0").check(no_auth=False),
     ],
 )  # fmt: skip

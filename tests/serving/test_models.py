@@ -82,7 +82,7 @@ def test_the_model_used_least_recently_makes_room(models: dict[str, Path], tmp_p
 
 
 def test_a_model_that_vanished_before_it_was_loaded_is_a_503(
-    inside: Inside, models: dict[str, Path], tmp_path: Path
+    inside: Inside, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(models["de-en"], tmp_path / "model")
     client = inside({"de-en": tmp_path / "model"})
@@ -91,6 +91,8 @@ def test_a_model_that_vanished_before_it_was_loaded_is_a_503(
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
     assert "fix" in answer.json()
+    assert str(tmp_path) not in answer.text  # whoever runs the server is told, not its clients
+    assert str(tmp_path) in caplog.text
 
 
 def test_a_pair_without_a_model_goes_through_the_pivot(
