@@ -13,7 +13,7 @@ from nmt.cli.options import JSON, dtype_name, file_name, flag, print_result
 EPILOG = """\b
 Examples:
   nmt serve runs/demo
-  nmt serve runs/de-en runs/en-fr --pivot en --max-loaded 1
+  nmt serve runs/de-en runs/en-fr runs/en-it --pivot en --max-loaded 2
   nmt serve best=runs/base --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org
 """
 

@@ -154,7 +154,7 @@ class Api:
         route = await service.route(asked.model, asked.source, asked.target, texts)
         answers = service.translate(asked, route, client)
         if LINES in request.headers.get("accept", ""):
-            return JsonLines(self._numbered(answers), self.options.limits.deadline)
+            return JsonLines(self._admitted(answers), self.options.limits.deadline)
         async with aclosing(answers) as found:
             elements = [values async for values in found]
         if elements and all("error" in values for values in elements):
@@ -162,15 +162,13 @@ class Api:
             raise RefusedError(422, first["error"], first["fix"])
         return JSONResponse({**route.as_dict(), "translations": elements})
 
-    async def _numbered(
+    async def _admitted(
         self, answers: AsyncGenerator[dict[str, Any]]
     ) -> AsyncGenerator[dict[str, Any]]:
         with self.service.admitted():
-            index = 0
             async with aclosing(answers) as found:
                 async for values in found:
-                    yield {"index": index, **values}
-                    index += 1
+                    yield values
 
     async def score(self, asked: ScoreRequest, client: str, request: Request) -> Response:
         """Score given translations."""

@@ -108,7 +108,7 @@ async def _wait_gone(receive: Receive) -> None:
 
 
 class JsonLines(Response):
-    """An answer of one object a line, each sent as soon as it is there.
+    """An answer of one object a line, numbered, each sent as soon as it is there.
 
     Args:
         objects: What is sent. An error ends it with a line of its own.
@@ -133,12 +133,14 @@ class JsonLines(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _write(self, send: Send) -> None:
+        index = 0
         try:
             async with asyncio.timeout(self._deadline), aclosing(self._objects) as objects:
                 async for values in objects:
-                    await _send_line(send, values)
+                    await _send_line(send, {"index": index, **values})
+                    index += 1
         except Exception as error:
-            await _send_line(send, told_of(refusal(error)))
+            await _send_line(send, {"index": index, **told_of(refusal(error))})
 
 
 async def _send_line(send: Send, values: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import time
 import weakref
@@ -194,6 +195,14 @@ def test_a_request_that_takes_too_long_is_a_504(inside: Inside) -> None:
     answer = client.post("/v1/translate", json={"model": "de-en", "texts": texts, "split": False})
     assert answer.status_code == 504
     assert answer.json()["fix"]
+    lines = client.post(
+        "/v1/translate",
+        json={"model": "de-en", "texts": texts, "split": False},
+        headers={"Accept": "application/x-ndjson"},
+    )
+    *done, last = map(json.loads, lines.text.splitlines())
+    assert last.keys() == {"index", "error", "fix"}
+    assert last["index"] == len(done)
 
 
 def test_a_full_queue_is_a_503(inside: Inside) -> None:
