@@ -59,7 +59,7 @@ from nmt.cli import main
 from nmt.translation import distributed, translator
 
 tokenized, segment = [], translator.segment_lines
-is_ahead, find = threading.Event(), translator.Translator._find
+is_ahead, find = threading.Event(), translator.search_batches
 
 def segment_lines(texts, *more):
     tokenized.extend([texts] if texts else [])
@@ -67,11 +67,11 @@ def segment_lines(texts, *more):
         is_ahead.set()
     return segment(texts, *more)
 
-def search(self, batches, *more):
+def search(engine, batches, *more):
     assert not batches or is_ahead.wait({PATIENCE_SECONDS // 4}), "no text work beside a search"
-    return find(self, batches, *more)
+    return find(engine, batches, *more)
 
-translator.segment_lines, translator.Translator._find = segment_lines, search
+translator.segment_lines, translator.search_batches = segment_lines, search
 translator.Translator.on_gpu, distributed.MAX_CHUNK_LINES = True, 2
 main()
 """
