@@ -108,6 +108,7 @@ class Api:
         inner = Starlette(
             routes=routes, exception_handlers={Exception: _handle, 404: _handle, 405: _handle}
         )
+        inner.router.redirect_slashes = False  # a redirect would name another scheme behind a proxy
         return Shell(inner, self)
 
     def _got(self, path: str) -> Callable[[Request], Awaitable[Response]]:

@@ -2,7 +2,8 @@
 
 Texts wait in one queue per `Key`: a model and how it is asked. A thread that is free takes what is
 ready. When nothing is, it forms a round: texts of one queue up to a budget, a text of each client
-in turn and of each of a client's requests in turn, put into batches of like length. When little
+in turn and of each of a client's requests in turn, put into batches of like length. The queue is
+that of the client who has waited longest for a turn, however many queues others fill. When little
 waits, it is shared out among the free threads; so an idle server starts at once, and a busy one
 works in full batches. A small request of a client with nothing else under way does not wait for
 what is ready: who types is answered beside others who send files. A text that nobody waits for any
@@ -153,6 +154,9 @@ class Batcher(Generic[R]):
         self._changed, self._closed, self._num_free = threading.Condition(), False, 0
         self._busy: Counter[str] = Counter()
         """Client -> units that are ready or being translated."""
+        self._rounds = 0
+        self._turns: dict[str, int] = {}
+        """Client that waits -> the round of its last turn, or in which it came."""
         self._was_small = False
         self._threads = [
             threading.Thread(target=self._work, name=f"translate-{number}", daemon=True)
@@ -170,6 +174,8 @@ class Batcher(Generic[R]):
         units = [_Unit(line, client, loop.create_future(), loop) for line in lines]
         if units:
             with self._changed:
+                if not any(client in queue.clients for queue in self._queues.values()):
+                    self._turns[client] = self._rounds
                 clients = self._queues.setdefault(key, _Queue()).clients
                 clients.setdefault(client, deque()).append(deque(units))
                 self._changed.notify_all()
@@ -236,7 +242,10 @@ class Batcher(Generic[R]):
 
     def _form_round(self) -> None:
         """Make batches of what waits for the key whose turn it is."""
-        key, queue = self._queues.popitem(last=False)
+        key = min(
+            self._queues, key=lambda key: min(self._turns[c] for c in self._queues[key].clients)
+        )
+        queue = self._queues.pop(key)
         budget = _ROUNDS * len(self._threads) * self._batch_tokens
         units, total = [], 0
         for unit in queue.take():
@@ -247,6 +256,10 @@ class Batcher(Generic[R]):
         if queue.clients:
             self._queues[key] = queue
         self._busy.update(unit.client for unit in units)
+        self._rounds += 1
+        self._turns.update(dict.fromkeys((unit.client for unit in units), self._rounds))
+        waiting = {client for queue in self._queues.values() for client in queue.clients}
+        self._turns = {client: turn for client, turn in self._turns.items() if client in waiting}
         share = max(_FEWEST_TOKENS, -(-total // self._num_free))
         batches = _batches(units, min(share, self._batch_tokens))
         self._ready.extend((key, batch) for batch in batches)

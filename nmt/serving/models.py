@@ -148,7 +148,8 @@ class ModelStore:
 
     def _make_room(self, name: str) -> None:
         while len(self._slots) >= self._max_loaded and name not in self._slots:
-            self._slots.popitem(last=False)
+            can_return = (other for other, slot in self._slots.items() if slot.status != "gone")
+            del self._slots[next(can_return, next(iter(self._slots)))]
 
     @property
     def num_loaded(self) -> int:

@@ -82,6 +82,25 @@ def test_the_model_used_least_recently_makes_room(models: dict[str, Path], tmp_p
     asyncio.run(test())
 
 
+@pytest.mark.usefixtures("_always_looks")
+def test_a_model_that_could_not_return_makes_no_room(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(models["de-en"], tmp_path / "third")
+    store = ModelStore({"third": tmp_path / "third", **models}, TORCH, max_loaded=2)
+
+    async def test() -> None:
+        await store.get("third")
+        shutil.rmtree(tmp_path / "third")
+        await store.get("third")
+        await store.get("de-en")
+        await store.get("en-fr")
+        loaded = [each["name"] for each in store.describe() if each["loaded"]]
+        assert loaded == ["third", "en-fr"]
+
+    asyncio.run(test())
+
+
 def test_a_model_that_vanished_before_it_was_loaded_is_a_503(
     inside: Inside, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
