@@ -10,7 +10,7 @@ Shapes: n texts, G different n-grams of one order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,7 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
            [  8.8,   8.8, 100. ]])
     """
     characters = [np.array([ord(c) for c in "".join(text.split())], np.int64) for text in texts]
-    counts = list(_matches(characters, _CHRF_ORDERS))
-    matches = np.stack([common for common, _ in counts], axis=-1)  # (n, n, M)
-    totals = np.stack([own for _, own in counts], axis=-1)  # (n, M)
+    matches, totals = _matches(characters, _CHRF_ORDERS)
     return chrf(totals[:, None], totals[None, :], matches)
 
 
@@ -57,28 +55,28 @@ def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -
         np.array([ids.setdefault(word, len(ids)) for word in words(text)], np.int64)
         for text in texts
     ]
-    counts = list(_matches(lines, _BLEU_ORDERS))
-    matches = np.stack([common for common, _ in counts], axis=-1)  # (n, n, M)
-    totals = np.stack([own for _, own in counts], axis=-1)[:, None]  # (n, 1, M)
+    matches, totals = _matches(lines, _BLEU_ORDERS)
     lengths = np.array([len(line) for line in lines], np.float64)
-    return bleu(lengths[:, None], lengths[None, :], matches, totals, effective=True)
+    return bleu(lengths[:, None], lengths[None, :], matches, totals[:, None], effective=True)
 
 
-def _matches(lines: Sequence[IntArray], max_order: int) -> Iterator[tuple[Floats, Floats]]:
-    """Yield clipped matches of each pair (n, n), and n-grams of each text (n,), by order from 1."""
+def _matches(lines: Sequence[IntArray], max_order: int) -> tuple[Floats, Floats]:
+    """Return clipped matches of each pair (n, n, M), and n-grams of each text (n, M), by order."""
     lengths = np.array([len(line) for line in lines], np.int64)
     rows = np.repeat(np.arange(len(lines)), lengths)
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())  # to the line's end
     _, symbols = np.unique(np.concatenate(lines), return_inverse=True)
     starts, grams = np.arange(len(symbols)), symbols
+    matches, totals = [], []
     for order in range(1, max_order + 1):
         if order > 1:  # an n-gram is a shorter one and a symbol, numbered again
             fits = left[starts] >= order
             starts = starts[fits]
             longer = grams[fits] * (len(symbols) + 1) + symbols[starts + order - 1]
             _, grams = np.unique(longer, return_inverse=True)
-        totals = np.bincount(rows[starts], minlength=len(lines)).astype(np.float64)
-        yield _common(rows[starts], grams, len(lines)), totals
+        matches.append(_common(rows[starts], grams, len(lines)))
+        totals.append(np.bincount(rows[starts], minlength=len(lines)).astype(np.float64))
+    return np.stack(matches, axis=-1), np.stack(totals, axis=-1)
 
 
 def _common(rows: IntArray, grams: IntArray, num_lines: int) -> Floats:

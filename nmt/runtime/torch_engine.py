@@ -153,12 +153,20 @@ class TorchEngine(Engine):
             vocabulary=vocabulary,
         )
 
+    def _forced(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> tuple[Packed, Packed]:
+        """Return the input of teacher forcing: sources with EOS, targets behind BOS."""
+        return (
+            Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device),
+            Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device),
+        )
+
     @override
     def attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[list[float]]]:
-        source = Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device)
-        target = Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device)
+        source, target = self._forced(sources, targets)
         found = [
             model.align(source_of(model, source), target)[..., int(model.config.source_bos) :]
             for model in self._models
@@ -174,8 +182,7 @@ class TorchEngine(Engine):
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        source = Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device)
-        target = Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device)
+        source, target = self._forced(sources, targets)
         gold = Packed.from_rows([[*ids, EOS_ID] for ids in targets], self._device).ids.unsqueeze(1)
         with evaluating(*self._models):
             hidden = [model(source_of(model, source), target) for model in self._models]

@@ -79,10 +79,16 @@ def settings(service: Service, options: ServerOptions) -> dict[str, Any]:
     }
 
 
-async def translate(service: Service, asked: LibreRequest, client: str) -> dict[str, Any]:
-    """Return what POST /translate answers."""
+def _texts(service: Service, asked: LibreRequest | DetectRequest) -> list[str]:
+    """Return the texts of a request, which are not too many."""
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     service.check_size(len(texts), sum(map(len, texts)))
+    return texts
+
+
+async def translate(service: Service, asked: LibreRequest, client: str) -> dict[str, Any]:
+    """Return what POST /translate answers."""
+    texts = _texts(service, asked)
     route = await service.route(None, asked.source, asked.target, texts)
     found: list[tuple[str, list[str]]]
     if asked.format == "html":
@@ -124,8 +130,7 @@ async def _html(service: Service, text: str, route: Route, client: str) -> str:
 
 async def detected(service: Service, asked: DetectRequest) -> list[Any]:
     """Return what POST /detect answers: the languages that can be translated, for each text."""
-    texts = [asked.q] if isinstance(asked.q, str) else asked.q
-    service.check_size(len(texts), sum(map(len, texts)))
+    texts = _texts(service, asked)
     codes = sorted({source for source, _ in service.store.routes})
     ranked = await asyncio.to_thread(lambda: [detect(text, codes) for text in texts])
     found = [[{"language": code, "confidence": sure} for code, sure in each] for each in ranked]

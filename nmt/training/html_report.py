@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.files.json_file import parse_json
-from nmt.metrics.metric import METRICS
+from nmt.metrics.metric import METRICS, label_of
 from nmt.report.page import (
     LIMIT,
     NUM_AVERAGES,
@@ -80,10 +80,6 @@ def render_report(title: str, events: Iterable[_Line], config_text: str = "") ->
     )
 
 
-def _label(metric: str) -> str:
-    return METRICS[metric].label if metric in METRICS else metric
-
-
 def _table(validations: Sequence[_Line], metric: str) -> tuple[list[dict[str, Any]], str]:
     """Return the latest validations, newest first, with that of the best score; and a note."""
     best = _best(validations, metric)
@@ -102,7 +98,7 @@ def _table(validations: Sequence[_Line], metric: str) -> tuple[list[dict[str, An
     tokenizer = validations[-1].get("bleu_tokenizer") if validations else None
     note += f"BLEU with tokenizer {tokenizer}. " if tokenizer else ""
     note += "Alarms: translations that look degenerate. "
-    return rows, note + (f"Bold: best {_label(metric)}." if best else "")
+    return rows, note + (f"Bold: best {label_of(metric)}." if best else "")
 
 
 def _facts(
@@ -153,7 +149,7 @@ def _test_scores(lines: Iterable[_Line]) -> list[dict[str, str]]:
             test, checkpoint = str(line.get("test")), str(line.get("checkpoint"))
             given = line.get("scores")
             scores = given if isinstance(given, Mapping) else {}
-            shown = (f"{_label(each)} {_fixed(_number(scores, each), 2)}" for each in scores)
+            shown = (f"{label_of(each)} {_fixed(_number(scores, each), 2)}" for each in scores)
             note = f"checkpoint {checkpoint}"
             found[test, checkpoint] = _fact(f"Test: {test}", ", ".join(shown), note)
     return list(found.values())

@@ -227,6 +227,40 @@ def _r_drop_step(
     return loss, gradient
 
 
+def _sum_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gold: Tensor,
+    step: _Step,
+    gradients: tuple[Tensor, Tensor, Tensor | None],
+) -> Tensor:
+    """Return the loss of ``hidden`` (N, P, D) and fill in zeroed ``gradients``, chunk by chunk."""
+    of_hidden, of_weight, of_bias = gradients
+    is_whole = weight.dtype == torch.float32
+    part = of_weight if is_whole else torch.zeros_like(weight)
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    size = _chunk_size(weight, hidden.shape[1])
+    chunks = (tensor.split(size) for tensor in (hidden, of_hidden, gold))
+    for number, (states, of_states, wanted) in enumerate(zip(*chunks, strict=True), start=1):
+        rows = states.flatten(0, 1)
+        logits = F.linear(rows, weight, bias)
+        loss, by_logits = step(logits.view(*states.shape[:2], -1), wanted)
+        total += loss
+        by_logits = by_logits.view_as(logits)
+        gradient = by_logits.to(hidden.dtype)
+        torch.mm(gradient, weight, out=of_states.flatten(0, 1))
+        part.addmm_(gradient.T, rows)
+        if of_bias is not None:
+            of_bias += by_logits.sum(dim=0, dtype=torch.float32)
+        if not is_whole and number % _CHUNKS_PER_SUM == 0:
+            of_weight += part
+            part.zero_()
+    if not is_whole:
+        of_weight += part
+    return total
+
+
 def _sum_16_bits(
     hidden: Tensor,
     weight: Tensor,
@@ -287,33 +321,9 @@ class _ChunkedLoss(torch.autograd.Function):
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         # They differ under autocast.
         cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
-        if hidden.device.type == "cpu" and hidden.dtype.itemsize == 2:
-            gradients = of_hidden, of_weight, of_bias
-            total = _sum_16_bits(hidden, cast, shift, gold, step, gradients)
-            of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-            ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
-            return total
-        is_whole = cast.dtype == torch.float32
-        part = of_weight if is_whole else torch.zeros_like(cast)
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        size = _chunk_size(weight, hidden.shape[1])
-        chunks = (tensor.split(size) for tensor in (hidden, of_hidden, gold))
-        for number, (states, of_states, wanted) in enumerate(zip(*chunks, strict=True), start=1):
-            rows = states.flatten(0, 1)
-            logits = F.linear(rows, cast, shift)
-            loss, by_logits = step(logits.view(*states.shape[:2], -1), wanted)
-            total += loss
-            by_logits = by_logits.view_as(logits)
-            gradient = by_logits.to(hidden.dtype)
-            torch.mm(gradient, cast, out=of_states.flatten(0, 1))
-            part.addmm_(gradient.T, rows)
-            if of_bias is not None:
-                of_bias += by_logits.sum(dim=0, dtype=torch.float32)
-            if not is_whole and number % _CHUNKS_PER_SUM == 0:
-                of_weight += part
-                part.zero_()
-        if not is_whole:
-            of_weight += part
+        is_on_16_bits = hidden.device.type == "cpu" and hidden.dtype.itemsize == 2
+        sum_up = _sum_16_bits if is_on_16_bits else _sum_chunks
+        total = sum_up(hidden, cast, shift, gold, step, (of_hidden, of_weight, of_bias))
         of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
         ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
         return total
