@@ -81,9 +81,9 @@ def letters_of(script: str) -> re.Pattern[str]:
     return re.compile(f"[{_RANGES[script]}{_RANGES.get(_ALSO.get(script, ''), '')}]+")
 
 
-def foreign_share(text: str, script: str) -> float:
+def foreign_share(text: str, script: str | None) -> float:
     """Return the share of the letters of a text that are of another script; 0 without letters."""
-    if script == "Latn" and text.isascii():
+    if script is None or (script == "Latn" and text.isascii()):
         return 0.0
     others = sum(map(str.isalpha, letters_of(script).sub("", text)))
     return others / sum(map(str.isalpha, text)) if others else 0.0
@@ -157,11 +157,13 @@ def wrong_language(text: str, language: str, min_odds: float) -> Finding | None:
 
     Args:
         text: One line. Short ones tell too little, and are not judged.
-        language: Code that `is_identifiable` knows.
+        language: Code; of one that py3langid does not know nothing is found.
         min_odds: How many times as likely the other language must be.
     """
     model, code = identifier(), primary_code(language)
-    if model is None or len(text) < _MIN_LETTERS or looks_like(text, language):
+    if model is None or code not in model.labels:
+        return None
+    if len(text) < _MIN_LETTERS or looks_like(text, language):
         return None
     likeliest, probability = model.classify(text)
     own = _alike(code)

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from nmt.config.data import FilterLimits
 from nmt.data.filter import Filter
@@ -60,15 +61,43 @@ _LOST = re.compile(r"\ufffd|[^\W\d_]\?[^\W\d_A-Z]{2}|\?{5}")
 _LIBRARIES = {"mojibake": "ftfy", "language": "py3langid"}
 
 
-class OneOf(Filter):
-    """A filter of a check that is asked about each side in turn."""
+class EachSide(Filter):
+    """A filter of a check for each side."""
 
-    def __init__(self, check: Callable[[str], Finding | None]) -> None:
-        self._check = check
+    def __init__(
+        self, source: Callable[[str], Finding | None], target: Callable[[str], Finding | None]
+    ) -> None:
+        self._source, self._target = source, target
 
     def text_problem(self, source: str, target: str) -> Finding | None:
         """Return what is found on the first side that has something."""
-        return self._check(source) or self._check(target)
+        return self._source(source) or self._target(target)
+
+
+class Share(Filter):
+    """Finds pairs of which a side has too large a share of something.
+
+    Args:
+        reason: Of the pairs that are found.
+        max_share: The largest that is no reason.
+        source: Source text -> its share.
+        target: The same of the target.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        max_share: float,
+        source: Callable[[str], float],
+        target: Callable[[str], float],
+    ) -> None:
+        self._reason, self._max_share = reason, max_share
+        self._source, self._target = source, target
+
+    def text_problem(self, source: str, target: str) -> Finding | None:
+        """Return the larger share if it is too large."""
+        worst = max(self._source(source), self._target(target))
+        return Finding(self._reason, worst, self._max_share) if worst > self._max_share else None
 
 
 def control(text: str) -> Finding | None:
@@ -143,58 +172,30 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class Addresses(Filter):
-    """Finds sides that are mostly addresses of pages or mail."""
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return the larger share of the characters if it is too high."""
-        worst = 0.0
-        for text in (source, target):
-            if _ADDRESS_SIGNS.search(text):
-                worst = max(worst, sum(map(len, _ADDRESS.findall(text))) / len(text.strip()))
-        return Finding("url", worst, self._max_share) if worst > self._max_share else None
+def address_share(text: str) -> float:
+    """Return the share of the characters that are addresses of pages or mail."""
+    if not _ADDRESS_SIGNS.search(text):
+        return 0.0
+    return sum(map(len, _ADDRESS.findall(text))) / len(text.strip())
 
 
-class Punctuation(Filter):
-    """Finds sides that are mostly punctuation or symbols."""
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return the larger share of the visible characters if it is too high."""
-        worst = max(_symbol_share(source), _symbol_share(target))
-        return Finding("punctuation", worst, self._max_share) if worst > self._max_share else None
-
-
-def _symbol_share(text: str) -> float:
+def symbol_share(text: str) -> float:
+    """Return the share of the visible characters that are punctuation or symbols."""
     visible = len(text) - text.count(" ")
     return sum(map(len, _SYMBOLS.findall(text))) / max(visible, 1)
 
 
-class Repetition(Filter):
-    """Finds words or characters that are repeated directly, as broken systems write them."""
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return the larger share of repeated words if it is too high."""
-        worst = max(repeated_share(source.split()), repeated_share(target.split()))
-        return Finding("repetition", worst, self._max_share) if worst > self._max_share else None
-
-
-def repeated_share(words: Sequence[str]) -> float:
+def repeated_share(text: str) -> float:
     """Return the share of the words in the longest run that repeats what is directly before it.
 
-    >>> repeated_share("so we go on and on and on and on".split())
+    In a script without spaces it is that of the characters.
+
+    >>> repeated_share("so we go on and on and on and on")
     0.5
     """
+    words: Sequence[str] = text.split()
     if words and len(words[0]) * len(words) > 40 and len(words) < _MIN_REPEATED:
-        words = "".join(words)  # a script without spaces
+        words = "".join(words)
     if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
         return 0.0
     longest = 0
@@ -206,22 +207,6 @@ def repeated_share(words: Sequence[str]) -> float:
             if run > longest and run >= max(_MIN_REPEATED, period):
                 longest = run
     return longest / len(words)
-
-
-class Script(Filter):
-    """Finds sides in another script than that of their language."""
-
-    def __init__(self, scripts: tuple[str | None, str | None], max_share: float) -> None:
-        self._scripts, self._max_share = scripts, max_share
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return the larger share of foreign letters if it is too high."""
-        left, right = self._scripts
-        worst = max(
-            foreign_share(source, left) if left else 0.0,
-            foreign_share(target, right) if right else 0.0,
-        )
-        return Finding("script", worst, self._max_share) if worst > self._max_share else None
 
 
 class Swapped(Filter):
@@ -246,21 +231,6 @@ class Swapped(Filter):
         return Finding("swapped", "both sides") if is_swapped else None
 
 
-class Language(Filter):
-    """Finds sides in another language than they should be in, by py3langid."""
-
-    def __init__(self, source: str, target: str, min_odds: float) -> None:
-        self._languages, self._min_odds = (source, target), min_odds
-        self._known = is_identifiable(source), is_identifiable(target)
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return which other language a side is in."""
-        for text, code, known in zip((source, target), self._languages, self._known, strict=True):
-            if known and (found := wrong_language(text, code, self._min_odds)):
-                return found
-        return None
-
-
 def pair_filters(
     limits: FilterLimits, actions: Mapping[str, Action], source: str, target: str
 ) -> Iterator[Filter]:
@@ -275,18 +245,25 @@ def pair_filters(
     Raises:
         ConfigError: A reason that drops needs a library that is not installed.
     """
+    of_script = [partial(foreign_share, script=script_of(code)) for code in (source, target)]
+    in_language = [
+        partial(wrong_language, language=code, min_odds=limits.language)
+        for code in (source, target)
+    ]
     makers: dict[str, Callable[[], Filter]] = {
-        "control": lambda: OneOf(control),
-        "markup": lambda: OneOf(markup),
-        "mojibake": lambda: OneOf(mojibake),
+        "control": lambda: EachSide(control, control),
+        "markup": lambda: EachSide(markup, markup),
+        "mojibake": lambda: EachSide(mojibake, mojibake),
         "copy_of_source": lambda: Copy(limits.copy_of_source),
-        "url": lambda: Addresses(limits.url),
-        "punctuation": lambda: Punctuation(limits.punctuation),
-        "repetition": lambda: Repetition(limits.repetition),
+        "url": lambda: Share("url", limits.url, address_share, address_share),
+        "punctuation": lambda: Share("punctuation", limits.punctuation, symbol_share, symbol_share),
+        "repetition": lambda: Share(
+            "repetition", limits.repetition, repeated_share, repeated_share
+        ),
         "numbers": Numbers,
-        "script": lambda: Script((script_of(source), script_of(target)), limits.script),
+        "script": lambda: Share("script", limits.script, *of_script),
         "swapped": lambda: Swapped(source, target),
-        "language": lambda: Language(source, target, limits.language),
+        "language": lambda: EachSide(*in_language),
     }
     for name, make in makers.items():
         if name not in actions:
