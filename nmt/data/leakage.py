@@ -27,13 +27,11 @@ _MIN_JOINED = 5
 _MIN_UNMARKED = 12
 """Words from which a sentence in a longer line is no chance, without marks around it."""
 _FILTER_BITS = 22
-_BASE = 0x9E3779B97F4A7C15
-_MODULUS = 1 << 64
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 _END_OF_SENTENCE = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201d\u00bb)]*\s+"
 )
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{9,}")
-_POWERS = np.array([pow(_BASE, n, _MODULUS) for n in range(16)], dtype=np.uint64)
 
 
 class Leak(NamedTuple):
@@ -209,10 +207,16 @@ def _holds(mine: _Unit, held_out: _Unit) -> bool:
     return is_long and len(words) >= count + 3 and sought in (words[:count], words[-count:])
 
 
-def _flat(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
-    """Return the hashes of all words and the place after each text's last one."""
+def _flat(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
+    """Return the hashes of all words, and where each text begins and how many it has."""
     flat = np.array([word_hash(word) for text in words for word in text], dtype=np.uint64)
-    return flat, np.cumsum([len(text) for text in words], dtype=np.int64)
+    lengths = np.array([len(text) for text in words], dtype=np.int64)
+    return flat, np.cumsum(lengths) - lengths, lengths
+
+
+def _powers(count: int) -> Hashes:
+    """Return the factors of the words of a polynomial hash, modulo 2^64."""
+    return _BASE ** np.arange(1, count + 1, dtype=np.uint64)
 
 
 def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
@@ -221,13 +225,11 @@ def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
     Returns:
         Hashes, and the index of the text of each.
     """
-    flat, ends = _flat(words)
-    lengths = np.diff(ends, prepend=0)
+    flat, starts, lengths = _flat(words)
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
-        matrix = flat[(ends[rows] - length)[:, None] + np.arange(length)]
-        found = matrix @ _weights(length)
+        found = flat[starts[rows, None] + np.arange(length)] @ _weights(length)
         hashes.append(found.ravel())
         owners.append(np.repeat(rows, found.shape[1]))
     return np.concatenate(hashes), np.concatenate(owners)
@@ -241,25 +243,18 @@ def _weights(length: int) -> Hashes:
     weights = np.zeros((length, len(deleted)), dtype=np.uint64)
     for column, gone in enumerate(deleted):
         left = [place for place in range(length) if place not in gone]
-        for power, place in enumerate(left):
-            weights[place, column] = pow(_BASE, power + 1, _MODULUS)
+        weights[left, column] = _powers(len(left))
     return weights
 
 
 def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
     """Return hashes of all runs of four words in texts long enough, their texts and places."""
-    flat, ends = _flat(words)
-    lengths = np.diff(ends, prepend=0)
-    if len(flat) < _RUN:
-        return np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    count = len(flat) - _RUN + 1
-    hashes = np.zeros(count, dtype=np.uint64)
-    for offset in range(_RUN):
-        hashes += flat[offset : offset + count] * _POWERS[offset + 1]
-    owners = np.repeat(np.arange(len(words)), lengths)[:count]
-    places = np.arange(count) - (ends - lengths)[owners]
+    flat, starts, lengths = _flat(words)
+    owners = np.repeat(np.arange(len(words)), lengths)
+    places = np.arange(len(flat)) - starts[owners]
     is_inside = (places + _RUN <= lengths[owners]) & (lengths[owners] >= _MIN_RUNS_FROM)
-    return hashes[is_inside], owners[is_inside], places[is_inside]
+    runs = flat[np.flatnonzero(is_inside)[:, None] + np.arange(_RUN)]
+    return runs @ _powers(_RUN), owners[is_inside], places[is_inside]
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:
