@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.resegment import Flat, IntArray, Sides
+from nmt.data.resegment import IntArray, Sides, flat_of, rows_of
 from nmt.text import UNK_ID
 from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, without_punctuation
 from nmt.text.tokenizer import Tokenizers
@@ -80,12 +79,12 @@ class Augmenter:
         drawn = self.drawn(epoch, rows)
         if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
             return stored
-        source, target = map(_rows, stored)
+        source, target = map(rows_of, stored)
         for at in chosen:
             kinds = [kind for kind, own in drawn.items() if own[at]]
             random = Random(f"{self._seed} {epoch} {rows[at]}")
             source[at], target[at] = self._noisy(source[at], target[at], kinds, random)
-        return _flat(source), _flat(target)
+        return flat_of(source), flat_of(target)
 
     def _noisy(
         self, source: list[int], target: list[int], kinds: Sequence[str], random: Random
@@ -123,16 +122,6 @@ def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) ->
         noise, is_of_both = _NOISES[kind]
         texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
     return texts
-
-
-def _rows(flat: Flat) -> list[list[int]]:
-    ids = flat[0].tolist()
-    return [ids[start:stop] for start, stop in pairwise(flat[1].tolist())]
-
-
-def _flat(rows: Sequence[Sequence[int]]) -> Flat:
-    ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return np.array([index for row in rows for index in row], dtype=np.int64), ends
 
 
 def _uniform(stream: str, rows: IntArray) -> npt.NDArray[np.float64]:

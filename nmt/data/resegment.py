@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -18,6 +18,18 @@ Sides: TypeAlias = tuple[Flat, Flat]
 """Of source and target."""
 Resegment: TypeAlias = Callable[[int, IntArray, Sides], Sides]
 """(epoch, rows, stored ids) -> other ids of these rows of the store for the epoch."""
+
+
+def rows_of(flat: Flat) -> list[list[int]]:
+    """Return the ids of each sentence."""
+    ids = flat[0].tolist()
+    return [ids[start:stop] for start, stop in pairwise(flat[1].tolist())]
+
+
+def flat_of(rows: Sequence[Sequence[int]]) -> Flat:
+    """Put sentences one after the other."""
+    ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return np.array([index for row in rows for index in row], dtype=np.int64), ends
 
 
 class Resegmenter:
@@ -48,16 +60,12 @@ class Resegmenter:
         return self._drawn(0, epoch, rows, source), self._drawn(1, epoch, rows, target)
 
     def _drawn(self, side: int, epoch: int, rows: IntArray, stored: Flat) -> Flat:
-        flat, offsets = stored[0].tolist(), stored[1].tolist()
-        drawn: list[int] = []
-        ends = [0]
-        for row, (start, stop) in zip(rows.tolist(), pairwise(offsets), strict=True):
-            ids = flat[start:stop]
+        drawn = []
+        for row, ids in zip(rows.tolist(), rows_of(stored), strict=True):
             generator = sentence_generator(self._seed, epoch, row, side)
             other = self._sides[side].resegment(ids, generator)
-            drawn += ids if len(other) > self._longest else other
-            ends.append(len(drawn))
-        return np.array(drawn, dtype=np.int64), np.array(ends, dtype=np.int64)
+            drawn.append(ids if len(other) > self._longest else other)
+        return flat_of(drawn)
 
 
 class InTurn:
