@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ class HeldOut:
         self._seen_targets: set[str] = set()
         self._in_train: dict[tuple[str, int], str] = {}
         self._pairs: set[tuple[str, int]] = set()
-        self._listed: dict[tuple[str, int], int] = {}
+        self._listed = Counter[tuple[str, int]]()
         self.leaks: list[dict[str, Any]] = []
         """What was found, in the order of the training text; at most 100 for each sentence."""
 
@@ -67,7 +68,7 @@ class HeldOut:
                 self._in_train[place] = leak.kind
             if leak.kind == "exact" and target.strip() == held_out[1].strip():
                 self._pairs.add(place)
-            self._listed[place] = self._listed.get(place, 0) + 1
+            self._listed[place] += 1
             if self._listed[place] <= _MAX_LISTED:
                 self.leaks.append({
                     "set": name, "line": held_out[2], "corpus": corpus, "train_line": line,
@@ -76,17 +77,15 @@ class HeldOut:
 
     def overlap(self) -> dict[str, dict[str, int]]:
         """Return, for each set, its size and how many of its sentences training has."""
-
-        def count(name: str, kind: str) -> int:
-            return sum(key[0] == name and value == kind for key, value in self._in_train.items())
-
+        in_train = Counter((name, kind) for (name, _), kind in self._in_train.items())
+        pairs_in_train = Counter(name for name, _ in self._pairs)
         return {
             name: {
                 "pairs": len(pairs),
-                "sources_in_train": count(name, "exact"),
-                "near_sources_in_train": count(name, "near"),
+                "sources_in_train": in_train[name, "exact"],
+                "near_sources_in_train": in_train[name, "near"],
                 "targets_in_train": sum(pair[1].strip() in self._seen_targets for pair in pairs),
-                "pairs_in_train": sum(key[0] == name for key in self._pairs),
+                "pairs_in_train": pairs_in_train[name],
             }
             for name, pairs in self._sets.items()
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -184,7 +183,7 @@ def _make_shard(
     write_bytes(place, "".join(pairs).encode())
     # Written last: a shard without it is made again.
     marker = {"sha256": sha256_of_file(place), "counts": counts}
-    write_bytes(place.with_suffix(".json"), json.dumps(marker).encode())
+    write_json(place.with_suffix(".json"), marker)
     return counts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +68,11 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
         for key in ("csv", "tag", "scores"):
             if corpus[key] is None:
                 del corpus[key]
-    without = {name for name, value in _new_filter_keys(config) if value}
+    without = {
+        name
+        for name in ("extra", "length", "limits", *REASONS)
+        if getattr(config.filters, name) == FilterConfig.model_fields[name].default
+    }
     tokenizer = config.tokenizer
     new = ("unused_entries", "user_defined_symbols")
     unsaid = {key for key in new if not getattr(tokenizer, key)}
@@ -87,13 +91,6 @@ def config_hash(config: RunConfig, *, vocab_hash: str | None = None) -> str:
         is_gone = vocab_hash is not None and not (start_from / TOKENIZER).is_dir()
         parts["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(start_from / TOKENIZER)
     return sha256_of_json(parts)
-
-
-def _new_filter_keys(config: RunConfig) -> Iterator[tuple[str, bool]]:
-    """Yield keys that folders were made without, and whether each has its default."""
-    for name in ("extra", "length", "limits", *REASONS):
-        field = FilterConfig.model_fields[name]
-        yield name, getattr(config.filters, name) == field.default
 
 
 def current_report(
