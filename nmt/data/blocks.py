@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -34,6 +34,7 @@ class LookedAt(NamedTuple):
     """What the first pass learns of a block by itself."""
 
     examined: Examined
+    kept: list[SentencePair]
     hashes: Hashes
     """Of the kept pairs."""
     lengths: npt.NDArray[np.int64]
@@ -69,24 +70,24 @@ class Look:
         pairs = block.pairs()
         examined = examine(pairs, self.filters, self.corpus)
         lengths = [(0, 0) if isinstance(x, BadPair) else (len(x[0]), len(x[1])) for x in pairs]
-        hashes = pair_hashes([pair[:2] for pair in examined.kept], sketches=self.sketches)
-        sources = [pair.source for pair in examined.kept]
-        leaks = self.held_out.find(sources) if self.held_out else []
-        return LookedAt(examined, hashes, np.array(lengths, dtype=np.int64).T, leaks)
+        kept = _kept(pairs, examined.is_kept)
+        hashes = pair_hashes([pair[:2] for pair in kept], sketches=self.sketches)
+        leaks = self.held_out.find([pair.source for pair in kept]) if self.held_out else []
+        return LookedAt(examined, kept, hashes, np.array(lengths, dtype=np.int64).T, leaks)
 
     def parts(self, result: LookedAt) -> Parts:
         """Return what `restored` needs."""
-        _, is_kept, found, counts = result.examined
+        is_kept, found, counts = result.examined
         arrays = {"is_kept": is_kept, "hashes": result.hashes, "lengths": result.lengths}
         return Parts(arrays, [found, counts, result.leaks])
 
     def restored(self, block: Block, parts: Parts) -> LookedAt:
         """Return the result of a block again."""
         arrays, (found, counts, leaks) = parts
-        kept = _kept(block.pairs(), arrays["is_kept"])
-        examined = Examined(kept, arrays["is_kept"], _found(found), Counter(counts))
-        leaks = [Leak(*each) for each in leaks]
-        return LookedAt(examined, arrays["hashes"], arrays["lengths"], leaks)
+        found = [Found(name, line, Finding(*each), *texts) for name, line, each, *texts in found]
+        examined = Examined(arrays["is_kept"], found, Counter(counts))
+        kept, leaks = _kept(block.pairs(), examined.is_kept), [Leak(*each) for each in leaks]
+        return LookedAt(examined, kept, arrays["hashes"], arrays["lengths"], leaks)
 
 
 class Task(NamedTuple):
@@ -139,7 +140,7 @@ class Decide:
         found: list[Found] = []
         is_kept = task.is_kept
         if is_kept is None:
-            _, is_kept, found, counts = examine(pairs, self.filters, self.corpus)
+            is_kept, found, counts = examine(pairs, self.filters, self.corpus)
         is_kept, texts = is_kept.astype(np.bool_), []
         sample: list[tuple[int, tuple[int, int]]] = []
         lengths = [each.tolist() for each in task.lengths]
@@ -163,10 +164,3 @@ def _kept(
     pairs: Sequence[SentencePair | BadPair], is_kept: npt.NDArray[np.integer | np.bool_]
 ) -> list[SentencePair]:
     return [pair for pair in compress(pairs, is_kept) if isinstance(pair, SentencePair)]
-
-
-def _found(rows: Sequence[Any]) -> list[Found]:
-    """Return findings that JSON has made lists of."""
-    return [
-        Found(corpus, line, Finding(*finding), *texts) for corpus, line, finding, *texts in rows
-    ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from nmt.config.data import FilterConfig
+from nmt.config.data import Action, FilterConfig
 from nmt.config.keys import chosen
 from nmt.data.filter import Filter
-from nmt.data.findings import Action, Finding
+from nmt.data.findings import Finding
 from nmt.data.reasons import pair_filters
 from nmt.errors import ConfigError
 
@@ -21,11 +21,9 @@ ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",
 })  # fmt: skip
 """Reasons that are always dropped."""
-REASONS = (
-    "ratio", "copy_of_source", "duplicate", "normalized_duplicate", "near_duplicate", "script",
-    "language", "swapped", "mojibake", "control", "markup", "numbers", "url", "punctuation",
-    "repetition", "boilerplate", "lexical", "misaligned", "scores",
-    "dual_cross_entropy",
+REASONS = tuple(
+    name for name, field in FilterConfig.model_fields.items()
+    if "off" in get_args(field.annotation)
 )  # fmt: skip
 """Reasons that ``filters`` gives an action: names of its keys."""
 _SHORT_PAIR_ALLOWANCE = 3

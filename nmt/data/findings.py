@@ -5,21 +5,22 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nmt.config.data import Action
 from nmt.data.pairs import BadPair, SentencePair
 
 if TYPE_CHECKING:
     from nmt.data.filters import FilterChain
 
-Action = Literal["drop", "report", "off"]
 DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
 """Lists of the pairs with a finding: corpus, line, reason, value, limit."""
 _NUM_EXAMPLES = 5
@@ -144,31 +145,18 @@ def _example(found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class FindingList:
-    """Writes found pairs as compressed TSV; the same pairs give the same bytes."""
-
-    def __init__(self, path: Path) -> None:
-        # Without a file name and a time in it.
-        self._raw: IO[bytes] = path.open("wb")
-        self._file = gzip.GzipFile("", "wb", 6, self._raw, 0)
-        self._file.write(b"corpus\tline\treason\tvalue\tlimit\n")
-
-    def write(self, found: Iterable[Found]) -> None:
-        """Append rows."""
-        self._file.write(b"".join(each.row() for each in found))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._raw.close()
+@contextmanager
+def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
+    """Open a new compressed TSV file; the same rows give the same bytes."""
+    # Without a file name and a time in it.
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
+        file.write("\t".join(columns).encode() + b"\n")
+        yield file
 
 
 class Examined(NamedTuple):
     """What is known of a block of pairs by themselves."""
 
-    kept: list[SentencePair]
     is_kept: npt.NDArray[np.bool_]
     """Of each line of the block."""
     found: list[Found]
@@ -179,7 +167,7 @@ class Examined(NamedTuple):
 
 def examine(block: Sequence[SentencePair | BadPair], filters: FilterChain, corpus: str) -> Examined:
     """Ask filters about the texts of a block. Pure: blocks may be examined in any process."""
-    kept, found, counts = [], [], Counter[str]()
+    found, counts = [], Counter[str]()
     is_kept = np.ones(len(block), dtype=np.bool_)
     for row, pair in enumerate(block):
         if isinstance(pair, BadPair):
@@ -189,9 +177,7 @@ def examine(block: Sequence[SentencePair | BadPair], filters: FilterChain, corpu
             findings = filters.text_findings(*texts)
         reason = filters.dropping(findings) if findings else None
         found += [Found(corpus, pair.line, each, *texts) for each in findings]
-        if reason is None and isinstance(pair, SentencePair):
-            kept.append(pair)
-        elif reason is not None:
+        if reason is not None:
             is_kept[row] = False
             counts[reason] += 1
-    return Examined(kept, is_kept, found, counts)
+    return Examined(is_kept, found, counts)

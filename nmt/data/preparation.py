@@ -197,8 +197,8 @@ class Preparation:
         look = Look(self._filters[VALID], where, sketches=False)
         usable = []
         for seen in map(look, self._passes.blocks(corpus)):
-            self._checked(where, seen.lengths, seen.examined.kept)
-            usable += seen.examined.kept
+            self._checked(where, seen.lengths, seen.kept)
+            usable += seen.kept
         return usable
 
     def _checked(
@@ -234,8 +234,8 @@ class Preparation:
         counts.update(seen.examined.counts)
         counts[READ] += seen.num_lines
         self._kept.setdefault(name, []).append(np.packbits(seen.examined.is_kept))
-        usable = self._checked(name, seen.lengths, seen.examined.kept)
-        held_out.update(seen.examined.kept, name, seen.leaks)
+        usable = self._checked(name, seen.lengths, seen.kept)
+        held_out.update(seen.kept, name, seen.leaks)
         rates = self._corpora[name].augment.rates
         for texts in usable:
             sample.add(*(noisy_texts(texts, rates, self._random) if rates else texts))

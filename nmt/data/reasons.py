@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from nmt.config.data import FilterLimits
+from nmt.config.data import Action, FilterLimits
 from nmt.data.filter import Filter
-from nmt.data.findings import Action, Finding
+from nmt.data.findings import Finding
 from nmt.data.languages import (
     are_swapped,
     foreign_share,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
 from typing import Any, Self
 
 from nmt.data.filters import FilterChain
-from nmt.data.findings import DROPPED, REPORTED, FindingList, Found, ReasonTally
+from nmt.data.findings import DROPPED, REPORTED, Found, ReasonTally, open_table
 from nmt.data.prepared import KEPT, READ, TRAIN
 from nmt.errors import DataError
+
+_COLUMNS = "corpus", "line", "reason", "value", "limit"
 
 
 class Records:
@@ -24,7 +27,11 @@ class Records:
 
     def __init__(self, folder: Path, filters: dict[str, FilterChain]) -> None:
         self._actions = {part: each.actions for part, each in filters.items()}
-        self._dropped, self._reported = (FindingList(folder / x) for x in (DROPPED, REPORTED))
+        self._files = ExitStack()
+        self._dropped, self._reported = (
+            self._files.enter_context(open_table(folder / name, *_COLUMNS))
+            for name in (DROPPED, REPORTED)
+        )
         self._tally = ReasonTally()
         self._counts: dict[str, Counter[str]] = {}
 
@@ -36,10 +43,11 @@ class Records:
         """Count findings and write them to the lists."""
         actions = self._actions[part]
         drops = [actions.get(each.finding.reason, "drop") == "drop" for each in found]
-        self._dropped.write(compress(found, drops))
+        rows = [each.row() for each in found]
+        self._dropped.write(b"".join(compress(rows, drops)))
         if part == TRAIN:
             self._tally.update(found)
-            self._reported.write(compress(found, (not each for each in drops)))
+            self._reported.write(b"".join(compress(rows, (not each for each in drops))))
 
     def check_kept(self, part: str, corpora: Iterable[str]) -> None:
         """Check that some pair of some corpora is left.
@@ -75,6 +83,5 @@ class Records:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for each in (self._dropped, self._reported):
-            each.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._files.close()

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import FilterLimits
+from nmt.config.data import Action, FilterLimits
 from nmt.data.column import Column
-from nmt.data.findings import Action, Finding
+from nmt.data.findings import Finding
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]

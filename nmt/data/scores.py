@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.column import Column
-from nmt.data.findings import Finding
+from nmt.data.findings import Finding, open_table
 from nmt.errors import DataError
 from nmt.files.lines import open_binary, split_lines
 
@@ -80,8 +79,7 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
 
 def write_scores(path: Path, scores: Mapping[str, Scores]) -> None:
     """Write compressed TSV of corpus, line and score, for every line; the same bytes each time."""
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
-        file.write(b"corpus\tline\tscore\n")
+    with open_table(path, "corpus", "line", "score") as file:
         for corpus, values in scores.items():
             for start in range(0, len(values), _WRITTEN_AT_ONCE):
                 part = enumerate(values[start : start + _WRITTEN_AT_ONCE].tolist(), start + 1)
