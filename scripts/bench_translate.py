@@ -34,7 +34,7 @@ NMT = Path(sys.executable).with_name("nmt")
 EXPORTED = ("float32", "int8")
 """What weights are exported in."""
 HAS_BF16 = (
-    "import sys, torch; from nmt.engine.device import has_fast_bf16; "
+    "import sys, torch; from nmt.engine.precision import has_fast_bf16; "
     "sys.exit(not has_fast_bf16(torch.device('cpu')))"
 )
 

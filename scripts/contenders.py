@@ -26,7 +26,7 @@ from torch import Tensor
 from nmt.checkpoint.model_folder import SHORTLIST, ModelBundle
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.engine.device import has_fast_bf16
+from nmt.engine.precision import has_fast_bf16
 from nmt.errors import NmtError
 from nmt.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
 from nmt.model.positions import LearnedPositions, sinusoids

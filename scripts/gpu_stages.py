@@ -44,13 +44,8 @@ from nmt.data.loader import plan_batches
 from nmt.engine import compilation
 from nmt.engine.compilation import compile_layers
 from nmt.engine.compilation import compiled as compile_function
-from nmt.engine.device import (
-    Precision,
-    choose_device,
-    choose_precision,
-    deterministic,
-    prepare_process,
-)
+from nmt.engine.device import choose_device, deterministic, prepare_process
+from nmt.engine.precision import Precision, choose_precision
 from nmt.model import decoder_state
 from nmt.model.attention import FLASH
 from nmt.model.cost import LengthSums, training_flops

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.data.loader import padding_waste
-from nmt.engine.device import rounds_products
 from nmt.engine.memory import measure_peak
+from nmt.engine.precision import rounds_products
 from nmt.files.progress import progress_bar
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters

@@ -28,14 +28,10 @@ from nmt.data.prepared import PreparedData
 from nmt.data.size import load_config
 from nmt.diagnostics.dry_run import DryRunReport, measure_training
 from nmt.diagnostics.prove_resume import Proof, prove
-from nmt.engine.device import (
-    choose_device,
-    deterministic,
-    precisions_to_compare,
-    prepare_process,
-)
+from nmt.engine.device import choose_device, deterministic, prepare_process
 from nmt.engine.distributed import Processes, join
 from nmt.engine.memory import use_huge_pages
+from nmt.engine.precision import precisions_to_compare
 from nmt.files.lock import run_lock
 from nmt.metrics.metric import check_metric
 from nmt.recipes.prepare import prepare

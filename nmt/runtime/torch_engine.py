@@ -12,8 +12,9 @@ from typing_extensions import override
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.engine.device import choose_device, fastest_dtype, prepare_process
+from nmt.engine.device import choose_device, prepare_process
 from nmt.engine.memory import free_bytes
+from nmt.engine.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
 from nmt.exchange.ctranslate2 import is_ctranslate2
 from nmt.model.transformer import Transformer, evaluating

@@ -19,8 +19,9 @@ import torch
 
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.engine.device import PrecisionName, choose_device, precisions_to_compare
+from nmt.engine.device import choose_device
 from nmt.engine.memory import free_bytes
+from nmt.engine.precision import PrecisionName, precisions_to_compare
 from nmt.model.transformer import build_model, count_parameters
 from nmt.training.advice import Plan
 from nmt.training.setup import Rows, TrainingSetup

@@ -23,8 +23,9 @@ from nmt.data.prepared import KEPT, READ, PreparedData
 from nmt.data.resegment import InTurn, Resegment, Resegmenter
 from nmt.engine import own_cores
 from nmt.engine.compilation import Compilation, compile_layers, pays
-from nmt.engine.device import choose_device, choose_precision, seed_rank
+from nmt.engine.device import choose_device, seed_rank
 from nmt.engine.distributed import Processes
+from nmt.engine.precision import choose_precision
 from nmt.errors import ConfigError
 from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters

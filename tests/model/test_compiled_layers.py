@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.engine.compilation import compile_layers, compiled
-from nmt.engine.device import Precision
+from nmt.engine.precision import Precision
 from nmt.model.attention import Rectangle
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend, use_backend

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nmt.engine.compilation import compile_layers
-from nmt.engine.device import Precision, deterministic
+from nmt.engine.device import deterministic
 from nmt.engine.distributed import PendingSum, Processes
+from nmt.engine.precision import Precision
 from nmt.training.reduction import GradientReduction
 from nmt.training.update import Updater
 from tests.training.runs import Run, Server, all_stderr, codes

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
-from nmt.engine import device
-from nmt.engine.device import Precision
+from nmt.engine import precision as precision_module
+from nmt.engine.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
 from nmt.training.losses import chunked_cross_entropy
@@ -163,7 +163,7 @@ def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through an overflow and four doublings; weights are equal within the rounding of fp16."""
-    monkeypatch.setattr(device, "_GROWTH_INTERVAL", 2)
+    monkeypatch.setattr(precision_module, "_GROWTH_INTERVAL", 2)
     ours, theirs = small_model(), small_model()
     config, precision = OptimizerConfig(weight_decay=0.1, epsilon=1e-3), Precision("float16", "cpu")
     updater, adam = updater_of(ours, config, precision), adamw_of(theirs)
