@@ -10,15 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from nmt.config.data import (
-    TAG_PATTERN,
-    BatchConfig,
-    DataConfig,
-    FilterConfig,
-    TokenizerConfig,
-    tag_symbol,
-)
+from nmt.config.data import TAG_PATTERN, BatchConfig, DataConfig, TokenizerConfig, tag_symbol
 from nmt.config.decoding import DecodingConfig
+from nmt.config.filters import FilterConfig
 from nmt.config.model import ModelConfig
 from nmt.config.section import FilePath, Section
 from nmt.config.training import TrainingConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from nmt.config.data import Action, FilterConfig
+from nmt.config.filters import Action, FilterConfig
 from nmt.config.keys import chosen
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import Action
+from nmt.config.filters import Action
 from nmt.data.pairs import BadPair, SentencePair
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from nmt.config.data import Action, FilterLimits
+from nmt.config.filters import Action, FilterLimits
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding
 from nmt.data.languages import (

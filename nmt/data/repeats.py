@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import Action, FilterLimits
+from nmt.config.filters import Action, FilterLimits
 from nmt.data.column import Column
 from nmt.data.findings import Finding
 

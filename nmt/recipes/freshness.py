@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.config.data import FilterConfig
+from nmt.config.filters import FilterConfig
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_files
 from nmt.data.filters import REASONS

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt.config.data import CorpusConfig, FilterConfig
+from nmt.config.data import CorpusConfig
+from nmt.config.filters import FilterConfig
 from nmt.data.checks import CorpusCheck, other_language, swapped_sets
 from nmt.data.filters import training_filters
 from nmt.files.lines import read_lines

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config.data import FilterConfig
+from nmt.config.filters import FilterConfig
 from nmt.config.loader import load_config
 from nmt.data.filter import Filter
 from nmt.data.filters import (

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from nmt.config.data import FilterConfig
+from nmt.config.filters import FilterConfig
 from nmt.data.filters import REASONS, training_filters
 from nmt.errors import ConfigError
 

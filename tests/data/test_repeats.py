@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.data import Action, FilterLimits
+from nmt.config.filters import Action, FilterLimits
 from nmt.data.repeats import RepeatFinder, normalized, pair_hashes
 
 ALL: dict[str, Action] = dict.fromkeys(
