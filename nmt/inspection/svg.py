@@ -1,20 +1,30 @@
 """Figures as SVG: inside a page they take its colours, and alone they bring their own.
 
 Shapes carry classes and no colours (``templates/drawing.css.j2``), so one drawing serves light and
-dark pages and paper. Coordinates are pixels; the origin is the upper left corner.
+dark pages and paper.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import singledispatch
 from itertools import groupby
-from typing import Any
-from unicodedata import east_asian_width
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from nmt.inspection.drawing import (
+    EM,
+    ROW,
+    Drawing,
+    color_class,
+    level_curve,
+    longest,
+    short,
+    tag,
+    text_width,
+    wider,
+)
 from nmt.inspection.figure import (
     Bars,
     Diagram,
@@ -40,12 +50,8 @@ from nmt.report.page import (
     round_ticks,
     short_number,
     tick_labels,
-    visible,
 )
 
-_EM = 13
-"""Size of letters, and with some air the least height of a row."""
-_ROW = 20
 _LEVELS = 24
 """Shades of a heatmap."""
 _MAX_TITLES = 150
@@ -54,67 +60,10 @@ _MAX_NUMBERS = 80
 """Cells that have their number written in them."""
 _WIDE = 640
 """Width in which a heatmap of many columns should fit."""
-_BROAD = "\u2581\u2192"
-"""Word border and arrow: wider than letters, as capitals are."""
-_COLORS = 8
 _FAINT = 0.02
 """Weight below which a link is not drawn."""
 _PITCH = 50
 """From a box of a stack to the next one."""
-
-
-class Drawing:
-    """A part of an SVG document; it grows with what is drawn on it."""
-
-    def __init__(self) -> None:
-        self.width = self.height = 1.0
-        self.body = Markup()
-
-    def grow(self, right: float, bottom: float) -> None:
-        """Make room up to a point."""
-        self.width, self.height = max(self.width, right), max(self.height, bottom)
-
-    def text(self, label: str, x: float, y: float, kind: str = "start", **more: Any) -> None:
-        """Write a label; room is made for one that starts at the point."""
-        self.body += tag("text", label, x=x, y=y, class_=kind, **more)
-        self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
-
-    def path(self, d: str, kind: str, **more: Any) -> None:
-        """Draw a line; no room is made for it."""
-        self.body += tag("path", class_=kind, d=d, **more)
-
-    def rect(self, place: Point, size: Point, kind: str, *inside: Any, **more: Any) -> None:
-        """Draw a rectangle from its upper left corner."""
-        (x, y), (width, height) = place, size
-        box = {"x": x, "y": y, "width": width, "height": height}
-        self.body += tag("rect", *inside, class_=kind, **box, **more)
-        self.grow(x + width, y + height)
-
-    def put(self, inner: Drawing, x: float, y: float) -> None:
-        """Place another drawing on this one."""
-        move = f"translate({_short(x)} {_short(y)})"
-        self.body += tag("g", inner.body, transform=move)
-        self.grow(x + inner.width, y + inner.height)
-
-    def legend(self, names: Iterable[str]) -> float:
-        """Write the names of several colours in a row; return the height it takes."""
-        named, x = list(names), 0.0
-        for color, name in enumerate(named if len(named) > 1 else ()):
-            self.text(name, x, 13, f"start {_color(color)}")
-            x += text_width(name) + 14
-        return _ROW if x else 0
-
-    def as_svg(self, title: str, *, style: Markup | None = None) -> Markup:
-        """Return an element for a page, or with a style a document of its own."""
-        width, height = _short(self.width), _short(self.height)
-        at_least = f"width:{width}px;max-width:max(100%,{_short(self.width * 0.7)}px)"
-        place = {"style": at_least}
-        if style:
-            place = {"width": width, "height": height, "xmlns": "http://www.w3.org/2000/svg"}
-        return tag(
-            "svg", style or Markup(), self.body, class_="drawing",
-            viewBox=f"0 0 {width} {height}", role="img", aria_label=title, **place,
-        )  # fmt: skip
 
 
 def document(figures: Sequence[Figure]) -> Markup:
@@ -123,31 +72,6 @@ def document(figures: Sequence[Figure]) -> Markup:
     whole = _below([("", each) for each in drawn])
     style = tag("style", render("drawing.css.j2", alone=True))
     return whole.as_svg(drawn[0].title, style=style) + Markup("\n")
-
-
-def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
-    """Return an element; of attribute names, ``_`` becomes ``-`` and a last ``_`` goes.
-
-    >>> tag("text", "a < b", x=3, class_="y", text_anchor="end")
-    Markup('<text x="3" class="y" text-anchor="end">a &lt; b</text>')
-    """
-    named = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(visible(str(_short(value))))}"'
-        for key, value in attributes.items()
-    )
-    content = "".join(escape(visible(x) if not isinstance(x, Markup) else x) for x in inside)
-    return Markup(f"<{name}{named}>{content}</{name}>" if content else f"<{name}{named}/>")
-
-
-def text_width(text: str) -> float:
-    """Return about how wide a label is in pixels.
-
-    >>> text_width("ab"), text_width("日")
-    (14.0, 13.0)
-    """
-    wide = sum(east_asian_width(each) in "WF" for each in visible(text))
-    broad = sum(each.isupper() or each in _BROAD for each in text)
-    return (len(visible(text)) - wide) * 7.0 + wide * _EM + broad * 3
 
 
 def draw(figure: Figure) -> Drawing:
@@ -160,17 +84,17 @@ def draw(figure: Figure) -> Drawing:
 @singledispatch
 def _draw(figure: Figure, on: Drawing) -> None:
     for row, line in enumerate(plain_lines(figure), 1):
-        on.text(line, 0, row * _ROW - 5, "code", xml__space="preserve")
-        on.grow(text_width(line) * 1.15, row * _ROW)
+        on.text(line, 0, row * ROW - 5, "code", xml__space="preserve")
+        on.grow(text_width(line) * 1.15, row * ROW)
 
 
 @_draw.register
 def _(figure: Heatmap, on: Drawing) -> None:
     rows, columns = len(figure.values), max(map(len, figure.values), default=0)
     written = rows * columns <= _MAX_NUMBERS
-    wide = 42.0 if written else min(_ROW, max(1.0, _WIDE / max(columns, 1)))
-    high = _ROW if written else min(_ROW, max(wide, 3.0))
-    left, reach = 8 + _longest(figure.rows), _longest(figure.columns)
+    wide = 42.0 if written else min(ROW, max(1.0, _WIDE / max(columns, 1)))
+    high = ROW if written else min(ROW, max(wide, 3.0))
+    left, reach = 8 + longest(figure.rows), longest(figure.columns)
     slope = 0.0 if written and reach < 40 else 55.0
     top = 22 + reach * math.sin(math.radians(slope))
     _cells(figure, on, (left, top), (wide, high), written=written)
@@ -178,7 +102,7 @@ def _(figure: Heatmap, on: Drawing) -> None:
         on.text(figure.rows[row], left - 6, top + (row + 0.5) * high + 4, "end")
     for column in _every(columns, wide * (0.75 if slope else 1)):  # slanted lines lie closer
         x, y = left + (column + 0.5) * wide + (4 if slope else 0), top - 6
-        turn = {"transform": f"rotate({-slope:.0f} {_short(x)} {_short(y)})"} if slope else {}
+        turn = {"transform": f"rotate({-slope:.0f} {short(x)} {short(y)})"} if slope else {}
         on.text(figure.columns[column], x, y, "first" if slope else "mid", **turn)
     bottom, (low, up) = top + rows * high, figure.bounds
     on.text(short_number(low), left + 34, bottom + 20, "end soft")
@@ -194,7 +118,7 @@ def _(figure: Heatmap, on: Drawing) -> None:
 
 def _every(count: int, size: float) -> range:
     """Return which of many labels have room: all, or every second, tenth and so on."""
-    return range(0, count, max(1, math.ceil(_EM / size)))
+    return range(0, count, max(1, math.ceil(EM / size)))
 
 
 def _level(value: float | None, low: float, high: float) -> int | None:
@@ -222,7 +146,7 @@ def _shades(values: Matrix, on: Drawing, bounds: Point, place: Point, size: Poin
         elif level:
             kind = "cold" if level < 0 else "heat"
             inner.path(shapes, kind, fill_opacity=round(abs(level) / _LEVELS, 2))
-    move = f"translate({_short(place[0])} {_short(place[1])}) scale({size[0]:.5g} {size[1]:.5g})"
+    move = f"translate({short(place[0])} {short(place[1])}) scale({size[0]:.5g} {size[1]:.5g})"
     on.body += tag("g", inner.body, transform=move, class_="cells")
 
 
@@ -252,7 +176,7 @@ def _(figure: Grid, on: Drawing) -> None:
     columns = max(max(map(len, values), default=0) for values in inside)
     rows = max(map(len, inside))
     cell = max(1.5, min(8.0, 110 / max(columns, rows, 1)))
-    head, wide = 8 + _longest(figure.rows), max(cell * columns, _longest(figure.columns)) + 10
+    head, wide = 8 + longest(figure.rows), max(cell * columns, longest(figure.columns)) + 10
     for number, name in enumerate(figure.columns):
         on.text(name, head + number * wide, 14)
     for y, row in enumerate(figure.figures):
@@ -267,23 +191,23 @@ def _(figure: Grid, on: Drawing) -> None:
 
 @_draw.register
 def _(figure: Links, on: Drawing) -> None:
-    top, left, gap = on.legend(figure.weights), 8 + _longest(figure.left), 120
+    top, left, gap = on.legend(figure.weights), 8 + longest(figure.left), 120
     for color, weights in enumerate(figure.weights.values()):
         for i, row in enumerate(weights):
             for j, weight in enumerate(row):
                 if weight is not None and weight >= _FAINT:
-                    y1, y2 = (top + (each + 0.5) * _ROW for each in (i, j))
-                    line, opacity = _curve((left, y1), (left + gap, y2)), f"{weight:.2f}"
-                    on.path(line, f"link {_color(color)}", stroke_opacity=opacity)
+                    y1, y2 = (top + (each + 0.5) * ROW for each in (i, j))
+                    line, opacity = level_curve((left, y1), (left + gap, y2)), f"{weight:.2f}"
+                    on.path(line, f"link {color_class(color)}", stroke_opacity=opacity)
     sides = ((left - 6, figure.left, "end ink"), (left + gap + 6, figure.right, "start ink"))
     for x, labels, kind in sides:
         for number, label in enumerate(labels):
-            on.text(label, x, top + (number + 0.5) * _ROW + 4, kind)
+            on.text(label, x, top + (number + 0.5) * ROW + 4, kind)
 
 
 @_draw.register
 def _(figure: Bars, on: Drawing) -> None:
-    top, left, thick = on.legend(figure.series), 8 + _longest(figure.labels), 12
+    top, left, thick = on.legend(figure.series), 8 + longest(figure.labels), 12
     values = [value for series in figure.series.values() for value in series]
     scale = 260 / max([1e-30, *(abs(value) for value in values if math.isfinite(value))])
     high = thick * len(figure.series) + 8
@@ -293,7 +217,7 @@ def _(figure: Bars, on: Drawing) -> None:
         for color, series in enumerate(figure.series.values()):
             y, value = start + color * thick, series[row]
             size = abs(value) * scale if math.isfinite(value) else 0
-            kind = f"bar {_color(color)}" + (" below" if value < 0 else "")
+            kind = f"bar {color_class(color)}" + (" below" if value < 0 else "")
             on.rect((left, y), (size, thick - 2), kind)
             on.text(short_number(value), left + size + 5, y + 10, "start small")
     on.text(figure.unit, left, top + len(figure.labels) * high + 12, "start soft")
@@ -319,15 +243,15 @@ def _(figure: Lines, on: Drawing) -> None:
         on.text(name, place(tick, up[0])[0], bottom + 18, "mid")
     on.text(figure.across, (left + right) / 2, bottom + 36, "mid soft")
     for color, (label, curve) in enumerate(figure.curves.items()):
-        on.path(path_data(place(*point) for point in curve), f"curve {_color(color)}")
-        on.text(label, right + 12, top + 10 + color * _ROW, f"start {_color(color)}")
+        on.path(path_data(place(*point) for point in curve), f"curve {color_class(color)}")
+        on.text(label, right + 12, top + 10 + color * ROW, f"start {color_class(color)}")
     on.text(figure.unit, left, bottom + 56, "start soft")
 
 
 @_draw.register
 def _(figure: Tree, on: Drawing) -> None:
     depths, rows = _layout(figure.nodes)
-    sizes = [_wider(node.label, node.detail) + 14 for node in figure.nodes]
+    sizes = [wider(node.label, node.detail) + 14 for node in figure.nodes]
     starts, high = [0.0], 40
     for depth in range(max(depths, default=-1) + 1):
         column = (size for size, own in zip(sizes, depths, strict=True) if own == depth)
@@ -336,17 +260,10 @@ def _(figure: Tree, on: Drawing) -> None:
         left, top = starts[depth], row * high + 2
         if node.parent is not None:
             start = starts[depth - 1] + sizes[node.parent], rows[node.parent] * high + 19
-            on.path(_curve(start, (left, top + 17)), f"branch {node.kind}")
+            on.path(level_curve(start, (left, top + 17)), f"branch {node.kind}")
         on.rect((left, top), (size, high - 6), f"node {node.kind}", rx=5)
         on.text(node.label, left + size / 2, top + 14, f"mid {node.kind}")
         on.text(node.detail, left + size / 2, top + 28, "mid small")
-
-
-def _curve(start: Point, end: Point) -> str:
-    """Return the path of a line that leaves and arrives level."""
-    (x1, y1), (x2, y2) = start, end
-    middle = (x1 + x2) / 2
-    return f"M{x1:.0f},{y1:.0f}C{middle:.0f},{y1:.0f} {middle:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
 
 
 def _layout(nodes: Sequence[Node]) -> tuple[list[int], list[float]]:
@@ -371,12 +288,12 @@ def _(figure: Diagram, on: Drawing) -> None:
     tops = max((len(each.boxes) for each in figure.stacks), default=0) * _PITCH - 24
     sides, lanes, left = list[Point](), list[float](), 34.0
     for number, stack in enumerate(figure.stacks):
-        wide = 24 + max([110.0, *(_wider(box.label, box.detail) for box in stack.boxes)])
+        wide = 24 + max([110.0, *(wider(box.label, box.detail) for box in stack.boxes)])
         _stack(stack, on, left, wide, tops)
         sides.append((left, left + wide))
         names = [name for start, _, name in figure.arrows if start[0] == number]
         lanes.append(left + wide + (56 if stack.repeated else 4))
-        left = lanes[-1] + 14 * len(names) + _longest(names) + 38
+        left = lanes[-1] + 14 * len(names) + longest(names) + 38
     for number, lane in enumerate(lanes):
         arrows = [each for each in figure.arrows if each[0][0] == number]
         for x, (start, end, name) in enumerate(arrows):
@@ -427,20 +344,3 @@ def _below(figures: Sequence[tuple[str, Figure]]) -> Drawing:
         y += inner.height + 50
         on.grow(inner.width + 16, y)
     return on
-
-
-def _color(number: int) -> str:
-    return f"c{number % _COLORS}"
-
-
-def _longest(texts: Iterable[str]) -> float:
-    return max([0.0, *map(text_width, texts)])
-
-
-def _wider(label: str, detail: str) -> float:
-    """Return the width of a label with a smaller line below it."""
-    return max(text_width(label), text_width(detail) * 0.85)
-
-
-def _short(value: Any) -> Any:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
