@@ -22,6 +22,8 @@ from nmt import Score, evaluate
 from nmt.cli.app import app
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+from nmt.recipes.evaluate_options import EvaluateOptions
 from nmt.recipes.evaluated_model import ModelUse
 from nmt.runtime.engine import Ensemble
 
@@ -258,6 +260,26 @@ def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: tuple[Path, Pat
     value = found["systems"][0]["scores"][1]["value"]
     assert f"hypothesis.en: bleu is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
     assert invoke(*flags, "--fail-under", "bleu=50").exit_code == 0
+
+
+def test_a_model_as_the_baseline_changes_nothing_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EvaluateOptions] = []
+
+    def stop(options: EvaluateOptions) -> None:
+        asked.append(options)
+        raise ConfigError("Enough.", fix="None.")
+
+    monkeypatch.setattr("nmt.recipes.evaluate.run_evaluation", stop)
+    model, base = tmp_path / "model", tmp_path / "base"
+    for folder in (model, base):
+        folder.mkdir()
+    assert invoke(model, "--checkpoint", "last", "--baseline", base).exit_code == 2
+    (use,), baseline = asked[0].models, asked[0].baseline
+    assert isinstance(baseline, ModelUse)
+    assert (use.folder, use.loading["checkpoint"]) == (model, "last")
+    assert (baseline.folder, baseline.loading["checkpoint"]) == (base, "best")
 
 
 def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -> None:
