@@ -1,4 +1,4 @@
-"""A model folder: found, verified and read; and written whole or not at all.
+"""A model folder: found, verified and read.
 
 A run folder is one, too: its checkpoints hold the weights. Finding and checking loads no torch.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from nmt.checkpoint.files import (
     AVERAGE,
@@ -36,7 +35,7 @@ from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError
-from nmt.files.atomic import atomic_folder, write_bytes, write_errors
+from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
@@ -311,63 +310,6 @@ def _best_or_newest(folder: Path, checkpoint: str) -> Path:
             "the best checkpoint of %s is gone: %s, the newest, is used", folder, newest.name
         )
     return newest
-
-
-def check_new_folder(folder: Path, source: Path) -> None:
-    """Raise a ConfigError, early, where `write_model_folder` could not make ``folder``."""
-    fix = "Name a folder with --output where you can write."
-    with write_errors(folder, ConfigError, fix=fix):
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise ConfigError(
-                f"{folder} is there already, and is not overwritten.",
-                fix="Name another folder with --output, or remove this one first.",
-            )
-        if folder.resolve().is_relative_to(checkpoints_dir(source).resolve()):
-            raise ConfigError(
-                f"{folder} is among the checkpoints of the run.",
-                fix="Name a folder outside of it with --output.",
-            )
-
-
-def write_model_folder(
-    folder: Path, source: Path | None, step: int, write: Callable[[Path], None]
-) -> None:
-    """Write a model folder: configuration and tokenizer, what ``write`` adds, then the manifest.
-
-    Args:
-        folder: Folder to make; missing or empty.
-        source: Run or model folder whose configuration, tokenizer and `EXTRAS` are copied; None
-            where ``write`` writes them.
-        step: Updates the model was trained for.
-        write: Writes the weights and all else into the folder it is given.
-
-    Raises:
-        CheckpointError: ``folder`` holds something, or cannot be written.
-    """
-    try:
-        with atomic_folder(folder) as temporary:  # fails if somebody has put something there
-            if source is not None:
-                _copy_parts(source, temporary)
-            write(temporary)
-            paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-            for path in paths:  # safetensors keeps others from reading its files
-                shutil.copymode(temporary / CONFIG, path)
-            names = [path.relative_to(temporary).as_posix() for path in paths]
-            Manifest.of(temporary, names, step).write(temporary)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
-            fix="Choose an empty place that can be written, with room on its disk.",
-        ) from error
-
-
-def _copy_parts(source: Path, folder: Path) -> None:
-    """Copy configuration, tokenizer and `EXTRAS`."""
-    shutil.copyfile(source / CONFIG, folder / CONFIG)
-    (folder / TOKENIZER).mkdir()
-    for path in (*(source / name for name in EXTRAS), *(source / TOKENIZER).iterdir()):
-        if path.is_file():
-            shutil.copyfile(path, folder / path.relative_to(source))
 
 
 def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:

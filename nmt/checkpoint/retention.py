@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import MODEL, load_tensors, tensor_differences
-from nmt.checkpoint.model_folder import write_model_folder
+from nmt.checkpoint.new_model_folder import write_model_folder
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_json
 from nmt.files.manifest import Manifest

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.checkpoint.files import MODEL, tensor_differences
-from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, write_model_folder
+from nmt.checkpoint.model_folder import CONFIG, TOKENIZER
+from nmt.checkpoint.new_model_folder import write_model_folder
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import dump_config

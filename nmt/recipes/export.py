@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint.files import STATE, list_checkpoints, read_state
-from nmt.checkpoint.model_folder import (
-    CARD,
-    CONFIG,
-    check_new_folder,
-    find_model,
-    load_model,
-    read_weights,
-    write_model_folder,
-)
+from nmt.checkpoint.model_folder import CARD, CONFIG, find_model, load_model, read_weights
+from nmt.checkpoint.new_model_folder import check_new_folder, write_model_folder
 from nmt.checkpoint.retention import by_score, write_average
 from nmt.config.keys import chosen
 from nmt.config.loader import dump_config

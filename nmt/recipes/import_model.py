@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nmt.checkpoint.model_folder import check_new_folder
+from nmt.checkpoint.new_model_folder import check_new_folder
 from nmt.config.keys import chosen
 from nmt.config.run import check_languages
 from nmt.errors import CheckpointError, ConfigError, DataError

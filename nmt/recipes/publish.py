@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
+from nmt.checkpoint.model_folder import CARD, find_model
+from nmt.checkpoint.new_model_folder import check_new_folder
 from nmt.config.loader import dump_document
 from nmt.errors import ConfigError, DataError
 from nmt.exchange.hub import HubName, publish_folder, pull_folder

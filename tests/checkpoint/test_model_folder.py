@@ -14,7 +14,8 @@ import torch
 import yaml
 
 from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
-from nmt.checkpoint.model_folder import ModelBundle, load_model, write_model_folder
+from nmt.checkpoint.model_folder import ModelBundle, load_model
+from nmt.checkpoint.new_model_folder import write_model_folder
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
