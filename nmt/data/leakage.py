@@ -63,28 +63,19 @@ def max_edits(num_words: int) -> int:
 
 def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
     """Whether at most `max_edits` words are replaced, added or left out (Levenshtein 1966)."""
-    most = max_edits(min(len(left), len(right)))
-    if abs(len(left) - len(right)) > most:
+    return _is_within(left, right, max_edits(min(len(left), len(right))))
+
+
+def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
+    if abs(len(left) - len(right)) > edits:
         return False
-    start = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        start += 1
-    left, right = left[start:], right[start:]
-    while left and right and left[-1] == right[-1]:
-        left, right = left[:-1], right[:-1]
-    costs = list(range(len(right) + 1))
-    for row, one in enumerate(left, start=1):
-        before, costs[0] = costs[0], row
-        for column, other in enumerate(right, start=1):
-            before, costs[column] = (
-                costs[column],
-                min(costs[column] + 1, costs[column - 1] + 1, before + (one != other)),
-            )
-        if min(costs) > most:
-            return False
-    return costs[-1] <= most
+    shorter = min(len(left), len(right))
+    same = next((n for n in range(shorter) if left[n] != right[n]), shorter)
+    if edits == 0 or same == shorter:
+        return max(len(left), len(right)) - same <= edits
+    # The first two that differ are replaced, or one of them is left out or added.
+    left, right = left[same:], right[same:]
+    return any(_is_within(left[a:], right[b:], edits - 1) for a, b in ((1, 1), (1, 0), (0, 1)))
 
 
 def words_of(text: str) -> list[str]:

@@ -206,14 +206,9 @@ class RepeatFinder:
     def _boilerplate(self, least: int) -> Iterator[tuple[Rows, Rows]]:
         """Yield the pairs whose target has many different sources, and how many."""
         for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
-            order = np.lexsort((sources, targets))
-            ours, theirs = targets[order], sources[order]
-            is_new_target = np.ones(len(ours), dtype=np.bool_)
-            is_new_target[1:] = ours[1:] != ours[:-1]
-            is_new = is_new_target.copy()
-            is_new[1:] |= theirs[1:] != theirs[:-1]
-            group, counts = np.cumsum(is_new_target) - 1, np.empty(len(ours), np.int64)
-            counts[order] = np.bincount(group, weights=is_new)[group]
+            groups, kinds = (np.unique(x, return_inverse=True)[1] for x in (targets, sources))
+            distinct = np.unique(groups * len(groups) + kinds)
+            counts = np.bincount(distinct // max(len(groups), 1))[groups]
             yield places[counts >= least], counts[counts >= least]
 
 
