@@ -30,7 +30,7 @@ def import_model(
         "-l",
         metavar="PAIR",
         help="Codes of source and target, as in en-de.",
-        show_default="what the files tell",
+        show_default="those named in the files",
     ),
     positions: str | None = flag(
         metavar="NAME",

@@ -94,8 +94,8 @@ class CorpusConfig(Section):
     tag: str | None = Field(default=None, min_length=1)
     """Token that its sources begin with: a domain, ``<bt>`` for back-translation (Caswell et al.
     2019), or a target language such as ``<2de>`` (Johnson et al. 2017). One of
-    ``tokenizer.user_defined_symbols``, of which ``de`` names ``<2de>`` or ``<de>``; if these are
-    not given, they are the tags of the training corpora."""
+    ``tokenizer.user_defined_symbols``; ``de`` names ``<2de>`` or ``<de>``. If these are not
+    given, they are the tags of the training corpora."""
     augment: AugmentConfig = AugmentConfig()
     scores: FilePath | None = None
     """Numbers of any scorer, one for each line, higher for better pairs; below

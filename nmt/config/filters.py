@@ -79,7 +79,7 @@ class FilterConfig(Section):
     language: Action = "report"
     """A side is in another language, says py3langid (``pip install 'nmt[clean]'``)."""
     swapped: Action = "report"
-    """Source and target have changed places."""
+    """Source and target are swapped."""
     mojibake: Action = "report"
     """Text was decoded as what it was not, says ftfy (``pip install 'nmt[clean]'``)."""
     control: Action = "report"

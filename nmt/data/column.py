@@ -1,4 +1,4 @@
-"""Numbers on disk, one for each of very many rows, of which memory holds only what is asked for."""
+"""Numbers on disk, one for each of very many rows; memory holds only what is asked for."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive pairs of a corpus, of which lines of files are still bytes.
+    """Consecutive pairs of a corpus; lines of files are still bytes.
 
     Whoever needs the pairs decodes and parses them: blocks may be sent to other processes.
     """

@@ -65,7 +65,7 @@ def _cell(value: float | str) -> str:
 
 
 @dataclass(slots=True)
-class ReasonTally:
+class ReasonCounts:
     """Counts and examples of findings."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)

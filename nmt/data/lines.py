@@ -21,7 +21,7 @@ from nmt.text.tokenizer import Tokenizers
 Ids = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
 MOST_TOKENS = 64
-"""Of a line that are looked at; what is beyond them says little more about what it means."""
+"""Tokens of a line that are looked at; later ones say little more about its meaning."""
 _READ_AT_ONCE = 1 << 18
 
 

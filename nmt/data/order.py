@@ -61,7 +61,7 @@ def chunks(count: int) -> Iterator[slice]:
 def length_order(
     source: Lengths, target: Lengths, *, noise: float, random: np.random.Generator
 ) -> IntArray:
-    """Return all rows by the longer side with noise, then source, then target, then by chance.
+    """Return all rows by the longer side with noise, then source, then target, then at random.
 
     Draws ``n`` float32 and ``n`` float64 from ``random``, in this order. Equal to
     ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``,

@@ -187,8 +187,8 @@ class Preparation:
             for name, each in self._scores["scores"].items():
                 low, usual = np.nanquantile(each[:], (0.01, 0.5))
                 yield (
-                    f"{name}: no pair has the reason scores: set filters.limits.scores, of which "
-                    f"1% of the scores are below {low:.4g} and half below {usual:.4g}"
+                    f"{name}: no pair has the reason scores: set filters.limits.scores; "
+                    f"1% of the scores are below {low:.4g}, and half below {usual:.4g}"
                 )
 
     def _held_out(self, name: str, corpus: CorpusConfig) -> list[SentencePair]:

@@ -75,7 +75,7 @@ class EachSide(Filter):
 
 
 class Share(Filter):
-    """Finds pairs of which a side has too large a share of something.
+    """Finds pairs with too large a share of something on a side.
 
     Args:
         reason: Of the pairs that are found.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nmt.data.filters import FilterChain
-from nmt.data.findings import DROPPED, REPORTED, Found, ReasonTally, open_table
+from nmt.data.findings import DROPPED, REPORTED, Found, ReasonCounts, open_table
 from nmt.data.prepared import KEPT, READ, TRAIN
 from nmt.errors import DataError
 
@@ -32,7 +32,7 @@ class Records:
             self._files.enter_context(open_table(folder / name, *_COLUMNS))
             for name in (DROPPED, REPORTED)
         )
-        self._tally = ReasonTally()
+        self._reasons = ReasonCounts()
         self._counts: dict[str, Counter[str]] = {}
 
     def of(self, corpus: str) -> Counter[str]:
@@ -46,7 +46,7 @@ class Records:
         rows = [each.row() for each in found]
         self._dropped.write(b"".join(compress(rows, drops)))
         if part == TRAIN:
-            self._tally.update(found)
+            self._reasons.update(found)
             self._reported.write(b"".join(compress(rows, (not each for each in drops))))
 
     def check_kept(self, part: str, corpora: Iterable[str]) -> None:
@@ -76,8 +76,8 @@ class Records:
                 name: {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
                 for name, counts in self._counts.items()
             },
-            "findings": self._tally.reported(corpora, self._actions[TRAIN]),
-            "reasons": self._tally.report(self._actions[TRAIN]),
+            "findings": self._reasons.reported(corpora, self._actions[TRAIN]),
+            "reasons": self._reasons.report(self._actions[TRAIN]),
         }
 
     def __enter__(self) -> Self:

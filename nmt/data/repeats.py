@@ -82,7 +82,7 @@ def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
 
 
 def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
-    """Return MinHash sketches (Broder 1997), of which 8 bits of each value are kept.
+    """Return MinHash sketches (Broder 1997) with 8 bits of each value.
 
     The set holds the words of both sides. A pair of few words gets 0, which is near to nothing.
     """
@@ -187,7 +187,7 @@ class RepeatFinder:
         for start in range(0, len(rows), _COMPARED_AT_ONCE):
             part = slice(start, start + _COMPARED_AT_ONCE)
             same[part] = (mine[part].view(np.uint8) == other[part].view(np.uint8)).mean(1)
-        jaccard = (same - 1 / 256) / (1 - 1 / 256)  # values of 8 bits agree by chance, too
+        jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
         is_near = (jaccard >= least) & mine.any(1)
         return rows[is_near], jaccard[is_near]
 

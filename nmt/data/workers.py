@@ -146,7 +146,7 @@ class WorkerPool(Generic[P, R]):
 class ProcessExecutor(Executor):
     """Processes as an `Executor`: what is killed is done again, alone, and none is left behind.
 
-    Unlike those of `concurrent.futures`, of which a killed one ends all.
+    In `concurrent.futures`, one that is killed ends all.
 
     Args:
         size: Processes.

@@ -53,7 +53,7 @@ class DryRunReport:
     """By token, and in the first epoch, an update and training. ``passes``: how often an update
     reads its batches."""
     memory_bytes: dict[str, Any]
-    """Held at the peak: `held_bytes`, which are exact, and ``activations``, measured: what an
+    """Held at the peak: `resident_bytes`, which are exact, and ``activations``, measured: what an
     update on the ``largest_batches`` (pairs, longest source and target with EOS) takes on top,
     which were halved ``splits`` times to fit."""
     epoch: dict[str, Any]
@@ -227,7 +227,7 @@ def count_flops(
     }
 
 
-def held_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
+def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     """Return the bytes of the buffers that stay between updates, by what they hold.
 
     ``weights`` are in the dtype that forward and backward read, ``master_weights`` their float32
@@ -269,7 +269,9 @@ def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
             stats, peak = measure_peak(partial(setup.update, rows), setup.device)
             splits.append(stats.splits)
             peaks.append(peak)
-    held = held_bytes(setup.updater.optimizer, setup.updater.model) | {"activations": max(peaks)}
+    held = resident_bytes(setup.updater.optimizer, setup.updater.model) | {
+        "activations": max(peaks)
+    }
     total = sum(held.values())
     return {**held, "largest_batches": shapes, "splits": max(splits), "total": total}
 

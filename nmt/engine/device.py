@@ -196,7 +196,7 @@ def choose_device_queue(device: torch.device) -> DeviceQueue:
 
 @contextmanager
 def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Give ``items``, the next of which a thread makes while the caller uses the last.
+    """Give ``items``; a thread makes the next one while the caller uses the last.
 
     The thread must not touch the device: streams and graph captures belong to the caller's.
     """

@@ -1,4 +1,4 @@
-"""Whether confidence keeps its promise: does it tell good translations from bad ones? Pure."""
+"""How well confidence separates good translations from bad ones. Pure."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class ExternalMetric:
             self.command, shell=True, input=text.encode(), capture_output=True, check=False
         )
         if process.returncode:
-            told = process.stderr.decode("utf-8", "replace").strip()[-_SHOWN_CHARACTERS:]
-            raise self._error(f"ended with status {process.returncode}: {told or 'no message'}")
+            message = process.stderr.decode("utf-8", "replace").strip()[-_SHOWN_CHARACTERS:]
+            raise self._error(f"ended with status {process.returncode}: {message or 'no message'}")
         lines = process.stdout.decode("utf-8", "replace").splitlines()
         if len(lines) != len(hypotheses):
             raise self._error(f"wrote {len(lines):,} lines for {len(hypotheses):,} sentences")

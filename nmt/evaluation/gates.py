@@ -85,7 +85,7 @@ def check_gates(
 
 
 def check_regressions(system: System, metrics: Iterable[str], alpha: float) -> list[GateResult]:
-    """Tell which scores are significantly worse than the baseline's.
+    """Find which scores are significantly worse than the baseline's.
 
     Args:
         system: Compared with the baseline, with p-values.
@@ -124,9 +124,9 @@ def describe(result: GateResult) -> str:
     name = f"{result.system}: {result.metric}"
     if result.kind == "fail-if-worse":
         change = f"{result.value - result.required:+.2f} against {result.baseline}"
-        verdict = "not significantly worse" if result.met else "significantly worse"
+        outcome = "not significantly worse" if result.met else "significantly worse"
         return (
-            f"{name} is {result.value:.2f}, {change}: {verdict} "
+            f"{name} is {result.value:.2f}, {change}: {outcome} "
             f"(p = {result.p_value:.4f}, alpha {result.alpha:g})"
         )
     if result.met:

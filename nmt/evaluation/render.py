@@ -169,9 +169,9 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 def as_markdown(report: EvaluationReport) -> str:
     """Return a comment for a pull request: what changed, by how much, and whether it is real."""
     missed = [gate for gate in report.gates if not gate.met]
-    verdict = f": {len(missed)} of {len(report.gates)} gates missed" if missed else ""
+    outcome = f": {len(missed)} of {len(report.gates)} gates missed" if missed else ""
     passed = ": all gates met" if report.gates and not missed else ""
-    blocks = [f"### Translation quality{verdict or passed}"]
+    blocks = [f"### Translation quality{outcome or passed}"]
     if missed:
         blocks.append("\n".join(f"- **missed** {_escaped(describe(gate))}" for gate in missed))
     evaluations = report.evaluations

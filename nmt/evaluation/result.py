@@ -110,7 +110,7 @@ class Slice:
     """The sentences that have something in common, and how well each system translates them."""
 
     group: str
-    """What the sentences are told apart by, for example ``source words``."""
+    """What the sentences are grouped by, for example ``source words``."""
     name: str
     """Which of them these are, for example ``10-19``."""
     systems: Mapping[str, SliceScores]

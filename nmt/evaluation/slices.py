@@ -157,7 +157,7 @@ def _tokens(line: str) -> set[str]:
 
 
 def _is_name(token: str) -> bool:
-    """Tell whether a token that is copied could have been translated: it looks like a name."""
+    """Whether a token that is copied could have been translated: it looks like a name."""
     return not token.isnumeric() and (not token.islower() or not token.isalpha())
 
 

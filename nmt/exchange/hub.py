@@ -56,9 +56,9 @@ def _hub_errors(name: HubName, what: str) -> Iterator[None]:
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # its libraries raise what theirs raise
-        told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise CheckpointError(
-            f"{name.repository} was not {what}: {told[:300]}.",
+            f"{name.repository} was not {what}: {reason[:300]}.",
             fix="Check the name, the connection, and that HF_TOKEN holds a token that may do this.",
         ) from error
 

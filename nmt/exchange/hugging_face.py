@@ -201,7 +201,7 @@ class _Weights:
 
 
 def _embeddings(weights: _Weights, *, is_joint: bool) -> str:
-    """Find which tables are one. The configuration does not tell: releases read it differently."""
+    """Find which tables are one. The configuration leaves it open: releases read it differently."""
     source, target, output = weights.tables()
     shared, tied = is_joint and np.array_equal(source, target), np.array_equal(output, target)
     if shared:
@@ -248,8 +248,8 @@ def _decoding(settings: Mapping[str, Any]) -> DecodingConfig:
 
 def _languages(folder: Path) -> tuple[str, str] | None:
     path = folder / "tokenizer_config.json"
-    told = _json(path) if path.is_file() else {}
-    codes = told.get("source_lang"), told.get("target_lang")
+    settings = _json(path) if path.is_file() else {}
+    codes = settings.get("source_lang"), settings.get("target_lang")
     if all(isinstance(code, str) and code.isalpha() for code in codes):
         return str(codes[0]), str(codes[1])
     match = _TAG.search(folder.resolve().name.lower())

@@ -84,7 +84,7 @@ class Imported:
     max_length: int
     """Longest line in subwords; longer ones are cut and joined."""
     languages: tuple[str, str] | None
-    """Codes of source and target, where the files tell."""
+    """Codes of source and target, where the files name them."""
 
 
 def write_imported(

@@ -331,7 +331,7 @@ class LineDecoder:
     Logs a warning for each of the first `MAX_NOTES` lines that it changes.
 
     Args:
-        max_bytes: What is beyond this in a line is cut off.
+        max_bytes: Longer lines are cut off there.
     """
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
-LARGE = 1 << 20  # values in caches of which not all are copied when beams are reordered
+LARGE = 1 << 20  # values in caches that are not copied whole when beams are reordered
 LARGE_ON_GPU = 1 << 25  # less is copied sooner than the host counts what must be
 
 

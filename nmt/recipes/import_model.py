@@ -59,7 +59,7 @@ def import_model(
         source: Folder of Hugging Face or Marian, an ``.npz`` of Marian with its vocabularies beside
             it, or a ``.zip`` of such a folder.
         output: Folder to write; missing or empty.
-        languages: Codes such as ``en-de``; those that the files tell if None.
+        languages: Codes such as ``en-de``; those that the files name if None.
         positions: Position encoding, in place of the one that ``source``'s system has.
         check: File of source, tab and translation a line: is scored with each of `POSITIONS`.
 
@@ -158,13 +158,13 @@ def _mean_log_probs(
     return means
 
 
-def _codes(given: str | None, told: tuple[str, str] | None) -> tuple[str, str]:
+def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
     if given is None:
-        if told is None:
+        if named is None:
             raise ConfigError(
-                "The files do not tell the languages.", fix="Say them, as in --languages en-de."
+                "The files do not name the languages.", fix="Name them, as in --languages en-de."
             )
-        return told
+        return named
     source, _, target = given.partition("-")
     if not (source and target):
         raise ConfigError(f"--languages is {given!r}.", fix="Write it as in --languages en-de.")

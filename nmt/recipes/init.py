@@ -153,7 +153,7 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
 
 
 def _draw(pairs: Callable[[], Iterator[Texts | None]], seed: int) -> list[Texts]:
-    """Return pairs to hold out, no two of which share a sentence; an even number."""
+    """Return pairs to hold out that share no sentence; an even number."""
     usable = [number for number, pair in enumerate(pairs()) if pair]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:

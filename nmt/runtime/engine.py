@@ -171,7 +171,7 @@ class Engine:
             For each sentence (T, S): rows of numbers that sum to at most 1.
 
         Raises:
-            ConfigError: This engine does not tell.
+            ConfigError: This engine does not report it.
         """
         del sources, targets
         raise ConfigError(
@@ -188,7 +188,7 @@ class Engine:
         Arguments as of `attention`.
 
         Raises:
-            ConfigError: This engine does not tell.
+            ConfigError: This engine does not report it.
         """
         del sources, targets
         raise ConfigError(

@@ -105,7 +105,7 @@ class BeamSelector(Selector):
         return Selection(tokens, totals, parents, active)
 
     def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
-        """Continuations of which the first K may end and the first K others continue."""
+        """Continuations: the first K may end, and the first K others continue."""
         return expand(beams.totals, log_probs, self._beam_size)
 
     def _finish(

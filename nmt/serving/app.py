@@ -231,14 +231,14 @@ class Api:
         )
 
     def ready(self, _: Request) -> Response:
-        """Tell whether requests are taken."""
+        """Report whether requests are taken."""
         if self.state.is_ready and not self.state.is_stopping:
             return JSONResponse({"status": "ready"})
         why = "The server is stopping." if self.state.is_stopping else "Models are being loaded."
         raise RefusedError(503, why, "Ask another one, or wait.", retry_after=2)
 
     def health(self, request: Request) -> Response:
-        """Tell whether requests are taken, as LibreTranslate does."""
+        """Report whether requests are taken, as LibreTranslate does."""
         self.ready(request)
         return JSONResponse({"status": "ok"})
 

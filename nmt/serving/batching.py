@@ -42,7 +42,7 @@ _JOIN_SECONDS = 5.0
 
 
 class Line(Protocol):
-    """A text, of which the source is known."""
+    """A text with a known source."""
 
     @property
     def source(self) -> str:

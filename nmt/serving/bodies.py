@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from nmt.serving.faults import RefusedError, refusal, told_of
+from nmt.serving.faults import RefusedError, error_body, refusal
 from nmt.serving.options import Limits
 from nmt.serving.requests import parse_body
 
@@ -140,7 +140,7 @@ class JsonLines(Response):
                     await _send_line(send, {"index": index, **values})
                     index += 1
         except Exception as error:
-            await _send_line(send, {"index": index, **told_of(refusal(error))})
+            await _send_line(send, {"index": index, **error_body(refusal(error))})
 
 
 async def _send_line(send: Send, values: dict[str, Any]) -> None:

@@ -87,11 +87,11 @@ class BoundedProtocol(H11Protocol):
 
     @override
     def send_400_response(self, msg: str) -> None:
-        told = {
+        values = {
             "error": "This is no HTTP request.",
             "fix": "Send HTTP/1.1, with short headers.",
         }
-        body = json.dumps(told).encode()
+        body = json.dumps(values).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

@@ -51,7 +51,7 @@ class RefusedError(Exception):
 
 
 def refusal(error: Exception) -> RefusedError:
-    """Return what the client is told of any error."""
+    """Return the answer to a client for any error."""
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, HTTPException):
@@ -73,10 +73,10 @@ def refusal(error: Exception) -> RefusedError:
 
 def as_response(error: Exception) -> Response:
     """Return the answer for an error."""
-    told = refusal(error)
-    return JSONResponse(told_of(told), told.status, told.headers)
+    refused = refusal(error)
+    return JSONResponse(error_body(refused), refused.status, refused.headers)
 
 
-def told_of(error: RefusedError) -> dict[str, Any]:
+def error_body(error: RefusedError) -> dict[str, Any]:
     """Return what stands in JSON."""
     return {"error": error.problem, "fix": error.fix}

@@ -100,8 +100,8 @@ async def translate(service: Service, asked: LibreRequest, client: str) -> dict[
     if asked.alternatives:
         values["alternatives"] = [others for _, others in found]
     if route.detected:
-        told = {"language": route.detected[0], "confidence": route.detected[1]}
-        values["detectedLanguage"] = [told] * len(texts)
+        detected_language = {"language": route.detected[0], "confidence": route.detected[1]}
+        values["detectedLanguage"] = [detected_language] * len(texts)
     return {name: each[0] for name, each in values.items()} if one else values
 
 

@@ -1,4 +1,4 @@
-"""What a server is told at its start: addresses, who may ask, and bounds of every request."""
+"""Settings of a server: addresses, who may ask, and bounds of every request."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class Service:
         return await self._batcher.run(lambda: route.models[0].score(pairs, tag))
 
     def gauges(self) -> dict[str, float]:
-        """Return what metrics tell of the present."""
+        """Return the present values of the metrics."""
         return {
             "active_requests": self.num_active,
             "waiting_texts": self._batcher.num_waiting,
@@ -340,9 +340,9 @@ async def _answer(
         good = [result for result in results if not isinstance(result, BaseException)]
         return {**named, **join_results(item.text, split, good, joiner, with_attention)}
     if isinstance(faults[0], NmtError):
-        told = {"error": without_line(faults[0].problem), "fix": faults[0].fix}
+        message = {"error": without_line(faults[0].problem), "fix": faults[0].fix}
     elif isinstance(faults[0], Exception):
-        told = {"error": "The engine failed on this text.", "fix": "Report it, please: a bug."}
+        message = {"error": "The engine failed on this text.", "fix": "Report it, please: a bug."}
     else:
         raise faults[0]
-    return {**named, "source": item.text, **told}
+    return {**named, "source": item.text, **message}

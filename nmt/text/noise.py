@@ -1,8 +1,8 @@
 """Noise of real input: text and a generator in, text out. Pure.
 
 For robustness tests (`nmt evaluate --robustness`) and for augmented training. What a function
-changes depends on nothing but its text and the generator, of which it draws as much for equal
-texts. To add a kind, write a function and name it in `NOISES`.
+changes depends on nothing but its text and the generator; for equal texts it draws as many numbers.
+To add a kind, write a function and name it in `NOISES`.
 
 Source: the kinds are those of Belinkov and Bisk (2018) and Ribeiro et al. (2020), section 2.
 """

@@ -24,7 +24,7 @@ def split_sentences(text: str, language: str) -> list[str]:
 
     Args:
         text: Anything; one paragraph at best.
-        language: A code such as ``de`` or ``pt_BR``, of which the first part counts. The rules of
+        language: A code such as ``de`` or ``pt_BR``; its first part counts. The rules of
             English apply to an unknown language; they know the full stops of all scripts.
 
     Raises:

@@ -177,7 +177,7 @@ def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Te
 
 
 def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Do what `_cross_entropy_step` does, in a form of which a compiler makes few passes.
+    """Do what `_cross_entropy_step` does, in a form that a compiler turns into few passes.
 
     No element is scattered: in a fixed order that would take a sort.
     """

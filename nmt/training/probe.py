@@ -88,7 +88,7 @@ def to_compare(config: RunConfig, data: PreparedData) -> list[PrecisionName]:
 def training_flops(config: RunConfig, num_parameters: int) -> float:
     """Return about what a training takes; infinite where nothing tells how long it is.
 
-    6 for each parameter and token (Chowdhery et al. 2022, appendix B), of which about half meet.
+    6 for each parameter and token (Chowdhery et al. 2022, appendix B); about half of these meet.
     """
     training, batch = config.training, config.batch
     tokens = batch.tokens_per_update or batch.max_tokens

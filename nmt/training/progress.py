@@ -87,7 +87,7 @@ class Progress:
         seconds: float,
         before: tuple[int, int] = (0, 0),
     ) -> Event:
-        """Tell of the updates since the last report, and begin a new interval.
+        """Report the updates since the last report, and begin a new interval.
 
         Args:
             learning_rate: Of the last of them.
@@ -119,7 +119,7 @@ class Progress:
         return Event(self.step, text, "update", values)
 
     def summary(self, reason: str, seconds: float) -> TrainingSummary:
-        """Tell how training ended, after ``seconds`` of updates."""
+        """Report how training ended, after ``seconds`` of updates."""
         best = self.history.best
         name, score = (None, None) if best is None else (checkpoint_name(best), self.history[best])
         return TrainingSummary(self.step, reason, name, score, training_seconds=seconds)

@@ -80,7 +80,7 @@ class Scores:
         return text
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:
-        """Tell of the validation at ``step``, which took ``seconds``."""
+        """Report the validation at ``step``, which took ``seconds``."""
         values = {
             "epoch": epoch,
             "loss": self.loss,

@@ -94,7 +94,7 @@ class Team:
 
 
 class SharedTurns(Turns):
-    """Turns of several processes, each of which translates a part of every chunk.
+    """Turns of several processes; each translates a part of every chunk.
 
     All of them make the same calls; chunks, and whether they are ready, are those of the first.
 

@@ -115,7 +115,7 @@ class OverlappingTurns(Turns):
     ) -> tuple[Future[R] | None, bool]:
         """Start the next chunk, if any; and say whether to read on.
 
-        An error in reading is the last chunk, and told in its turn.
+        An error in reading is the last chunk, and is raised in its turn.
         """
         try:
             chunk = next(chunks, None)

@@ -19,7 +19,7 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
-from nmt.diagnostics.dry_run import DryRunReport, count_flops, held_bytes
+from nmt.diagnostics.dry_run import DryRunReport, count_flops, resident_bytes
 from nmt.files.lock import run_lock
 from nmt.model.cost import LengthSums
 from nmt.model.transformer import Transformer, build_model, count_parameters
@@ -158,7 +158,7 @@ def test_bytes_for_each_parameter(
     counter = 4  # of updates
     weights, master, gradients, moments = (size * number for size in held)
     expected = [weights, master, gradients + SUMS, moments + counter]
-    assert list(held_bytes(optimizer, model).values()) == expected
+    assert list(resident_bytes(optimizer, model).values()) == expected
 
 
 def test_weights_that_are_worked_out_when_needed_are_not_held() -> None:
@@ -167,7 +167,7 @@ def test_weights_that_are_worked_out_when_needed_are_not_held() -> None:
     config = OptimizerConfig(kind="schedule-free")
     number = sum(count_parameters(model).values())
 
-    held = held_bytes(build_optimizer(model, config, torch.float32), model)
+    held = resident_bytes(build_optimizer(model, config, torch.float32), model)
 
     assert (held["weights"], held["gradients"]) == (4 * number, 4 * number + SUMS)
     assert held["optimizer"] == pytest.approx(8 * number, abs=32)
@@ -179,7 +179,7 @@ def test_frozen_parts_have_no_gradient_and_no_moments() -> None:
     sizes = count_parameters(model)
     trained = sizes["decoder"] + sizes["embeddings"]
 
-    held = held_bytes(build_optimizer(model, OptimizerConfig(), torch.float32), model)
+    held = resident_bytes(build_optimizer(model, OptimizerConfig(), torch.float32), model)
 
     assert held["weights"] == 4 * (trained + sizes["encoder"])
     assert held["gradients"] == 4 * trained + SUMS
