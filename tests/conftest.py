@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("nmt", deadline=None)
+settings.register_profile("nmt", deadline=None, max_examples=40)
 settings.load_profile("nmt")
 
 TINY_PAIRS = (
@@ -45,20 +43,6 @@ TINY_PAIRS = (
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test in a folder of its own, whatever lies in the checkout."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """Leave the loggers as they were, whatever a command that the test runs makes of them."""
-    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "nmt"]
-    loggers = [logging.root, *map(logging.getLogger, names)]
-    before = [(each, each.level, each.propagate, each.disabled) for each in loggers]
-    disabled = logging.root.manager.disable
-    yield
-    logging.disable(disabled)
-    for logger, level, propagates, is_disabled in before:
-        logger.setLevel(level)
-        logger.propagate, logger.disabled = propagates, is_disabled
 
 
 @pytest.fixture

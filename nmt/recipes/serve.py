@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,15 +52,15 @@ def serve(
     from nmt.serving.models import name_models  # noqa: PLC0415 - may not be installed
     from nmt.serving.options import ServerOptions  # noqa: PLC0415
     from nmt.serving.server import check_server, run_server  # noqa: PLC0415
+    from nmt.translation.stream import errors_only  # noqa: PLC0415
 
     options = options or ServerOptions()
     options.check(no_auth=no_auth)
     if not (folders := name_models(models)):
         raise ConfigError("There is no model to serve.", fix="Name a run or model folder.")
     choice = EngineOptions(engine=engine, dtype=parse_dtype(dtype), threads=threads)
-    # What they say of single lines is no news to whoever runs the server.
-    logging.getLogger("nmt.translation").setLevel(logging.ERROR)
-    if check:
-        return check_server(folders, choice, options)
-    run_server(folders, choice, options)
+    with errors_only("nmt.translation"):  # notes on single lines are no news to who runs the server
+        if check:
+            return check_server(folders, choice, options)
+        run_server(folders, choice, options)
     return []

@@ -76,15 +76,15 @@ class TranslationRun:
 
 
 @contextmanager
-def errors_only() -> Iterator[None]:
-    """Let nmt log nothing below errors for a while."""
-    nmt_logger = logging.getLogger("nmt")
-    level = nmt_logger.level
-    nmt_logger.setLevel(logging.ERROR)
+def errors_only(name: str = "nmt") -> Iterator[None]:
+    """Let nmt, or a part of it, log nothing below errors for a while."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        nmt_logger.setLevel(level)
+        logger.setLevel(level)
 
 
 LineTranslator: TypeAlias = Callable[[Sequence[bytes], int], TranslationRun]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -209,6 +210,7 @@ def test_a_model_is_checked_before_it_is_served(models: dict[str, Path]) -> None
 
     good = check(f"mine={models['de-en']}", "--json")
     assert good.exit_code == 0
+    assert logging.getLogger("nmt.translation").level == logging.NOTSET
     found = json.loads(good.stdout)
     assert (found["name"], found["status"]) == ("mine", "ready")
     assert check("nowhere").exit_code == 4
