@@ -11,6 +11,8 @@ BENCH_MODEL ?= runs/multi30k-de-en
 DEMO_SAMPLE := configs/demo.sample
 # Compiled kernels of the tests run one thread each; pytest brings the parallelism.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# A file is one worker's, so that what its tests share is made once.
+PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS) --dist loadfile
 PYTEST_WORKERS ?= 2
 # On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 TORCH_INDEX ?=
@@ -46,10 +48,10 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 	@printf '  data of yours:        README.md, "Your own data"\n'
 
 test: check $(DEV)  ## check, then all tests
-	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS)
+	$(TEST_ENV) $(PYTEST)
 
 coverage: $(DEV)  ## run the tests and print which lines of nmt/ they reach
-	$(TEST_ENV) $(BIN)/pytest -q -n $(PYTEST_WORKERS) --cov=nmt --cov-report=term:skip-covered
+	$(TEST_ENV) $(PYTEST) --cov=nmt --cov-report=term:skip-covered
 
 check: lint types  ## format, lint, import rules, types
 

@@ -60,7 +60,7 @@ def test_verify_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_standard_input_is_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("".join(f"{n} eins\t{n} one\n" for n in range(60)))
     flags = [f"{part}_dir={tmp_path / part}" for part in ("prepared", "run")]
-    flags += ["data.train=[{tsv: -}]", "tokenizer.vocab_size=40"]
+    flags += ["data={train: [{tsv: -}], valid: {tsv: train.tsv}}", "tokenizer.vocab_size=40"]
     flags += ["tokenizer.byte_fallback=false", "training.max_steps=1"]
     arguments = [word for each in flags for word in ("--set", each)]
     text = (tmp_path / "train.tsv").read_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.held_out import HeldOut
@@ -33,7 +33,6 @@ def test_near_is_what_the_distance_says(left: list[str], right: list[str]) -> No
     assert are_near(left, right) == (distance(left, right) <= limit)
 
 
-@settings(max_examples=60, deadline=None)
 @given(held_out=st.lists(SENTENCE, max_size=5), training=st.lists(SENTENCE, max_size=12))
 def test_all_and_only_near_lines_are_found(
     held_out: list[list[str]], training: list[list[str]]

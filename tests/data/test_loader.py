@@ -217,7 +217,6 @@ def test_batches_are_named_by_corpora_and_lines(store: ParallelStore) -> None:
     )
 
 
-@settings(max_examples=40)
 @given(
     pairs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=400),
     longest=st.sampled_from([4, 300, 1 << 20]),

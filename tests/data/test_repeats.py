@@ -28,7 +28,7 @@ def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: 
     return {row: {each.reason for each in findings} for row, findings in found.items()}
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(pairs=st.lists(st.tuples(st.sampled_from("abA"), st.sampled_from("xyz"))))
 def test_exactly_the_repetitions_are_found_however_the_work_is_cut(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]

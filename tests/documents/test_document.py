@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.documents.document import FORMATS, decode_document, read_document
@@ -77,7 +77,6 @@ def test_sentences_that_stay_give_the_same_document(text: str, kind: str) -> Non
     assert document.rebuild(same(document.sentences)) == text
 
 
-@settings(max_examples=40)
 @given(DOCUMENTS, st.sampled_from(FORMATS))
 def test_no_translation_is_an_error(text: str, kind: str) -> None:
     document = read_document(text, kind, "en")

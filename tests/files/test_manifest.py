@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import CheckpointError
@@ -37,7 +37,6 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     manifest.verify(tmp_path)
 
 
-@settings(max_examples=40)
 @given(position=st.integers(min_value=0), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_found_or_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,7 +29,6 @@ def packed_of(lengths: list[int]) -> Packed:
     return Packed.from_rows([[7] * length for length in lengths])
 
 
-@settings(max_examples=40)
 @given(lengths=LENGTHS, heads=st.integers(1, 4))
 def test_tokens_survive_the_way_to_the_rectangle_and_back(lengths: list[int], heads: int) -> None:
     packed = packed_of(lengths)
@@ -72,7 +71,6 @@ def reference(
     return torch.cat(rows)
 
 
-@settings(max_examples=60)
 @given(
     queries=LENGTHS,
     keys=LENGTHS,

@@ -129,10 +129,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     thread.join()
 
 
+@pytest.fixture(scope="module")
+def imported(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imported") / "model"
+    import_model(shared_data / "marian_models" / "opus", folder, languages="en-de")
+    return folder
+
+
 @pytest.fixture
-def model(shared_data: Path, tmp_path: Path) -> Path:
-    import_model(shared_data / "marian_models" / "opus", tmp_path / "model", languages="en-de")
-    return tmp_path / "model"
+def model(imported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(imported, tmp_path / "model"))
 
 
 def scores_file(path: Path) -> Path:

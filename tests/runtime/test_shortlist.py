@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -130,7 +130,6 @@ def own_tokens(picked: BatchVocabulary, row: int) -> set[int]:
     return set(picked.tokens[picked.allowed[row, 0] == 0].tolist())
 
 
-@settings(max_examples=40)
 @given(
     sources=st.lists(st.lists(st.integers(4, 29), min_size=1, max_size=6), min_size=2, max_size=5),
     prefixes=st.lists(st.lists(st.integers(4, 29), max_size=3), min_size=5, max_size=5),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.store import ParallelStore, StoreWriter
@@ -118,7 +118,6 @@ SENTENCES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
 @given(pairs=SENTENCES, most=st.integers(2, 4), at_once=st.sampled_from([1 << 23, 20, 40]))
 def test_the_table_is_that_of_a_slow_computation(pairs: Pairs, most: int, at_once: int) -> None:
     """Where counts are equal up to rounding, any order will do.

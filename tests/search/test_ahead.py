@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -31,7 +31,6 @@ def run_ahead(
         return greedy_ahead(stepper, source, rules.limits, length_penalty(options))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 999),
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=7),

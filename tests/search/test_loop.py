@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
@@ -65,7 +65,6 @@ required = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(
     seed=seeds,
     options=rules,

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.training.html_report import HtmlReport, record_evaluation, render_report
@@ -245,7 +245,6 @@ def test_a_value_that_is_no_number_leaves_a_gap(value: Any) -> None:
     assert "3" not in [title.split()[1].strip(",") for title in texts(found, ".//title")]
 
 
-@settings(max_examples=40)
 @given(
     lines=st.lists(
         st.fixed_dictionaries(

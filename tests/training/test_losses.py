@@ -319,7 +319,6 @@ def test_the_objective_is_the_one_worked_by_hand() -> None:
     torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=40)
 @given(
     rows=st.integers(1, 600),
     smoothing=st.sampled_from([0.0, 0.1]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -104,7 +104,6 @@ def naive_schedule_free(
     return y, x
 
 
-@settings(max_examples=40)
 @given(
     size=st.integers(1, 200),
     share=st.floats(0, 1),
@@ -164,7 +163,6 @@ def test_schedule_free_trains_at_y_and_gives_x(betas: tuple[float, float]) -> No
         close(used[name], x, name)
 
 
-@settings(max_examples=40)
 @given(
     rates=st.lists(st.floats(0, 0.05), min_size=1, max_size=8),
     beta1=st.sampled_from([0.5, 0.9, 0.98]),
@@ -251,7 +249,6 @@ def naive_muon(
     return weights
 
 
-@settings(max_examples=60)
 @given(
     rows=st.integers(1, 12),
     columns=st.integers(1, 12),

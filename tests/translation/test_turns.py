@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -83,7 +83,6 @@ STYLES = [LineFormat(), LineFormat("json"), LineFormat("json", reads_json=True)]
 STYLES += [LineFormat(reads_json=True), LineFormat(tag="none")]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     lines=st.lists(st.sampled_from(LINES), max_size=12),
     style=st.sampled_from(STYLES),
