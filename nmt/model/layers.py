@@ -20,17 +20,11 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import (
-    Rectangle,
-    Segments,
-    attention,
-    cached_attention,
-    mean_weights,
-    row_width,
-)
+from nmt.model.attention import Segments, attention, cached_attention, mean_weights
 from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
 from nmt.model.positions import POSITIONS
+from nmt.model.rectangle import Rectangle, row_width
 from nmt.packed import Packed
 
 _LEAST_VARIANCE = 1e-30
