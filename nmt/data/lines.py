@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.corpus import Block
+from nmt.data.order import Lengths
 from nmt.data.pairs import BadPair
 from nmt.data.shards import Parts
 from nmt.data.store import FlatIds, StoreWriter, ids_dtype
@@ -23,16 +24,6 @@ Rows = npt.NDArray[np.int64]
 MOST_TOKENS = 64
 """Tokens of a line that are looked at; later ones say little more about its meaning."""
 _READ_AT_ONCE = 1 << 18
-
-
-class Lengths(Protocol):
-    """Tokens of each line, by rows."""
-
-    def __getitem__(self, rows: Any, /) -> npt.NDArray[np.int32]:
-        """Return those of some rows."""
-
-    def __len__(self) -> int:
-        """Return the number of lines."""
 
 
 class Lines(Protocol):
