@@ -159,8 +159,8 @@ class Judged(NamedTuple):
     """None below 100 lines, only shifts below 1,000; none where a lexicon knows too little to tell
     translations from lines at random."""
     z_scores: Values
-    """`z_scores` of the lines as they stand; not a number where a side is blank or the lexicon
-    knows too little. (n,)."""
+    """Standard deviations by which the scores of the lines as they stand lie above what is usual of
+    translations; not a number where a side is blank or the lexicon knows too little. (n,)."""
     is_doubtful: npt.NDArray[np.bool_]
     """Lines that should not teach a lexicon at the offset at which they have taught this one:
     what a pair has taught makes it score better, right or wrong. (n,)."""
@@ -221,32 +221,29 @@ def find_ranges(
         found += _ranges(np.append(offsets, _UNRELATED)[path], start)
     if num < _FEWEST_OF_ALL:  # so few do not say that lines are unrelated
         found = [each for each in found if each.offset is not None]
-    if num < _FEWEST_SCORED:
-        return Judged(found, unknown, sure)
-    if not evidence.slope:
+    if num < _FEWEST_SCORED or not evidence.slope:
         return Judged(found, unknown, sure)
     # What a pair has taught makes it score better, so only unseen ones say how many are right.
     share = min(_share_above(as_taught.scores[unseen], at_random.scores) / _USUALLY_ABOVE, 1.0)
-    is_low = z_scores(as_taught.scores, share) < _DOUBTFUL
-    is_doubtful = (as_taught.tokens > 0) & (_is_odd(known) | is_low)
-    if num < _FEWEST_OF_ALL:
-        is_doubtful = sure
-    own = z_scores(as_it_stands.scores, share)
+    usual, spread = usual_scores(as_taught.scores[as_taught.tokens > 0], share)
+    is_low = as_taught.scores < usual + _DOUBTFUL * spread
+    is_doubtful = (as_taught.tokens > 0) & (_is_odd(known) | is_low) & (num >= _FEWEST_OF_ALL)
+    own = (as_it_stands.scores - usual) / spread
     return Judged(found, np.where(as_it_stands.tokens > 0, own, np.nan), is_doubtful)
 
 
-def z_scores(scores: Values, share: float) -> Values:
-    """Return how many standard deviations scores lie above what is usual of translations.
+def usual_scores(scores: Values, share: float) -> tuple[float, float]:
+    """Return the middle of the scores of translations, and their standard deviation.
 
     Median and median deviation of the best ones, so that others change little.
 
     Args:
-        scores: Of the pairs of a corpus. (n,).
+        scores: Of the pairs of a corpus, each at its offset. (n,).
         share: Of the pairs that translate each other.
     """
     best = np.sort(scores)[len(scores) - max(round(share * len(scores)), 1) :]
     usual = float(np.median(best))
-    return (scores - usual) / max(_ROBUST * float(np.median(np.abs(best - usual))), 1e-3)
+    return usual, max(_ROBUST * float(np.median(np.abs(best - usual))), 1e-3)
 
 
 def _share_above(scores: Values, at_random: Values) -> float:

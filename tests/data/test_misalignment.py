@@ -215,6 +215,20 @@ def test_lines_at_random_do_not_teach_the_lexicon_that_judges_them() -> None:
     assert (z_scores[~bad] < -3.5).mean() < 0.02
 
 
+def test_a_shifted_block_does_not_hide_lines_at_random() -> None:
+    source, target = language(2400)
+    random = np.random.default_rng(4)
+    is_random, is_moved = random.permutation(2400) < 500, np.zeros(2400, np.bool_)
+    is_moved[1000:1600] = True
+    target[1000:1600] = target[1001:1601]
+    for row in np.flatnonzero(is_random):
+        target[row] = target[random.integers(2400)]
+    is_low = looked_at(source, target).z_scores["c"][:] < -3.5
+    assert is_low[is_random].mean() > 0.9
+    assert is_low[is_moved].mean() > 0.9
+    assert is_low[~is_random & ~is_moved].mean() < 0.02
+
+
 def test_the_best_path_pays_for_changes() -> None:
     evidence = np.full((40, 3), -1.0, np.float32)
     evidence[:, 1] = 2.0
