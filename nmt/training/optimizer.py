@@ -69,6 +69,8 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.working_dtype = dtype
+        """Of the parameters of the model."""
         self._fused_rows = fused_rows(model)
         named = list(model.named_parameters())
         trained = [(name, p) for name, p in named if p.requires_grad]

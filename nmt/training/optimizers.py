@@ -156,8 +156,9 @@ class Muon(Optimizer):
         self._adamw = AdamW(parameters, config, slice(size, None))
         self.step_count = self._adamw.step_count
         self._change = torch.empty_like(self._weights)
+        in_16_bits = parameters.working_dtype == torch.bfloat16
         on_gpu = self._weights.device.type == "cuda"
-        self._iteration_dtype = torch.bfloat16 if on_gpu else None
+        self._iteration_dtype = torch.bfloat16 if on_gpu or in_16_bits else None
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for change in parameters.matrices(self._change):
             wide = change if change.shape[0] <= change.shape[1] else change.mT

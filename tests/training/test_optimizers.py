@@ -315,6 +315,25 @@ def test_muon_steps_each_matrix_alone_and_leaves_the_rest_to_adamw(
         close(weights.detach(), expected, name)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [(torch.float32, 0, 1e-5), (torch.bfloat16, 1e-3, 0.03)]
+)
+def test_muon_iterates_in_the_dtype_of_the_training(
+    dtype: torch.dtype, least: float, most: float
+) -> None:
+    options = {"momentum": 0.0, "newton_schulz_steps": 3, "weight_decay": 0.0}
+    optimizer = optimizer_of(small_model(), kind="muon", dtype=dtype, **options)
+    parameters = optimizer.parameters
+    before, size = parameters.weights.clone(), parameters.matrix_size
+    gradient = parameters.gradient.normal_(generator=torch.Generator().manual_seed(0)).clone()
+    optimizer.step(1.0, 1.0)
+
+    steps = parameters.matrices((before - parameters.weights)[:size])
+    for step, matrix in zip(steps, parameters.matrices(gradient[:size]), strict=True):
+        exact = 0.2 * max(matrix.shape) ** 0.5 * by_svd(matrix, 3)
+        assert least <= (step - exact).norm() / exact.norm() < most
+
+
 def test_steps_of_muon_are_as_large_as_adamw_s() -> None:
     """Root mean square 0.2 at learning rate 1 (Liu et al. 2025)."""
     model = small_model()
