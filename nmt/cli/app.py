@@ -158,8 +158,9 @@ class _Command(TyperCommand):
         Spelling(ctx.command_path, self.get_params(ctx)).check(args)
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            error.message = error.message.replace("Value error, ", "")
+        except typer.BadParameter as error:  # of a missing one, its help says what is expected
+            named = getattr(error.param, "help", None) or ""
+            error.message = error.message.replace("Value error, ", "") or named
             raise
 
     @override

@@ -173,6 +173,8 @@ def _named_by_position(
         problem, command = f"{model} is a model: say what the files are.", [str(model), *flags]
     elif len(files) == 1 and not (test.hypothesis or test.reference):
         return [], replace(test, hypothesis=[model], reference=list(files))
+    elif not (files or test.hypothesis) and (test.test or test.reference):
+        return [], replace(test, hypothesis=[model])
     else:
         *systems, reference = (model, *files) if files else (model, Path("REFERENCE"))
         flags = [f"--hypothesis {file}" for file in (*systems, *test.hypothesis)]

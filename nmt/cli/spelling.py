@@ -5,6 +5,7 @@ What they call ours stands beside the configuration's keys, in ``nmt/config/alia
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import deque
@@ -20,6 +21,21 @@ _CODE = re.compile("[a-z]{2}")
 """A language, which some name where we have a file."""
 _PLAIN_KEY = re.compile(r"[a-z_0-9.]+")
 """Without a remark."""
+_REMARK = ": "
+"""Behind it: why a value of the foreign flag is none of ours."""
+_BY_POSITION = {
+    "init": ("--output",),
+    "train": ("--run-dir",),
+    "augment": ("--with", "--output"),
+    "average": ("--output",),
+    "export": ("--output",),
+    "import": ("--output",),
+    "translate": ("--output",),
+    "score": ("--source", "--target"),
+    "inspect": ("--source", "--target"),
+    "pull": ("--output",),
+}
+"""What words behind the arguments of a command most probably are."""
 
 
 class Spelling:
@@ -38,17 +54,20 @@ class Spelling:
             for each in options
             for name in (*each.opts, *each.secondary_opts)
         }
-        arguments = (each for each in parameters if each.param_type_name == "argument")
+        arguments = [each for each in parameters if each.param_type_name == "argument"]
         self._arguments = {each.metavar or each.name.upper() for each in arguments}
+        self._most = math.inf if any(x.nargs < 0 for x in arguments) else len(arguments)
 
     def check(self, args: Sequence[str]) -> None:
-        """Refuse a command line with flags that other tools have.
+        """Refuse a command line with flags that other tools have, or with words too many.
 
         Raises:
             ConfigError: Names each with ours, and the command to type.
         """
         found: dict[str, str] = {}
         arguments, typed, rest = list[str](), list[str](), deque(args)
+        places = list[int]()
+        """Where ``typed`` has a word without a flag."""
         while rest:
             word = rest.popleft()
             if word == "--":  # no flag comes after it
@@ -57,6 +76,8 @@ class Spelling:
             name, equals, value = word.partition("=")
             ours = None if name in self._takes_value else self._ours(name)
             if ours is None:
+                if word == "-" or not word.startswith("-"):
+                    places.append(len(typed))
                 typed.append(word)
                 if self._takes_value.get(word) and rest:
                     typed.append(rest.popleft())
@@ -77,6 +98,22 @@ class Spelling:
             raise ConfigError(
                 f"{self._path} has no {named}.", fix=f"Type: {' '.join([self._path, *words])}"
             )
+        self._refuse_extra(typed, places)
+
+    def _refuse_extra(self, typed: list[str], places: Sequence[int]) -> None:
+        flags = _BY_POSITION.get(self._path.rpartition(" ")[2], ())
+        free = [flag for flag in flags if flag not in typed]
+        extra = places[int(min(self._most, len(places))) :]
+        if not extra or len(extra) > len(free):
+            return
+        words = [shlex.quote(word) for word in typed]
+        for place, flag in zip(extra, free, strict=False):
+            words[place] = f"{flag} {words[place]}"
+        named = ", ".join(typed[place] for place in extra)
+        raise ConfigError(
+            f"{self._path} takes no {named} without a flag.",
+            fix=f"Type: {' '.join([self._path, *words])}",
+        )
 
     def _ours(self, name: str) -> str | None:
         """Return what this command has for a flag of others: a flag or an argument, perhaps."""
@@ -105,10 +142,12 @@ class Spelling:
             )
         if not is_of_command_line(ours):
             return True
-        return ours in self._arguments or ours.partition(" ")[0] in self._takes_value
+        return ours in self._arguments or re.split("[ :]", ours)[0] in self._takes_value
 
     def _is_value(self, ours: str, following: str) -> bool:
         """Whether the word after a foreign flag is its value."""
+        if _REMARK in ours:
+            return not following.startswith("-")
         flag, _, fixed = ours.partition(" ")
         is_whole = "=" in fixed if flag == "--set" else bool(fixed)
         if is_whole or not self._takes_value.get(flag, True):
@@ -117,8 +156,9 @@ class Spelling:
 
     def _words(self, ours: str, value: str) -> list[str]:
         """Return the words to type; none for what is said in the configuration only."""
+        ours, _, remark = ours.partition(_REMARK)
         flag, _, fixed = ours.partition(" ")
-        if not flag.startswith("--"):
+        if not flag.startswith("--") or (remark and not fixed):
             return []
         if fixed.endswith("cuda") and value.isdecimal() and int(value):
             fixed += f":{value}"

@@ -176,6 +176,11 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
+        inside = sorted(map(str, path.glob("*.y*ml")))
+        if inside:
+            raise ConfigError(
+                f"{path} is a folder.", fix=f"Name a configuration file: {', '.join(inside[:3])}."
+            ) from error
         others = {*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")} - {path}
         near = did_you_mean(str(path), sorted(map(str, others)))
         raise ConfigError(

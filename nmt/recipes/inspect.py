@@ -17,6 +17,7 @@ from nmt.inspection.figure import Part, as_dict
 from nmt.inspection.subject import Choice, Subject
 
 Style = Literal["text", "html", "svg", "json"]
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +154,19 @@ def style_of(
     """Return the format of a file: as chosen, else by its name, else text, or HTML for a browser.
 
     Raises:
-        ConfigError: A browser is to open no page, or a whole page is to be one drawing.
+        ConfigError: A browser is to open no page, a whole page is to be one drawing, or the file
+            is an image of another kind.
 
     >>> style_of(Path("page.html"), None)
     'html'
     """
     by_name: dict[str, Style] = {".html": "html", ".htm": "html", ".svg": "svg", ".json": "json"}
     default: Style = "html" if is_opened else "text"
+    if output and output.suffix.lower() in _IMAGES:
+        raise ConfigError(
+            f"{output}: drawings are SVG, pages HTML.",
+            fix=f"Name {output.with_suffix('.svg')}, and convert that.",
+        )
     found = style or by_name.get(output.suffix.lower() if output else "", default)
     if is_opened and found not in ("html", "svg"):
         raise ConfigError(

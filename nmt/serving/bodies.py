@@ -45,6 +45,10 @@ async def read_body(request: Request, limits: Limits, *, form: bool = False) -> 
         raise RefusedError(
             408, "The body did not come in time.", "Send it faster.", {"Connection": "close"}
         ) from None
+    if kind == _FORM and body.lstrip().startswith(b"{"):  # `curl -d` declares a form
+        raise RefusedError(
+            415, "The body is JSON, but declared as a form.", f"Send Content-Type: {_JSON}."
+        )
     try:
         return parse_body(body) if kind == _JSON else _parse_form(body)
     except ValueError as error:

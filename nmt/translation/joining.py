@@ -72,7 +72,7 @@ def join_segments(
         best = [segment.hypotheses[0] for segment in segments]
         text = joiner.join(text_of(hypothesis.ids) for hypothesis in best)
         score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
-        log_prob = sum(hypothesis.log_prob for hypothesis in best)
+        log_prob = sum((hypothesis.log_prob for hypothesis in best), 0.0)
         found = [Alternative(text, score, log_prob)]
     is_truncated = bool(segments) and len(source) > LONGEST_LINE
     truncated: tuple[Alarm, ...] = ("truncated",) if is_truncated else ()

@@ -81,7 +81,7 @@ def parse_request(line: str, number: int) -> Request:
         raise refused(f"cannot be read as JSON ({error})") from error
     if not isinstance(values, dict):
         raise refused("holds no JSON object")
-    others = {name: value for name, value in values.items() if name not in _RESERVED}
+    others = {x: values[x] for x in values if x not in _RESERVED or x == "source"}
     texts, phrases = {"source": None, "prefix": "", "tag": "", **values}, []
     for name in ("source", "prefix", "tag"):
         if not isinstance(texts[name], str):
@@ -94,6 +94,7 @@ def parse_request(line: str, number: int) -> Request:
         phrases.append(tuple(_SURROGATES.sub("\ufffd", each) for each in given))
     # A line break would make two lines of one; other separators of Unicode are text.
     source = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
+    others.pop("source", None)
     return Request(source, texts["prefix"], phrases[0], phrases[1], texts["tag"] or None, others)
 
 

@@ -44,7 +44,12 @@ MISTAKES = {
     "translate M --max-tokens 9": "nmt translate has no --max-tokens (here: --batch-tokens).",
     "translate M -n 2": "nmt translate has no -n (here: --n-best).",
     "translate M --top-beams 2": "nmt translate has no --top-beams (here: --n-best).",
-    "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens).",
+    "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens: tokens, "
+    "not sentences; auto without it).",
+    "translate M --required Hund": "nmt translate has no --required (here: --input-format json: a "
+    "field of each line).",
+    "score M --source a --reference b": "nmt score has no --reference (here: --target).",
+    "evaluate -i a -m bleu": "nmt evaluate has no -i (here: --hypothesis), -m (here: --metric).",
     "score M -s a -t b": "nmt score has no -s (here: --source), -t (here: --target).",
     "evaluate --hyp a --ref b": "nmt evaluate has no --hyp (here: --hypothesis), "
     "--ref (here: --reference).",
@@ -59,7 +64,15 @@ MISTAKES = {
     "train c.yaml --save-dir x": "nmt train has no --save-dir (here: --run-dir).",
     "train c.yaml --layers 3": "nmt train has no --layers (here: model.encoder_layers and "
     "model.decoder_layers in the configuration).",
-    # What stands without a flag.
+    # What stands without a flag, or is missing.
+    "translate M in.de out.en": "nmt translate takes no out.en without a flag.",
+    "score M in.de in.en": "nmt score takes no in.de, in.en without a flag.",
+    "init in.de in.en out": "nmt init takes no out without a flag.",
+    "export M -o x": "Missing option '--to'. safetensors: the model alone, for nmt. ctranslate2: for "
+    "CTranslate2, which translates faster on CPUs.",
+    "train .": ". is a folder.",
+    "inspect M attention --source a -o a.png": "a.png: drawings are SVG, pages HTML.",
+    "evaluate N in.de": "N does not exist.",
     "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
     "evaluate in.de": "in.de is no model.",
     "evaluate M in.de in.en": "M is a model: say what the files are.",
@@ -144,6 +157,11 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
         ("train -v --lr 0.1 --config c.yaml",
          "train c.yaml -v --set training.schedule.peak_lr=0.1"),
         ("translate M --lr 1 -b 2", "translate M -b 2"),
+        ("translate M --batch-size 8 in.de", "translate M in.de"),
+        ("translate M --required Hund in.de", "translate M --input-format json in.de"),
+        ("translate M -q in.de out.en", "translate M -q in.de --output out.en"),
+        ("score M in.de in.en", "score M --source in.de --target in.en"),
+        ("score M in.de --target in.en", "score M --source in.de --target in.en"),
         ("evaluate in.de", "evaluate --hypothesis in.de --reference REFERENCE"),
         ("evaluate M in.de in.en", "evaluate M --source in.de --reference in.en"),
         ("evaluate M in.en", "evaluate M --reference in.en"),
@@ -197,7 +215,7 @@ def test_what_others_are_answered_with_exists() -> None:
             path = each.split()[1].partition("=")[0].split(".")
             assert find_key([int(x) if x.isdecimal() else x for x in path]), each
         else:
-            assert each.split()[0] in flags.replace("/", " ").split(), each
+            assert re.split("[ :]", each)[0] in flags.replace("/", " ").split(), each
 
 
 def test_swapped_languages_are_noticed_in_all_sets() -> None:
