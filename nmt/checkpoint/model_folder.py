@@ -121,6 +121,17 @@ def _refuse_part(place: Path) -> None:
             )
 
 
+def _refuse_no_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _refuse_part(folder)
+        what = "is not a folder" if folder.exists() else "does not exist"
+        there = sorted(str(config.parent) for config in Path("runs").glob("*/config.yaml"))
+        such_as = f"; there is {', '.join(there[:_MAX_PLACES])}" if there else ""
+        raise CheckpointError(
+            f"{folder} {what}.", fix=f"Name the run folder that `nmt train` wrote{such_as}."
+        )
+
+
 @readable()
 def load_folder_config(folder: Path) -> RunConfig:
     """Load the configuration that a model was trained with.
@@ -130,6 +141,7 @@ def load_folder_config(folder: Path) -> RunConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
+        _refuse_no_folder(folder)
         _refuse_part(folder)
         inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
         such_as = f", such as {', '.join(inside[:_MAX_PLACES])}" if inside else ""
@@ -155,12 +167,7 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
         ConfigError: ``checkpoint`` is none of these.
     """
-    if not folder.is_dir():
-        _refuse_part(folder)
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise CheckpointError(
-            f"{folder} {what}.", fix="Name the run folder that `nmt train` wrote."
-        )
+    _refuse_no_folder(folder)
     config = load_folder_config(folder)
     weights_dir = _weights_dir(folder, checkpoint)
     if weights_dir == folder / AVERAGE:

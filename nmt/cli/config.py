@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from nmt.cli.options import CONFIG, SET
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def check(
     """Check YAML configuration files; report all problems of all files."""
     from nmt.config.run import check_languages
     from nmt.data.checks import swapped_sets
+    from nmt.data.corpus import check_files
     from nmt.data.size import load_config
     from nmt.training.advice import Plan, advise
 
@@ -65,6 +66,10 @@ def check(
             typer.echo(f"error: {error}", err=True)
         else:
             typer.echo(f"{path}: good")
+            try:
+                check_files(config.data.corpora)
+            except DataError as error:  # they may be on the machine that trains
+                logger.warning("%s: %s", path, error.problem)
             swapped = swapped_sets(config.data.corpora, *languages.values())
             for text in (*advise(config, Plan.estimate(config)), *swapped):
                 logger.warning("%s: %s", path, text)

@@ -24,7 +24,10 @@ Examples:
   nmt inspect runs/demo attention --source "Anna sold a red lamp." -o figure.svg
   nmt inspect configs/base.yaml parameters
   nmt inspect --worked-examples
-"""
+
+\b
+WHAT:
+""" + "\n".join(f"  {name:<15}{what.summary}" for name, what in CATALOG.items())
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ Examples:
   nmt serve runs/demo
   nmt serve runs/de-en runs/en-fr runs/en-it --pivot en --max-loaded 2
   nmt serve best=runs/base --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org
+  curl localhost:8080/v1/translate -H 'Content-Type: application/json' -d '{"texts": ["Hello."]}'
 """
 
 

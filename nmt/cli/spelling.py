@@ -10,6 +10,7 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from nmt.config.keys import aliases, all_keys, is_of_command_line
@@ -106,6 +107,8 @@ class Spelling:
         extra = places[int(min(self._most, len(places))) :]
         if not extra or len(extra) > len(free):
             return
+        if any(flag == "--set" and "=" not in value for flag, value in pairwise(typed)):
+            return  # the word belongs to it
         words = [shlex.quote(word) for word in typed]
         for place, flag in zip(extra, free, strict=False):
             words[place] = f"{flag} {words[place]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +29,7 @@ from nmt.errors import ConfigError
 if TYPE_CHECKING:
     from nmt.translation.line_format import LineFormat
 
+logger = logging.getLogger(__name__)
 EPILOG = """\b
 Examples:
   nmt translate runs/demo in.de > out.en
@@ -179,6 +182,9 @@ def translate(
         if any(promise.problem for promise in promises):
             raise typer.Exit(1)
         return
+    reads_keys = not (files.input_file or file) and sys.stdin is not None and sys.stdin.isatty()
+    if reads_keys and not files.stream:
+        logger.info("translating what you type after Ctrl-D; --stream answers each line")
     recipe.translate(
         model,
         files.input_file or file,

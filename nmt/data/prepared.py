@@ -128,6 +128,8 @@ class PrepareReport:
                 for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
                     lines = self._example_lines(name, what) if word == "reported" else ""
                     yield f"  {word} {number:,}: {what}{lines}"
+        if any(self.findings.values()):
+            yield "reported pairs are kept; what the reasons mean: `nmt config keys filters`"
         yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"
         for side in self.sides:
             yield (

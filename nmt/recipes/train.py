@@ -263,6 +263,7 @@ def _run(
         reporter.report(Event(progress.step, text, "start", facts))
         trained = trainer.run()
         if is_first and trained.reason != "signal":
+            logger.info("measuring thresholds of the guard, and confidence, by validation text")
             with stop.ending_at_once():  # all is saved
                 make_shortlist(run_dir, data)
                 calibrate_guard(run_dir, data)

@@ -27,6 +27,8 @@ that the time for one line is bounded."""
 Phrases = Sequence[Sequence[str]]
 """Of each line, any number of phrases."""
 
+_MOST_NAMED = 5
+"""Long lines of one call that get a warning each."""
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")  # and the names of their characters:
 _UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
@@ -117,6 +119,7 @@ def segment_lines(
                 f"{LONGEST_LINE:,}",
             )
     segments: list[Segment] = []
+    num_cut = 0
     encoded = encode_fitting(tokenizer, shortened, max_length)
     for row, (text, ids) in enumerate(zip(shortened, encoded, strict=True)):
         if not text.strip():
@@ -124,7 +127,8 @@ def segment_lines(
         parts = [ids or []]
         if ids is None and max_length is not None:
             parts = _encode_parts(text, tokenizer, max_length)
-        if len(parts) > 1:
+        num_cut += len(parts) > 1
+        if len(parts) > 1 and num_cut <= _MOST_NAMED:
             logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
                 f"{row + first_line:,}",
@@ -134,6 +138,8 @@ def segment_lines(
             )
         # A text of characters that normalisation drops is blank, too.
         segments += [Segment(row, part) for part in parts if part]
+    if num_cut > _MOST_NAMED:
+        logger.warning("%s more lines are cut likewise", f"{num_cut - _MOST_NAMED:,}")
     return segments
 
 

@@ -44,8 +44,8 @@ MISTAKES = {
     "translate M --max-tokens 9": "nmt translate has no --max-tokens (here: --batch-tokens).",
     "translate M -n 2": "nmt translate has no -n (here: --n-best).",
     "translate M --top-beams 2": "nmt translate has no --top-beams (here: --n-best).",
-    "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens: tokens, "
-    "not sentences; auto without it).",
+    "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens: "
+    "tokens, not sentences; auto without it).",
     "translate M --required Hund": "nmt translate has no --required (here: --input-format json: a "
     "field of each line).",
     "score M --source a --reference b": "nmt score has no --reference (here: --target).",
@@ -68,8 +68,8 @@ MISTAKES = {
     "translate M in.de out.en": "nmt translate takes no out.en without a flag.",
     "score M in.de in.en": "nmt score takes no in.de, in.en without a flag.",
     "init in.de in.en out": "nmt init takes no out without a flag.",
-    "export M -o x": "Missing option '--to'. safetensors: the model alone, for nmt. ctranslate2: for "
-    "CTranslate2, which translates faster on CPUs.",
+    "export M -o x": "Missing option '--to'. safetensors: the model alone, for nmt. ctranslate2: "
+    "for CTranslate2, which translates faster on CPUs.",
     "train .": ". is a folder.",
     "inspect M attention --source a -o a.png": "a.png: drawings are SVG, pages HTML.",
     "evaluate N in.de": "N does not exist.",
@@ -95,6 +95,7 @@ MISTAKES = {
     "prepare csv.yaml --report-only": "ragged.csv, line 2: no columns 0 and 1 (counted from 0) of "
     "comma-separated values (list index out of range).",
     "prepare gone.yaml --report-only": "data.train.0.source: gone.de does not exist.",
+    "config check gone.yaml": "gone.yaml: data.train.0.source: gone.de does not exist.",
     # Recipes that cannot work, and beginnings.
     "config check c.yaml": "c.yaml: training ends inside warm-up, after 2 of 4,000 updates of "
     f"warm-up: the learning rate never falls; {TRY}",

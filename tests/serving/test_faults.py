@@ -120,6 +120,8 @@ def test_paths_methods_and_types_are_explained(server: Server) -> None:
     assert "JSON" in told(
         server.post(PATH, b"q=a", Content_Type="application/x-www-form-urlencoded"), 415
     )
+    form = "application/x-www-form-urlencoded"  # what `curl -d` declares
+    assert "as a form" in told(server.post("/translate", b' {"q": "a"}', Content_Type=form), 415)
     assert told(server.post("/v1/documents", {"format": "pdf", "text": "a"}), 422)
     assert told(
         server.post("/v1/score", {"pairs": [{"source": "a", "target": "b"}], "tag": "x"}), 422

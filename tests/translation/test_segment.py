@@ -14,6 +14,16 @@ from nmt.translation.segment import segment_lines, split_text
 from tests.translation.conftest import sentences
 
 
+def test_of_many_long_lines_a_few_are_named(
+    tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {part.line for part in segment_lines(["🐕" * 99] * 9, tokenizers.source, 32)} == {
+        *range(9)
+    }
+    assert [text[:7] for text in caplog.messages[:-1]] == [f"line {n}:" for n in range(1, 6)]
+    assert caplog.messages[-1] == "4 more lines are cut likewise"
+
+
 def test_nothing_of_a_long_line_is_dropped(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
