@@ -537,10 +537,11 @@ def test_a_test_set_whose_file_is_gone_is_told_with_its_key(model: Path) -> None
 
 def test_a_folder_that_is_no_model_exits_with_4(tmp_path: Path) -> None:
     """Fault 47."""
-    for folder in (tmp_path / "missing", tmp_path):
+    wrong = "has no config.yaml, so it is no model folder."
+    for folder, what in ((tmp_path / "missing", "does not exist."), (tmp_path, wrong)):
         result = invoke(folder)
         assert result.exit_code == 4
-        assert f"{folder} has no config.yaml, so it is no model folder." in result.stderr
+        assert f"{folder} {what}" in result.stderr
 
 
 @pytest.mark.parametrize("part", ["reference", "source", "baseline", "hypothesis", "config"])
