@@ -149,7 +149,7 @@ class _StyledTranslator:
         """Warn of the first fields that look like those of a request."""
         if len(self._named) >= self._most_named:
             return
-        for name in request.others.keys() - self._named:
+        for name in request.others.keys() - self._named - {"source"}:
             if meant := meant_field(name):
                 self._named.add(name)
                 text = "line %s: field %r is passed through, not followed (did you mean %r?)"

@@ -435,6 +435,10 @@ def test_a_field_that_looks_like_one_of_a_request_is_named_once(run_dir: Path) -
         "'prefix'?)",
     ]
     assert [json.loads(line)["forced"] for line in lines_of(result)] == ["a", "b", "d"]
+    bad = '{"source": "Hund", "required": "a"}'  # the answer keeps its source, which is no mistake
+    result = translate(run_dir, "--input-format", "json", "--format", "json", text=bad)
+    assert json.loads(result.stdout)["source"] == "Hund"
+    assert "passed through" not in result.stderr
 
 
 def test_lone_surrogates_are_replaced_as_bytes_that_are_not_utf_8_are(run_dir: Path) -> None:
