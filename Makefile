@@ -11,8 +11,7 @@ BENCH_MODEL ?= runs/multi30k-de-en
 DEMO_SAMPLE := configs/demo.sample
 # Compiled kernels of the tests run one thread each; pytest brings the parallelism.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-# A file is one worker's, so that what its tests share is made once.
-PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS) --dist loadfile
+PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS)
 PYTEST_WORKERS ?= 2
 # On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 TORCH_INDEX ?=
