@@ -196,7 +196,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, help="for runs and prepared data; default: temporary"
     )
-    parser.add_argument("--output", type=Path, default=Path("gpu_report.jsonl"))
+    parser.add_argument("--output", type=Path, default=Path("build/gpu_report.jsonl"))
     parser.add_argument("--run", help=argparse.SUPPRESS)  # one stage, in this process
     return parser.parse_args(arguments)
 
