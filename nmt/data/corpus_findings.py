@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.findings import Finding
-from nmt.data.misalignment import Range
+from nmt.data.ranges import Range
 from nmt.data.repeats import Repeats
 from nmt.data.scores import LineScores
 

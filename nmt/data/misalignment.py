@@ -11,9 +11,8 @@ positive: those within `MOST_OFFSET` of 0 and of each far offset of the region.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,16 +21,13 @@ import numpy.typing as npt
 from nmt.data.lexicon import Lexicon, held_out
 from nmt.data.lines import Lines, Rows
 from nmt.data.offsets import MOST_OFFSET
+from nmt.data.ranges import UNRELATED, Range, best_path, path_ranges
 
 _NEAR = 20
 _MARGIN = 100
 _AT_ONCE = 128
 _MOST_FOR, _MOST_AGAINST, _MOST_OF_LENGTH = 8.0, 4.0, 2.0
 """Evidence of one line, in nats: of its words for and against, and of its length."""
-_CHANGE = 14.0
-"""What a change of the offset costs, in nats: less evidence than that is chance."""
-_FEWEST_LINES = 10
-_FEWEST_UNRELATED = 20
 _SAMPLE = 4000
 _SMALLEST = 100
 _LEAST_POWER = 2.0
@@ -51,39 +47,10 @@ _USUALLY_ABOVE = 0.95
 _MOST_CENTERS = 8
 _REACH = 150
 """Lines from where on a far offset is tried that lengths have suggested."""
-_UNRELATED = np.iinfo(np.int64).min
 _ROBUST = 1.4826  # median deviation to standard deviation, of a normal distribution
 
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Lines of a corpus that do not belong together as they stand."""
-
-    start: int
-    """First source line, from 1."""
-    end: int
-    """Last source line."""
-    offset: int | None
-    """What to add to a source line to find the target line of it; None where no line is near."""
-
-    def moved(self, lines: int) -> Range:
-        """Return the same range of a corpus with more lines in front."""
-        return Range(self.start + lines, self.end + lines, self.offset)
-
-
-def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges in order, those that go on where another ends as one."""
-    found: list[Range] = []
-    for each in ranges:
-        last = found[-1] if found else None
-        if last and (last.end + 1, last.offset) == (each.start, each.offset):
-            found[-1] = Range(last.start, each.end, each.offset)
-        else:
-            found.append(each)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,16 +176,7 @@ def find_ranges(
     known = evidence(as_taught)
     as_it_stands = measured(standing, rows, rows)
     here = np.where(taught == 0, known, evidence(as_it_stands))
-    found: list[Range] = []
-    for start, stop in _regions(here):
-        offsets, table = _evidence_table(
-            lexicon, lines, evidence, (low, high), start, taught[start:stop]
-        )
-        columns = np.searchsorted(offsets, taught[start:stop]).clip(max=len(offsets) - 1)
-        places = np.flatnonzero(offsets[columns] == taught[start:stop])
-        table[places, columns[places]] = known[start:stop][places]
-        path = best_path(table, int(np.searchsorted(offsets, 0)))
-        found += _ranges(np.append(offsets, _UNRELATED)[path], start)
+    found = list(_search(lexicon, lines, evidence, (low, high), taught, known, here))
     if num < _FEWEST_OF_ALL:  # so few do not say that lines are unrelated
         found = [each for each in found if each.offset is not None]
     if num < _FEWEST_SCORED or not evidence.slope:
@@ -230,6 +188,36 @@ def find_ranges(
     is_doubtful = (as_taught.tokens > 0) & (_is_odd(known) | is_low) & (num >= _FEWEST_OF_ALL)
     own = (as_it_stands.scores - usual) / spread
     return Judged(found, np.where(as_it_stands.tokens > 0, own, np.nan), is_doubtful)
+
+
+def _search(
+    lexicon: Lexicon,
+    lines: Lines,
+    evidence: Evidence,
+    corpus: tuple[int, int],
+    taught: npt.NDArray[np.integer],
+    known: Values,
+    here: Values,
+) -> Iterator[Range]:
+    """Yield the ranges of a corpus that are shifted or unrelated.
+
+    Args:
+        lexicon: What words mean.
+        lines: The lines of all corpora.
+        evidence: What scores and lengths say.
+        corpus: First row of the corpus, and the row behind its last.
+        taught: Offset at which each line has taught the lexicon. (n,).
+        known: Evidence for each line at that offset, which leaves out what it has taught. (n,).
+        here: Evidence for each line as it stands. (n,).
+    """
+    for start, stop in _regions(here):
+        own = taught[start:stop]
+        offsets, table = _evidence_table(lexicon, lines, evidence, corpus, start, own)
+        columns = np.searchsorted(offsets, own).clip(max=len(offsets) - 1)
+        places = np.flatnonzero(offsets[columns] == own)
+        table[places, columns[places]] = known[start:stop][places]
+        path = best_path(table, int(np.searchsorted(offsets, 0)))
+        yield from path_ranges(np.append(offsets, UNRELATED)[path], start)
 
 
 def usual_scores(scores: Values, share: float) -> tuple[float, float]:
@@ -247,7 +235,7 @@ def usual_scores(scores: Values, share: float) -> tuple[float, float]:
 
 
 def _share_above(scores: Values, at_random: Values) -> float:
-    """Return the share of scores that are better than any at random, and not by chance."""
+    """Return the share of scores above nearly all at random, less the share of those above."""
     limit = at_random.mean() + _LEAST_POWER * max(float(at_random.std()), 1e-3)
     return float((scores > limit).mean() - (at_random > limit).mean())
 
@@ -319,59 +307,3 @@ def _evidence_table(
             places = np.searchsorted(offsets, own[row, column])
             table[first + row, places] = found[row, column]
     return offsets, table
-
-
-def best_path(evidence: npt.NDArray[np.float32], home: int) -> npt.NDArray[np.int64]:
-    """Return the column of the best path through each line; as many as columns if none fits.
-
-    Changing the column costs `_CHANGE`, half of that for beginning or ending in another than
-    ``home``; to fit none is worth 0 a line.
-
-    Args:
-        evidence: How likely each offset is, for each line, in nats. (L, O).
-        home: Column of offset 0.
-    """
-    num, width = evidence.shape
-    best = np.full(width + 1, -_CHANGE / 2)
-    best[home] = 0.0
-    stays, origins = np.empty((num, width + 1), np.bool_), np.empty(num, np.int64)
-    for line, own in enumerate(evidence):
-        origins[line] = origin = int(best.argmax())
-        changed = best[origin] - _CHANGE
-        stays[line] = best >= changed
-        np.maximum(best, changed, out=best)
-        best[:-1] += own
-    best[home] += _CHANGE / 2
-    path = np.empty(num, np.int64)
-    state = int(best.argmax())
-    for line in range(num - 1, -1, -1):
-        path[line] = state
-        if not stays[line, state]:
-            state = int(origins[line])
-    return path
-
-
-def _ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
-    """Yield the stretches of a path, given as offsets, that are long enough to be no accident.
-
-    Some lines that fit nowhere do not end a shift that goes on behind them. Where the offset
-    changes every few lines, the lines are unrelated.
-    """
-    stretches: list[tuple[int, int, int]] = []
-
-    def add(state: int, first: int, last: int, gap: int) -> None:
-        if stretches and stretches[-1][0] == state and first - stretches[-1][2] <= gap:
-            first = stretches.pop()[1]
-        stretches.append((state, first, last))
-
-    cuts = np.concatenate(([0], np.flatnonzero(np.diff(path)) + 1, [len(path)]))
-    for first, last in pairwise(cuts.tolist()):
-        is_short = last - first < _FEWEST_LINES and path[first] != 0
-        add(_UNRELATED if is_short else int(path[first]), first, last, 0)
-    found, stretches = stretches, []
-    for state, first, last in found:
-        if last - first >= (_FEWEST_UNRELATED if state == _UNRELATED else _FEWEST_LINES):
-            add(state, first, last, _FEWEST_UNRELATED)
-    for state, first, last in stretches:
-        if state:
-            yield Range(start + first + 1, start + last, None if state == _UNRELATED else state)

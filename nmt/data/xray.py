@@ -13,8 +13,9 @@ import numpy.typing as npt
 from nmt.data.column import Column
 from nmt.data.lexicon import MOST_MEETINGS, Lexicon
 from nmt.data.lines import Lines, Rows
-from nmt.data.misalignment import Judged, Range, find_ranges, joined
+from nmt.data.misalignment import Judged, find_ranges
 from nmt.data.offsets import far_offsets, first_offsets
+from nmt.data.ranges import Range, joined
 from nmt.data.scores import Scores
 from nmt.data.workers import Mapped, map_here
 

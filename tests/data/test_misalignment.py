@@ -13,8 +13,8 @@ import pytest
 
 from nmt.data.lexicon import Lexicon
 from nmt.data.lines import Lines
-from nmt.data.misalignment import Range, best_path, joined
 from nmt.data.offsets import alike_offset, far_offsets, likely_offsets
+from nmt.data.ranges import Range, best_path, joined
 from nmt.data.xray import XRay, x_ray
 
 Rows = npt.NDArray[np.int64]
