@@ -1,4 +1,4 @@
-"""Noise for training text, drawn anew in each epoch: case, punctuation, typos, spacing.
+"""Noise for training text, drawn again in each epoch: case, punctuation, typos, spacing.
 
 Models that have seen only clean text lose much on noisy input (Belinkov and Bisk 2018, Synthetic
 and Natural Noise Both Break Neural Machine Translation). Loads no torch.

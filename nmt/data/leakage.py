@@ -3,7 +3,7 @@
 Only the held-out side is indexed: memory does not grow with the training text, which is streamed.
 A held-out sentence of few words is indexed by what is left of it without one or two of them: two
 texts with at most two edits share such a rest. One of more words is indexed by three runs of four
-words, one of which two edits leave whole. Candidates are then compared word by word.
+words; two edits leave at least one of these whole. Candidates are then compared word by word.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _units(lines: Sequence[str]) -> list[_Unit]:
 
 
 class _Table:
-    """Hashes and what belongs to each; most that are not in it are told apart by a bit array."""
+    """Hashes and what belongs to each. A bit array excludes most hashes that are not in it."""
 
     def __init__(self, hashes: Hashes, values: Ints) -> None:
         order = np.argsort(hashes, kind="stable")

@@ -4,8 +4,8 @@ IBM model 1 (Brown et al. 1993, section 4.2) in both directions, trained to agre
 2006, section 3.1): a link counts as much as both directions believe in it. The score of a pair
 leaves out what the pair itself has taught (leave-one-out), or else rare words would vouch for each
 other. Both directions share one table of expected counts, in cells that a hash of both words
-chooses, so that memory does not grow with the corpus; what falls into one cell by chance weighs
-little.
+chooses, so that memory does not grow with the corpus; two pairs of words in one cell disturb each
+other little.
 
 Shapes: P pairs, n meetings of a source and a target token of one pair, s and t source and target
 tokens of all pairs.

@@ -59,7 +59,7 @@ def stable_hash(text: str) -> int:
 
 
 word_hash = lru_cache(maxsize=1 << 18)(stable_hash)
-"""`stable_hash` of words, most of which come again."""
+"""`stable_hash` of words; most come again."""
 
 
 def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:

@@ -1,7 +1,7 @@
 """How often words and pairs of words of some lines occur in the training data, from its token ids.
 
 Nothing is stored for it: the ids of the prepared folder are read once, in chunks. A word is the
-subwords between spaces and punctuation, told apart by a 64-bit hash of their ids. Where a tokenizer
+subwords between spaces and punctuation, identified by a 64-bit hash of their ids. Where a tokenizer
 cuts a word in two ways, as "1" and "1.", its occurrences in the other way are not counted.
 """
 

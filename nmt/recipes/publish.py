@@ -159,5 +159,5 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} holds no scores of `nmt evaluate --json`.",
-            fix="Write them anew: nmt evaluate MODEL ... --json > scores.json",
+            fix="Write them again: nmt evaluate MODEL ... --json > scores.json",
         ) from error

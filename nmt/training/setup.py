@@ -228,7 +228,7 @@ def _num_workers() -> int:
 
 
 def _resegment(config: RunConfig, data: PreparedData) -> Resegment | None:
-    """Return what draws noise and subwords of the stored text anew in each epoch, if any."""
+    """Return what draws noise and subwords of the stored text again in each epoch, if any."""
     augmenter, rate = augmenter_of(config, data), config.batch.bpe_dropout
     changes: list[Resegment] = [augmenter] if augmenter else []
     changes += [_resegmenter(rate, config, data)] if rate else []
