@@ -11,7 +11,9 @@ BENCH_MODEL ?= runs/multi30k-de-en
 DEMO_SAMPLE := configs/demo.sample
 # Compiled kernels of the tests run one thread each; pytest brings the parallelism.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS)
+# Tests, and what they start, leave files in the temporary folder: theirs goes when they end.
+IN_SCRATCH = folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && TMPDIR="$$folder" $(TEST_ENV)
+PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 PYTEST_WORKERS ?= 2
 # On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 TORCH_INDEX ?=
@@ -19,7 +21,7 @@ PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check lint types format bench clean-demo
+.PHONY: help setup demo test tests coverage check lint types format bench clean-demo
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -46,11 +48,14 @@ demo: $(CORE)  ## train a small translator in minutes, translate with it, score 
 	@printf '  a sentence of yours:  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
 	@printf '  data of yours:        README.md, "Your own data"\n'
 
-test: check $(DEV)  ## check, then all tests
-	$(TEST_ENV) $(PYTEST)
+test: lint  ## check, then all tests; types beside them, on whichever core is free
+	@$(MAKE) --no-print-directory -j2 types tests
+
+tests: $(DEV)
+	$(IN_SCRATCH) $(PYTEST)
 
 coverage: $(DEV)  ## run the tests and print which lines of nmt/ they reach
-	$(TEST_ENV) $(PYTEST) --cov=nmt --cov-report=term:skip-covered
+	$(IN_SCRATCH) $(PYTEST) --cov=nmt --cov-report=term:skip-covered
 
 check: lint types  ## format, lint, import rules, types
 
