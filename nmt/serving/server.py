@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,8 +65,10 @@ def _listen(options: ServerOptions) -> socket.socket:
     try:
         return listen(options.host, options.port)
     except (OSError, OverflowError) as error:
+        number = getattr(error, "errno", None) or 0  # negative where a name has no address
+        cause = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{options.host}:{options.port} cannot be listened on: {error}.",
+            f"{options.host}:{options.port} cannot be listened on: {cause}.",
             fix="Choose another --port, or 0 for any, or an address of this machine.",
         ) from error
 

@@ -323,6 +323,17 @@ def test_wrong_usage_exits_with_2(files: tuple[Path, Path], flags: list[str], me
     assert result.stdout == ""
 
 
+def test_a_file_by_position_is_a_hypothesis_where_a_flag_names_the_reference(
+    files: tuple[Path, Path],
+) -> None:
+    hypothesis, reference = files
+    expected = scores_of("--hypothesis", hypothesis, "--reference", reference)
+    assert scores_of(hypothesis, "--reference", reference) == expected
+    assert scores_of(hypothesis, reference) == expected
+    result = invoke(hypothesis, "-t", "wmt14")
+    assert (result.exit_code, "-l PAIR" in result.stderr) == (2, True)
+
+
 def test_nothing_to_score_or_to_score_against_says_what_to_add(
     model: Path, files: tuple[Path, Path]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pty
 import re
 import select
 import shutil
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file
 from typer.testing import Result
 
 from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.cli.app import app
 from nmt.runtime import shortlist_file
 from nmt.runtime.shortlist_file import shortlist_bytes
 from nmt.text.tokenizer import Tokenizer
@@ -85,6 +87,21 @@ def read_line(stream: IO[bytes]) -> bytes:
         assert select.select([stream], [], [], PATIENCE_SECONDS)[0], "no answer"
         found += os.read(stream.fileno(), 1 << 16)
     return found
+
+
+def test_who_types_is_told_when_the_answers_come(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for flags, is_told in (((), True), (("--stream",), False)):
+        master, slave = pty.openpty()
+        os.write(master, b"Hund\n\x04")
+        with monkeypatch.context() as patch, os.fdopen(slave) as keys:
+            patch.setattr(sys, "stdin", keys)
+            app(["translate", str(run_dir), *FLAGS, *flags], standalone_mode=False)
+        os.close(master)
+        output, error = capfd.readouterr()
+        assert len(output.splitlines()) == 1
+        assert ("after Ctrl-D; --stream answers each line" in error) == is_told
 
 
 def test_a_reader_that_goes_away_ends_it_in_silence(run_dir: Path, tmp_path: Path) -> None:

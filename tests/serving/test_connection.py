@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from unittest.mock import MagicMock
 
 import pytest
 from uvicorn.server import ServerState
 
+from nmt.errors import ConfigError
+from nmt.runtime.engine import EngineOptions
 from nmt.serving.connection import BoundedConfig, BoundedProtocol
-from nmt.serving.options import Limits
+from nmt.serving.options import Limits, ServerOptions
+from nmt.serving.server import check_server
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -43,3 +47,14 @@ def test_more_connections_than_allowed_are_closed_at_once() -> None:
         return [bool(transport.abort.called) for transport in transports]
 
     assert asyncio.run(test()) == [False, False, True]
+
+
+def test_an_address_that_cannot_be_had_is_told_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"127.0.0.1:{port} .* on: Address already in use\.\n"
+        ):
+            check_server({}, EngineOptions(), ServerOptions(port=port))
+    with pytest.raises(ConfigError, match=r"no-such-host\.invalid:8080 .* on: [^\[\]]+\.\n"):
+        check_server({}, EngineOptions(), ServerOptions(host="no-such-host.invalid"))
