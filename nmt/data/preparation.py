@@ -51,6 +51,7 @@ from nmt.data.statistics import SideStatistics
 from nmt.data.store import StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.data.xray import XRay, x_ray
+from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 _NOISE_SEED = 1
@@ -123,10 +124,10 @@ class Preparation:
         })  # fmt: skip
         sample, finder = self._look(held_out, scratch)
         actions = self._filters[TRAIN].actions
-        with self._stage("repeats"):
+        with self._stage("repeats"), progress_bar("finding repetitions", leave=False):
             limits = self._config.filters.limits
             repeating = self._workers.submit(finder.findings, actions, limits)
-        with self._stage("vocabulary"):
+        with self._stage("vocabulary"), progress_bar("learning subwords", leave=False):
             tokenizers = self._learn(sample)
         is_scanned = "lexical" in actions or "misaligned" in actions
         others = {
@@ -144,7 +145,7 @@ class Preparation:
                 }
             write_scores(self._folder / DUAL, found)
             self._scores["dual_cross_entropy"] = found
-        with self._stage("repeats"):
+        with self._stage("repeats"), progress_bar("finding repetitions", leave=False):
             repeats = repeating.result()
         with self._stage("writing"):
             known = CorpusFindings(repeats, self._line_scores(), xray.ranges)
@@ -266,9 +267,14 @@ class Preparation:
         self, lines: LineStore, tokenizers: Tokenizers, scratch: Path, held_out: Container[str]
     ) -> XRay:
         """Compare the words of all lines."""
-        with self._stage("lexicon"):
+        with (
+            self._stage("lexicon"),
+            progress_bar("comparing words", unit="batches", leave=False) as bar,
+        ):
             sizes, mapped = tokenizers.vocab_sizes, self._workers.mapped
-            found = x_ray(lines, sizes, lines.spans, scratch, held_out, mapped=mapped)
+            found = x_ray(
+                lines, sizes, lines.spans, scratch, held_out, mapped=mapped, progress=bar.update
+            )
         self._scores["lexical"] = found.z_scores
         self._pending = self._workers.submit(write_scores, self._folder / LEXICAL, found.scores)
         return found if "misaligned" in self._filters[TRAIN].actions else replace(found, ranges={})

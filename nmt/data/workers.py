@@ -69,6 +69,17 @@ def map_here(make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
     return map(make, items)
 
 
+def watched(mapped: Mapped, progress: Callable[[], object]) -> Mapped:
+    """Return the same, but that ``progress`` is called at each result."""
+
+    def see(make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
+        for result in mapped(make, items):
+            progress()
+            yield result
+
+    return see
+
+
 class WorkerPool(Generic[P, R]):
     """Calls a function in processes of its own: a context, called by several threads.
 

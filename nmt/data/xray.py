@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from nmt.data.misalignment import Judged, find_ranges
 from nmt.data.offsets import far_offsets, first_offsets
 from nmt.data.ranges import Range, joined
 from nmt.data.scores import Scores
-from nmt.data.workers import Mapped, map_here
+from nmt.data.workers import Mapped, map_here, watched
 
 _ROUNDS = 4
 _AGREED = 0.01
@@ -63,6 +63,7 @@ def x_ray(
     held_out: Container[str] = (),
     *,
     mapped: Mapped = map_here,
+    progress: Callable[[], object] = lambda: None,
 ) -> XRay:
     """Score all pairs and find misaligned ranges.
 
@@ -76,6 +77,7 @@ def x_ray(
         folder: For the scores and other large arrays. They stay there.
         held_out: Corpora that the lexicon must not be learned from.
         mapped: Has something done with batches of lines, perhaps by processes that see the folder.
+        progress: Called once a batch is done.
     """
     num = len(lines.source_lengths)
     offsets, is_taught = np.zeros(num, np.int16), np.zeros(num, np.bool_)
@@ -91,9 +93,10 @@ def x_ray(
         for kind in ("score", "z")
     )
     ranges: dict[str, list[Range]] = {}
+    saved = None if mapped is map_here else folder
+    mapped = watched(mapped, progress)
     for number in count(1):
         lessons = _lessons(lines, offsets, is_taught, spans)
-        saved = None if mapped is map_here else folder
         lexicon = Lexicon(lines, vocab_sizes, *lessons, mapped=mapped, folder=saved)
         ranges, changed = {name: [] for name in spans}, 0
         for name, (start, end) in spans.items():

@@ -65,7 +65,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg] # its stub alone is generic
 def progress_bar(
     description: str,
     *,
-    unit: str,
+    unit: str | None = None,
     total: int | None = None,
     initial: int = 0,
     leave: bool = True,
@@ -78,8 +78,9 @@ def progress_bar(
     it is not to be ``shown``: it would mix with what is typed, say. Messages of the command line go
     through ``tqdm.write``, so that they do not tear it.
 
-    ``description`` stands before it, ``unit`` says what is counted, and of ``total`` there were
-    ``initial`` before. With ``leave`` it stays on the screen. ``counter`` is asked for the number.
+    ``description`` stands before it, ``unit`` says what is counted (without one, it shows only that
+    time passes), and of ``total`` there were ``initial`` before. With ``leave`` it stays on the
+    screen. ``counter`` is asked for the number.
     """
     has_size = True
     with suppress(OSError):  # what stands for a terminal has no descriptor, perhaps
@@ -88,6 +89,7 @@ def progress_bar(
         counter,
         desc=description,
         unit=f" {unit}",
+        bar_format=None if unit else "{desc}: {elapsed}",
         unit_scale=total is None or total > 100_000,
         total=total,
         initial=initial,

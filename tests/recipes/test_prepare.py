@@ -6,8 +6,10 @@ import gzip
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +24,7 @@ from nmt.errors import ConfigError, DataError, NmtError, TokenizerError
 from nmt.recipes.freshness import config_hash
 from nmt.recipes.prepare import prepare
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from tests.terminal import terminal
 
 NUMBERS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 ENGLISH = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -724,3 +727,20 @@ def test_actions_are_read_as_yaml_has_them_and_unknown_reasons_are_told() -> Non
     with pytest.raises(NmtError, match=r"did you mean filters\.markup") as caught:
         load_config(demo, ["filters.markp=drop"])
     assert caught.value.exit_code == 2
+
+
+def test_somebody_who_watches_sees_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch) as frames:
+        prepare(config_for(tmp_path))
+
+    shown = [frame.split(":")[0] for frame in re.split(r"[\r\n]+", frames.text) if ":" in frame]
+    stages = [
+        "reading numbers", "finding repetitions", "learning subwords", "encoding numbers",
+        "encoding valid", "comparing words", "finding repetitions", "writing numbers",
+        "writing valid",
+    ]  # fmt: skip
+    assert [name for name, _ in groupby(shown)] == stages
+    assert re.search(r"comparing words: \d+\.\d+ batches \[\d\d:\d\d", frames.text)
+    assert re.search(r"learning subwords: \d\d:\d\d", frames.text)
