@@ -304,11 +304,14 @@ class Translator:
         first_line: int,
     ) -> list[TranslationResult]:
         left = Counter(segment.line for segment in segments)
-        self._progress(len(texts) - len(left))  # blank ones
+        done = len(texts) - len(left)  # blank ones
 
         def count(batch: Sequence[Segment]) -> None:
+            nonlocal done
+            self._progress(done)
             left.subtract(segment.line for segment in batch)
-            self._progress(sum(not left[line] for line in {segment.line for segment in batch}))
+            # Told with the next batch, the last when the guard has ended: all is done only then.
+            done = sum(not left[line] for line in {segment.line for segment in batch})
 
         for segment, hypotheses in self._search(segments, count):
             segment.hypotheses = hypotheses
@@ -319,6 +322,7 @@ class Translator:
                 self.options,
                 lambda some, changes: self.with_options(**changes)._search(some, again=True),
             )
+        self._progress(done)
         for segment in segments:
             if self._is_misplaced(segment):
                 segment.alarms = (*segment.alarms, "constraint")

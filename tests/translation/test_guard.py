@@ -8,6 +8,7 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,6 +342,25 @@ def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
     counts = GuardCounts.of(found)
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
+
+
+def test_not_all_lines_are_done_before_the_second_search(
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, engine, done = [*distinct(40), ""], Parrot(), [0]
+    before: list[int] = []
+    search = engine.search
+
+    def watched(ids: Any, options: DecodingConfig, constraints: Any = None) -> Any:
+        if options.beam_size > OPTIONS.beam_size:
+            before.append(done[-1])
+        return search(ids, options, constraints)
+
+    monkeypatch.setattr(engine, "search", watched)
+    guarded = stutterer(tokenizers, engine).with_progress(lambda num: done.append(done[-1] + num))
+    guarded.with_options(batch_tokens=1).translate(lines)
+    assert len(before) > 5
+    assert 30 < max(before) < len(lines) == done[-1]
 
 
 @pytest.mark.parametrize("engine", [Parrot(is_curable=False), Parrot(can_be_strict=False)])
