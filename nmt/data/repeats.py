@@ -158,13 +158,17 @@ class RepeatFinder:
                 yield np.frombuffer(block, dtype=np.uint64)
 
     def _parts(self, *columns: int) -> Iterator[tuple[Rows, Hashes]]:
-        """Yield rows and their hashes in some columns; equal ones of the first in the same part."""
+        """Yield rows and their hashes in some columns; equal ones of the first in the same part.
+
+        Rows that have 0 there are left out: they have no sketch.
+        """
         num_parts = np.uint64(max(-(-self.count // self._held_at_once), 1))
         for part in range(int(num_parts)):
             places = [np.zeros(0, np.int64)]
             hashes, start = [np.zeros((len(columns), 0), np.uint64)], 0
             for block in zip(*map(self._blocks, columns), strict=True):
-                where = np.flatnonzero(block[0] % num_parts == np.uint64(part))
+                is_here = block[0] % num_parts == np.uint64(part)
+                where = np.flatnonzero(is_here & (block[0] != 0))
                 places.append(where + start)
                 hashes.append(np.array([each[where] for each in block]))
                 start += len(block[0])
@@ -188,7 +192,7 @@ class RepeatFinder:
             part = slice(start, start + _COMPARED_AT_ONCE)
             same[part] = (mine[part].view(np.uint8) == other[part].view(np.uint8)).mean(1)
         jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
-        is_near = (jaccard >= least) & mine.any(1)
+        is_near = jaccard >= least
         return rows[is_near], jaccard[is_near]
 
     def _sketches(self, rows: Rows) -> Hashes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,25 @@ def test_pairs_that_differ_in_one_of_many_words_are_near_and_others_are_not(tmp_
     assert all(found.get(row) is None for row in range(300))
     assert sum(found.get(row) == {"near_duplicate"} for row in range(300, 400)) >= 85
     assert sum(row in found for row in range(400, 500)) == 0  # 26/38 = 0.68
+
+
+def test_pairs_without_a_sketch_are_compared_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They all have the same one, 0: of a large corpus, a third came into memory at once."""
+    rng, compared = random.Random(7), list[int]()
+    short = [(f"a {number}", f"b {number}") for number in range(200)]
+    long = [(" ".join(str(rng.random()) for _ in range(20)), "x") for _ in range(5)] * 2
+    near = RepeatFinder._near
+
+    def watched(finder: RepeatFinder, rows: Any, leaders: Any, least: float) -> Any:
+        compared.append(len(rows))
+        return near(finder, rows, leaders, least)
+
+    monkeypatch.setattr(RepeatFinder, "_near", watched)
+    found = reasons(tmp_path, short + long, 64)
+    assert [row for row in found if found[row] == {"duplicate"}] == [*range(205, 210)]
+    assert sum(compared) == 5 * 8
 
 
 def test_hashes_are_the_same_in_every_process_and_block() -> None:
