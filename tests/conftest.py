@@ -13,6 +13,8 @@ from hypothesis import settings
 
 settings.register_profile("nmt", deadline=None, max_examples=40)
 settings.load_profile("nmt")
+# A shell lets what it starts in the background ignore SIGINT, and all that this starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY_PAIRS = (
     ("Ein Hund läuft.", "A dog runs."),
