@@ -224,6 +224,9 @@ def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
         ("training.seed=[1", "this is not YAML"),
         ("training.seed=", "training.seed is null"),
         ("xyzzy=1", "unknown key xyzzy"),
+        ("training.scheduler=cosine", "did you mean training.schedule.shape?"),
+        ("training.scheduler={shape: cosine}", "did you mean training.schedule?"),
+        ("vocab_size={source: 9, target: 9}", "did you mean tokenizer.vocab_size?"),
     ],
 )
 def test_a_bad_override_names_itself_in_the_same_form(
