@@ -276,13 +276,20 @@ def chosen(registry: Mapping[str, T], name: str, key: str) -> T:
     raise ConfigError(f"{key}: there is no {name!r}{suggestion}.", fix=f"Use one of {known}.")
 
 
-def unknown_key(path: Sequence[str | int]) -> str:
+def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
     """A sentence about a key that does not exist.
+
+    Args:
+        path: The key.
+        value: What it was given; keys and values mean a section.
 
     >>> unknown_key(("training", "schedule", "warm_up_steps"))
     'unknown key training.schedule.warm_up_steps; did you mean training.schedule.warmup_steps?'
     """
-    near = nearest_key(path)
+    near = nearest_key(path) or ""
+    key = find_key(near.split("."))
+    if isinstance(value, dict) and key and not key.is_section and "{" not in key.allowed:
+        near = near.rpartition(".")[0]
     advice = f"did you mean {near}?" if near else "`nmt config keys` lists them"
     return f"unknown key {'.'.join(map(str, path))}; {advice}"
 
@@ -327,7 +334,7 @@ def _sentence(detail: ErrorDetails) -> str:
     dotted, key = ".".join(map(str, path)), find_key(path)
     context: Mapping[str, Any] = detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(path)
+        return unknown_key(path, found)
     if kind == "value_error":
         return f"{dotted}: {context.get('error', detail['msg'])}".removeprefix(": ")
     allowed = key.allowed if key else detail["msg"].lower().removeprefix("input should be ")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nmt.config.run import RUN_PRESETS
+from nmt.config.run import MUON, RUN_PRESETS, filled_in
 
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
@@ -28,7 +28,12 @@ class Scale:
     """Of a batch."""
     minutes: int
     """Of training, on two CPU cores; on one GPU for the largest."""
-    peak_lr: float
+    optimizer: Mapping[str, Mapping[str, Any]]
+    """Optimizer and schedule."""
+    validate_every: int = 500
+    """Updates between two validations, and between two checkpoints."""
+    r_drop: float = 0.0
+    """Weight of R-Drop, where one model learns the most from few pairs."""
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values by section, as a configuration has them."""
@@ -38,18 +43,20 @@ class Scale:
             "model": {"preset": self.preset, "dropout": self.dropout},
             "training": {
                 "max_minutes": self.minutes,
-                "schedule": {"shape": "linear", "peak_lr": self.peak_lr, "warmup": 0.06},
-                "validate_every": 1000,
-                "save_every": 1000,
+                "r_drop": self.r_drop,
+                **self.optimizer,
+                "validate_every": self.validate_every,
+                "save_every": self.validate_every,
             },
         }
 
 
+_ADAMW = {"schedule": {"shape": "linear", "peak_lr": 7e-4, "warmup": 0.06}}
 SCALES = (
-    Scale(15_000, "tiny", 0.3, 2000, 520, 20, 1e-3),
-    Scale(90_000, "tiny", 0.2, 4000, 2048, 60, 1e-3),
-    Scale(400_000, "tiny", 0.1, 8000, 4096, 180, 1e-3),
-    Scale(float("inf"), "transformer-base", 0.1, 32_000, 16_384, 1440, 7e-4),
+    Scale(15_000, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop=3.0),
+    Scale(90_000, "tiny", 0.1, 4000, 2048, 20, MUON),
+    Scale(400_000, "tiny", 0.1, 8000, 4096, 45, MUON),
+    Scale(float("inf"), "transformer-base", 0.1, 32_000, 16_384, 1440, _ADAMW, 1000),
 )
 """From small to large."""
 
@@ -61,15 +68,10 @@ def scale_of(num_pairs: int) -> Scale:
 
 def with_scale(values: Mapping[str, Any], num_pairs: int) -> dict[str, Any]:
     """Put the values that go with ``num_pairs`` below those of a configuration."""
-    filled, preset = dict(values), RUN_PRESETS.get(str(values.get("preset")), {})
-    for name, scaled in scale_of(num_pairs).sections().items():
-        own = {} if values.get(name) is None else values[name]
-        if name == "model" and values.get("preset") is not None:  # which has a dropout of its own
-            del scaled["dropout"]
-        filled[name] = (
-            {**scaled, **preset.get(name, {}), **own} if isinstance(own, Mapping) else own
-        )
-    return filled
+    sections = scale_of(num_pairs).sections()
+    if values.get("preset") is not None:  # which has a dropout of its own
+        sections = filled_in(RUN_PRESETS.get(str(values["preset"]), {}), sections)
+    return filled_in(values, sections)
 
 
 def usual_vocab_size(num_pairs: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,14 @@ from nmt.data.hubs import huggingface_pairs, published_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair, pair_of
 from nmt.data.repair import repaired
 from nmt.errors import DataError
-from nmt.files.lines import is_standard
+from nmt.files.lines import is_standard, near_file
 
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig
 
 BLOCK_PAIRS = 10_000
+_FIRST_PAIRS = 1000
+"""Of a block, until there were enough for a whole one: a progress bar moves, workers get some."""
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 
 
@@ -68,7 +71,7 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         DataError: Names every file that does not, with its key.
     """
     missing = [
-        f"{key}.{side}: {path} does not exist."
+        f"{key}.{side}: {path} does not exist.{near_file(path)}"
         for key, corpus in corpora.items()
         for side in (*_FILE_KEYS, "scores")
         if (path := getattr(corpus, side)) is not None and _is_missing(path)
@@ -133,18 +136,15 @@ class Block:
 def read_blocks(
     config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
 ) -> Iterator[Block]:
-    """Yield the pairs of a corpus in blocks of ``size``, the last one perhaps smaller.
+    """Yield the pairs of a corpus in blocks of ``size``, the first and last ones perhaps smaller.
 
     Raises:
         DataError: As of `read_corpus`; of single lines, only `Block.pairs` raises it.
     """
     names, columns, parse = _columns(config, options)
-    sizes: Iterator[int] = repeat(size)
-    if config.max_pairs is not None:
-        whole, rest = divmod(config.max_pairs, size)
-        sizes = chain(repeat(size, whole), [rest] if rest else [])
-    done = 0
-    for most in sizes:
+    done, limit = 0, config.max_pairs or sys.maxsize
+    while done < limit:
+        most = min(size if done >= size else _FIRST_PAIRS, size, limit - done)
         block = tuple(list(islice(column, most)) for column in columns)
         counts = [len(column) for column in block]
         if len(set(counts)) > 1:  # one has ended

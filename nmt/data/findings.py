@@ -55,10 +55,11 @@ class Found(NamedTuple):
     def row(self) -> bytes:
         """Return the line of the drop list."""
         cells = (self.corpus, self.line, *self.finding)
-        return ("\t".join(map(_cell, cells)) + "\n").encode()
+        return ("\t".join(map(printable, cells)) + "\n").encode()
 
 
-def _cell(value: float | str) -> str:
+def printable(value: float | str) -> str:
+    """Return a number or a text with its invisible characters as escapes."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))

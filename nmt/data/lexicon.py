@@ -245,7 +245,7 @@ class Lexicon:
             self._model = replace(self._model, table=table, before=self._model.table)
 
     def score(self, sources: Rows, targets: Rows) -> Values:
-        """Return how much likelier each pair's tokens are as translations than anywhere.
+        """Return how much more probable each pair's tokens are as translations than anywhere.
 
         Of each token, the natural log of the ratio; a pair that was learned from counts without
         what it has taught.

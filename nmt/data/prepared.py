@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from nmt.config.filters import FilterConfig
+from nmt.data.findings import printable
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 from nmt.files.json_file import read_json
@@ -22,7 +25,7 @@ READ, KEPT = "read", "kept"
 """Keys of a corpus's counts that are no reasons."""
 _SEAL = "sha256"
 """Key of the manifest's own hash."""
-_MOST_RANGES = 10
+_MOST_RANGES, _TEXT_WIDTH = 10, 40
 _AGAIN = "Run `nmt prepare CONFIG --force`."
 
 
@@ -126,10 +129,10 @@ class PrepareReport:
             reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
             for word, numbers in (("dropped", reasons), ("reported", self.findings.get(name, {}))):
                 for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
-                    lines = self._example_lines(name, what) if word == "reported" else ""
-                    yield f"  {word} {number:,}: {what}{lines}"
+                    yield f"  {word} {number:,}: {what}"
+                    yield from self._examples(name, what) if word == "reported" else ()
         if any(self.findings.values()):
-            yield "reported pairs are kept; what the reasons mean: `nmt config keys filters`"
+            yield "reported pairs are kept; to drop those of a reason, --set filters.REASON=drop"
         yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"
         for side in self.sides:
             yield (
@@ -146,11 +149,20 @@ class PrepareReport:
         what = self.folder if self.written else "report only, nothing written"
         yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
 
-    def _example_lines(self, corpus: str, reason: str) -> str:
+    def _examples(self, corpus: str, reason: str) -> Iterator[str]:
+        """Say what a reason means, and show the first pair of a corpus that is an example of it."""
+        key = FilterConfig.model_fields.get(reason)
+        if key is not None and key.description:
+            about = " ".join(key.description.replace("``", "").split())
+            yield f"    {about.partition('. ')[0].rstrip('.')}"
         examples = self.reasons.get(reason, {}).get("examples", ())
-        lines = sorted(each["line"] for each in examples if each["corpus"] == corpus)
-        text = ", ".join(f"{line:,}" for line in lines[:3])
-        return f" ({'lines' if len(lines) > 1 else 'line'} {text})" if lines else ""
+        own = sorted(
+            (each for each in examples if each["corpus"] == corpus), key=itemgetter("line")
+        )
+        for each in own[:1]:
+            texts = (printable(each[side]) for side in ("source", "target"))
+            cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
+            yield f"    line {each['line']:,}: {' | '.join(cut)}"
 
     def _misaligned(self) -> Iterator[str]:
         """Name the largest misaligned ranges."""

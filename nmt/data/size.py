@@ -24,10 +24,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         overrides: ``section.key=value`` each, the value as YAML; later ones win.
 
     Raises:
-        ConfigError: Anything is wrong; or ``training`` is missing and nobody knows the size.
+        ConfigError: Anything is wrong, missing files are named too; or ``training`` is missing and
+            nobody knows the size.
         DataError: ``training`` is missing, and so is a file of the corpora.
     """
-    return loader.load_config(path, overrides, count_pairs=count_pairs)
+    return loader.load_config(path, overrides, count_pairs=count_pairs, check_files=check_files)
 
 
 def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
@@ -35,9 +36,8 @@ def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> 
 
     Raises:
         ConfigError: A corpus is on a hub or standard input, so that nobody knows.
-        DataError: A file is missing or unreadable.
+        DataError: A file is unreadable.
     """
-    check_files({f"data.train.{number}": corpus for number, corpus in enumerate(corpora)})
     return round(sum(corpus.weight * _count(corpus, languages) for corpus in corpora))
 
 

@@ -33,8 +33,8 @@ class XRay:
     """What the lines of some corpora say about each other."""
 
     scores: Mapping[str, Scores] = field(default_factory=dict)
-    """Per corpus, for each line: how much likelier its tokens are as a translation than anywhere,
-    in nats per token; not a number where a side is blank or unreadable."""
+    """Per corpus, for each line: how much more probable its tokens are as a translation than
+    anywhere, in nats per token; not a number where a side is blank or unreadable."""
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     """Per corpus: its misaligned ranges."""
     z_scores: Mapping[str, Scores] = field(default_factory=dict)

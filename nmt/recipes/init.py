@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ Texts = tuple[str, str]
 _CONFIG_NAME = "config.yaml"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
+_HELD_OUT = "valid", "test"
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20
 """Of so many pairs, at most one is for validation and one for testing."""
@@ -35,27 +38,29 @@ _TEMPLATE = """\
 name: {name}
 source_language: {source}
 target_language: {target}
-# {valid:,} and {test:,} pairs for validation and testing, drawn with seed {seed}; training has none
-# of their sentences.
+# {valid:,} and {test:,} pairs for validation and testing ({origin}); training has none of
+# their sentences.
 data:
   train: [{{source: "@config/train.{source}", target: "@config/train.{target}"}}]
-  valid: {{source: "@config/valid.{source}", target: "@config/valid.{target}"}}
+  valid: {{source: {valid_files[0]}, target: {valid_files[1]}}}
   test:
-    test: {{source: "@config/test.{source}", target: "@config/test.{target}"}}
-# Entries of the vocabulary of both languages: more text bears more.
+    test: {{source: {test_files[0]}, target: {test_files[1]}}}
+# Entries of the vocabulary of both languages: with more text, a larger one is better.
 tokenizer: {{vocab_size: {scale.vocab_size}}}
 # Source and target tokens of an update: fewer make more updates, which few pairs need.
 batch: {{max_tokens: {scale.max_tokens}}}
 # A larger preset needs more text and time; more dropout helps where there is little text.
 model: {{preset: {scale.preset}, dropout: {scale.dropout}}}
 training:
-  # About so long; Ctrl-C ends it earlier, and the same command resumes.
+  # Training takes about so many minutes. Ctrl-C stops it; the same command resumes it.
   max_minutes: {scale.minutes}
-  # The learning rate rises to its peak over a share of the run, then falls to zero at its end.
-  schedule: {{shape: linear, peak_lr: {scale.peak_lr}, warmup: 0.06}}
-  # Updates between two validations, and between two checkpoints.
-  validate_every: 1000
-  save_every: 1000
+  # Weight of R-Drop: two passes with other dropout have to agree. Twice the work, for few pairs.
+  r_drop: {scale.r_drop}
+  # The learning rate, which goes with the optimizer, rises to its peak over a share of the run,
+  # then falls to zero at its end.
+{optimizer}  # Updates between two validations, and between two checkpoints.
+  validate_every: {scale.validate_every}
+  save_every: {scale.validate_every}
 """
 
 
@@ -69,16 +74,32 @@ class Start:
     """Pairs of ``train``, ``valid`` and ``test``; ``left_out``, as they share a sentence with the
     last two; ``unusable``: blank on a side, or not to be read."""
     seed: int
+    given: Sequence[str] = ()
+    """Those of ``valid`` and ``test`` that were not drawn."""
+
+    @property
+    def name(self) -> str:
+        """Name of the experiment."""
+        return self.config.absolute().parent.name
+
+    @property
+    def origin(self) -> str:
+        """How the pairs that are not for training were chosen."""
+        given = f"{' and '.join(self.given)} as given" if self.given else ""
+        drawn = f"drawn with seed {self.seed}" if len(self.given) < len(_HELD_OUT) else ""
+        return ", ".join(filter(None, (given, drawn)))
 
     def as_text(self) -> str:
         """Return a report that ends with the next command."""
         return (
             "{train:,} pairs for training, {valid:,} for validation, {test:,} for testing "
-            "(drawn with seed {seed})\n"
+            "({origin})\n"
             "left out: {left_out:,} that share a sentence with validation or testing, "
             "{unusable:,} blank or unreadable\n"
-            "look at the text: nmt prepare {config} --report-only\nnext: nmt train {config}"
-        ).format(seed=self.seed, config=self.config, **self.counts)
+            "look at the text: nmt prepare {config} --report-only\nnext: nmt train {config}\n"
+            "then: nmt evaluate {run} scores the model on the test set,\n"
+            "      nmt translate {run} FILE translates the lines of a file"
+        ).format(origin=self.origin, config=self.config, run=f"runs/{self.name}", **self.counts)
 
 
 def init(
@@ -88,6 +109,8 @@ def init(
     *,
     languages: str | None = None,
     seed: int = 1,
+    valid: tuple[Path, Path] | None = None,
+    test: tuple[Path, Path] | None = None,
 ) -> Start:
     """Split a corpus, and write a configuration beside the parts.
 
@@ -97,6 +120,8 @@ def init(
         folder: Folder to make; named after the languages when None.
         languages: Both codes, as in ``de-en``; the ends of the files' names when None.
         seed: Decides which pairs are held out.
+        valid: Source and target of a validation set, in place of pairs that are held out.
+        test: The same for testing.
 
     Raises:
         ConfigError: The languages are not known, or the folder cannot be made.
@@ -104,42 +129,56 @@ def init(
     """
     codes = _codes(source, target, languages)
     folder = folder or Path("-".join(codes))
-    if folder.exists():
-        fix = "Name another folder with --output."
-        raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
-    corpus, options = CorpusConfig(source=source, target=target), ReadOptions(*codes, "skip")
+    _refuse_existing(folder)
+    options = ReadOptions(*codes, "skip")
 
-    def pairs() -> Iterator[Texts | None]:
+    def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
         """Yield the texts of both sides; None for what cannot be used."""
-        for pair in read_corpus(corpus, options):
+        for pair in read_corpus(CorpusConfig(source=files[0], target=files[1]), options):
             texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
             yield texts if all(texts) else None
 
-    held = _draw(pairs, seed)
+    given = {part: each for part, each in zip(_HELD_OUT, (valid, test), strict=True) if each}
+    parts = _held_out(pairs, given, seed)
+    held = [pair for part in parts.values() for pair in part]
     check = CorpusCheck(*codes)
     check.update(held, np.array([[len(text) for text in side] for side in zip(*held, strict=True)]))
     for warning in check.warnings():
         logger.warning(warning)
-    counts = Counter(left_out=-len(held), unusable=0)
-    half = len(held) // 2
-    parts = {
-        "train": _others(pairs(), held, counts),
-        "valid": held[:half],
-        "test": held[half:],
-    }
+    if any(check.swapped()):
+        words = ["nmt", "init", target, source, "--languages", "-".join(codes), "--output", folder]
+        logger.warning("if so, remove %s and type: %s", folder, shlex.join(map(str, words)))
+    drawn = sum(len(parts[part]) for part in _HELD_OUT if part not in given)
+    counts = Counter(left_out=-drawn, unusable=0)
     with write_errors(folder, ConfigError, fix="Name a folder with --output where you can write."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
-            for part, texts in parts.items():
-                counts[part] = _write([place / f"{part}.{code}" for code in codes], texts)
-            start = Start(config=folder / _CONFIG_NAME, counts=counts, seed=seed)
-            (place / _CONFIG_NAME).write_text(_config_text(start, codes), encoding="utf-8")
+            texts = {"train": _others(pairs(), held, counts), **parts}
+            for part, each in texts.items():
+                paths = [place / f"{part}.{code}" for code in codes]
+                counts[part] = len(parts[part]) if part in given else _write(paths, each)
+            start = Start(config=folder / _CONFIG_NAME, counts=counts, seed=seed, given=[*given])
+            (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
             load_config(place / _CONFIG_NAME)  # the folder's name may be none for an experiment
     return start
 
 
+def _refuse_existing(folder: Path) -> None:
+    """Refuse a folder that is there."""
+    if folder.exists():
+        fix = "Name another folder with --output."
+        if (folder / _CONFIG_NAME).is_file():
+            fix = f"Go on with `nmt train {folder / _CONFIG_NAME}`, or name another with --output."
+        raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
+
+
 def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]:
     """Return the codes of both languages."""
+    if source == target:
+        raise ConfigError(
+            f"SOURCE and TARGET are the same file, {source}.",
+            fix="Name a text and its translations: `nmt init SOURCE TARGET`.",
+        )
     if languages is not None:
         codes = languages.split("-")
         problem = f"--languages {languages} is no pair of language codes."
@@ -152,8 +191,21 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
     raise ConfigError(problem, fix="Name them, as in --languages de-en.")
 
 
-def _draw(pairs: Callable[[], Iterator[Texts | None]], seed: int) -> list[Texts]:
-    """Return pairs to hold out that share no sentence; an even number."""
+def _held_out(
+    pairs: Callable[..., Iterator[Texts | None]], given: Mapping[str, tuple[Path, Path]], seed: int
+) -> dict[str, list[Texts]]:
+    """Return the pairs for validation and testing: those given, others drawn from the corpus."""
+    read = {part: [pair for pair in pairs(files) if pair] for part, files in given.items()}
+    known = [pair for part in read.values() for pair in part]
+    drawn = _draw(pairs, seed, known) if len(given) < len(_HELD_OUT) else []
+    half = len(drawn) // 2
+    return {"valid": drawn[:half], "test": drawn[half:]} | read
+
+
+def _draw(
+    pairs: Callable[[], Iterator[Texts | None]], seed: int, known: Sequence[Texts]
+) -> list[Texts]:
+    """Return pairs to hold out that share no sentence, nor with ``known``; an even number."""
     usable = [number for number, pair in enumerate(pairs()) if pair]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:
@@ -164,7 +216,7 @@ def _draw(pairs: Callable[[], Iterator[Texts | None]], seed: int) -> list[Texts]
     drawn = random.Random(seed).sample(usable, min(4 * size, len(usable)))
     wanted = set(drawn)
     texts = {number: pair for number, pair in enumerate(pairs()) if number in wanted}
-    found, seen = list[Texts](), (set[str](), set[str]())
+    found, seen = list[Texts](), tuple({pair[side] for pair in known} for side in range(2))
     for number in drawn:
         pair = texts[number]
         if pair and pair[0] not in seen[0] and pair[1] not in seen[1]:
@@ -199,9 +251,17 @@ def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
     return count
 
 
-def _config_text(start: Start, codes: tuple[str, str]) -> str:
+def _config_text(
+    start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]]
+) -> str:
     scale = scale_of(start.counts["train"])
-    name = start.config.absolute().parent.name
-    return _TEMPLATE.format(
-        name=name, source=codes[0], target=codes[1], scale=scale, seed=start.seed, **start.counts
+    optimizer = "".join(
+        f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in section.items())}}}\n"
+        for name, section in scale.optimizer.items()
     )
+    files = {part: [f'"@config/{part}.{code}"' for code in codes] for part in _HELD_OUT}
+    for part, paths in given.items():
+        files[part] = [json.dumps(str(path.absolute()), ensure_ascii=False) for path in paths]
+    held_out = {"valid_files": files["valid"], "test_files": files["test"], "origin": start.origin}
+    names = {"name": start.name, "source": codes[0], "target": codes[1]}
+    return _TEMPLATE.format(scale=scale, optimizer=optimizer, **names, **held_out, **start.counts)

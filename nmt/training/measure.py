@@ -17,11 +17,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nmt.checkpoint.run import read_measured, write_measured
 from nmt.config.data import BatchConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
-from nmt.engine import local_size
+from nmt.engine import local_size, shared_cores
 from nmt.engine.device import random_state, restore_random_state
 from nmt.engine.distributed import Processes
 from nmt.engine.memory import free_bytes, measure_peak
@@ -38,8 +40,10 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.75
 """Share of the free memory to use: other programs and the allocator need some, too."""
 _FIRST_PROBE = 2048
-_SHARE_OF_PROBE, _FEWEST_UPDATES = 0.05, 4
-"""Of a budget of minutes, for timing updates; but so many at least."""
+MOST_SECONDS, _FEWEST_UPDATES = 20.0, 2
+"""About the most that timing updates and a validation takes; but so many updates at least."""
+_SHARE_OF_BUDGET, _SHARE_OF_UPDATES = 0.1, 0.75
+"""Of a budget of minutes, for timing; of that, for updates."""
 _SAVED_BYTES_PER_SECOND = 250e6
 """Written, hashed and synced."""
 _PAIR_SECONDS = 60e-6
@@ -136,19 +140,28 @@ def time_plan(
     *,
     check: Callable[[], object] = lambda: None,
     num_updates: int = 16,
-    most_seconds: float = math.inf,
+    most_seconds: float = MOST_SECONDS,
 ) -> TimePlan:
     """Measure updates and parts of a validation, and leave no trace; compute the rest from sizes.
+
+    Takes about ``most_seconds`` at most: by the clock, as other processes may hold the cores.
 
     Raises:
         Interrupted: ``check`` or the validator says so.
     """
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     updater, training = setup.updater, setup.config.training
+    most = _SHARE_OF_UPDATES * most_seconds
     update, num_timed = measure_update_seconds(
-        updater, setup.loader, check=check, num_updates=num_updates, most_seconds=most_seconds
+        updater, setup.loader, check=check, num_updates=num_updates, most_seconds=most
     )
-    validation = updater.processes.share(validator.estimate_seconds())
+    spent = time.perf_counter() - begin
+    if setup.device.type == "cpu" and not updater.processes.rank:
+        used = (time.process_time() - cpu_begin) / spent
+        if shared := shared_cores(used, torch.get_num_threads()):
+            logger.warning("%s and is as much slower: end them, or give it more minutes", shared)
+    left = max(most_seconds - spent, most_seconds - most)
+    validation = updater.processes.share(validator.estimate_seconds(left))
     tensors = [*updater.optimizer.weights().values(), *updater.optimizer.state().values()]
     saving = sum(tensor.nbytes for tensor in tensors) / _SAVED_BYTES_PER_SECOND
     if updater.pace.uses_threads:
@@ -179,8 +192,9 @@ def plan_budget(
     minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
 
     def seconds() -> dict[str, float]:
-        logger.info("timing some updates and validation, to plan %g minutes", minutes)
-        most = _SHARE_OF_PROBE * 60 * (minutes or 0)
+        most = min(_SHARE_OF_BUDGET * 60 * (minutes or 0), MOST_SECONDS)
+        text = "timing some updates and validation, to plan %g minutes; takes up to about %.0f s"
+        logger.info(text, minutes, most)
         check = partial(stop.gather, stop.check)
         return asdict(time_plan(setup, validator, check=check, most_seconds=most))
 
@@ -215,7 +229,7 @@ def measure_update_seconds(
     """Return the median seconds of an update, and of how many; leave no trace.
 
     Makes some updates with a learning rate of zero, then puts weights, optimizer and random
-    generators back as they were: ``num_updates``, or fewer (4 at least) that take ``most_seconds``.
+    generators back as they were: ``num_updates``, or fewer (2 at least) that take ``most_seconds``.
     ``check`` is called between them; it may raise to interrupt.
     """
     optimizer = updater.optimizer
@@ -242,7 +256,7 @@ def measure_update_seconds(
     optimizer.load(weights, moments)
     restore_random_state(generators, device, processes)
     updater.loss_scale.load_counters(counters)
-    warm = sorted(seconds[len(seconds) // 4 :])
+    warm = sorted(seconds[-(-len(seconds) // 4) :])
     return processes.share((warm[len(warm) // 2], len(seconds)))
 
 

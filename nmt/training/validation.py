@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from nmt.training.signals import SharedStop
 from nmt.translation.guard import Guard, GuardThresholds
 from nmt.translation.translator import Translator
 
+T = TypeVar("T")
 REPORTED_METRICS = ("bleu", "chrf")
 """What is computed of decoded text, beside the metric that names the best checkpoint."""
 _LONGEST = 2.0, 5
@@ -155,25 +156,35 @@ class Validator:
         count = max(tokens, 1)
         return Scores(loss_sum / count, objective=objective / count, **text)
 
-    def estimate_seconds(self) -> float:
+    def estimate_seconds(self, most_seconds: float) -> float:
         """Return about how long a validation of a trained model takes, from parts of one.
 
-        Outputs end near the length of their sources, as this model's own may know no end.
+        Outputs end near the length of their sources, as this model's own may know no end. The parts
+        are smaller where they would take longer than about ``most_seconds``.
 
         Raises:
             Interrupted: It was given up, in all processes.
         """
-        part, own = copy(self), self._source[self._processes.rank :: self._processes.size]
-        part._source, part._batches = [], self._batches[:: -(-len(self._batches) // _PARTS) or 1]
-        seconds = _warm_seconds(part) * len(self._batches) / max(len(part._batches), 1)
+        own, most = self._source[self._processes.rank :: self._processes.size], most_seconds / 2
+
+        def losses(number: int) -> int:
+            part = copy(self)
+            part._source, part._batches = [], _spread(self._batches, number)
+            part()
+            return len(part._batches)
+
+        def translate(number: int) -> int:
+            few = _spread(own, number)
+            self._stop.gather(lambda: bool(self._estimator.translate(few, tag=self._tag)))
+            return len(few)
+
+        share = self._processes.share
+        seconds = _warm_seconds(losses, _PARTS, most, share) * len(self._batches)
         if self._source:
-            few = own[:: -(-len(own) // _LINES) or 1]
-            estimate = partial(self._estimator.translate, few, tag=self._tag)
-            translate = partial(self._stop.gather, lambda: bool(estimate()))
             model = self._updater.model
             was_training = model.training
             with torch.inference_mode():
-                seconds += _warm_seconds(translate) * len(own) / max(len(few), 1)
+                seconds += _warm_seconds(translate, _LINES, most, share) * len(own)
             model.train(was_training)
         return seconds
 
@@ -231,12 +242,34 @@ def bounded(options: DecodingConfig, factor: float, offset: int) -> DecodingConf
     return options.model_copy(update={"max_length_factor": factor, "max_length_offset": offset})
 
 
-def _warm_seconds(work: Callable[[], object]) -> float:
-    """Return how long some work takes the second time: the first has kernels to find."""
-    work()
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+def _spread(items: Sequence[T], number: int) -> Sequence[T]:
+    """Return about so many, evenly spread."""
+    return items[:: -(-len(items) // number) or 1]
+
+
+def _warm_seconds(
+    work: Callable[[int], int], number: int, most: float, share: Callable[[bool], bool]
+) -> float:
+    """Return how long work takes by item the second time: the first has kernels to find.
+
+    Begins with a few items, twice, and goes on with ``number`` only if that takes less than
+    ``most``.
+
+    Args:
+        work: Does about so many items; returns how many.
+        number: The most.
+        most: Seconds.
+        share: Lets all processes decide alike.
+    """
+    seconds, end = 0.0, time.perf_counter() + most
+    few = -(-number // _PARTS)
+    for size in (few, few, number, number):
+        if share(size > few and time.perf_counter() + size * seconds > end):
+            break
+        begin = time.perf_counter()
+        done = work(size)
+        seconds = (time.perf_counter() - begin) / max(done, 1)
+    return seconds
 
 
 def choose_samples(scores: Sequence[float]) -> list[int]:

@@ -205,7 +205,8 @@ def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
 
     assert plain.model.dropout == 0.1
     assert (low.model.preset, low.model.dropout, low.model.model_dim) == ("tiny", 0.3, 256)
-    assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 520)
+    assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 2048)
+    assert (low.training.optimizer.kind, low.training.r_drop) == ("muon", 3.0)
     assert (own.model.preset, own.model.dropout) == ("tiny", 0.25)
     assert RunConfig.model_validate(low.model_dump(mode="json")) == low
 

@@ -149,6 +149,8 @@ def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.Mo
     mine = next(block for block in blocks() if block.mark == "file mine.yaml")
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(mine.text + "  lr: 0.1\n", encoding="utf-8")
+    for name in re.findall(r"\w+\.(?:de|en)\b", mine.text):
+        Path(name).touch()
     arguments = ["config", "show", "mine.yaml", "--set", "batch.max_tokens=big"]
     result = CliRunner().invoke(app, arguments)
 

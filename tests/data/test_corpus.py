@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import CorpusConfig
-from nmt.data.corpus import corpus_files, corpus_names, read_corpus
+from nmt.data.corpus import corpus_files, corpus_names, read_blocks, read_corpus
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.errors import DataError, NmtError
 
@@ -78,6 +78,18 @@ def test_different_line_counts_are_both_named(tmp_path: Path) -> None:
         pairs_of(**aligned(tmp_path, b"a\n" * 1002, b"b\n" * 999))
     with pytest.raises(DataError, match=r"a\.de has 0 lines but .*a\.en has 1"):
         pairs_of(**aligned(tmp_path, b"", b"b"))
+
+
+@pytest.mark.parametrize(("most", "last"), [(None, 1500), (10_700, 700), (2_300, 300)])
+def test_the_first_blocks_are_small(tmp_path: Path, most: int | None, last: int) -> None:
+    """So that a progress bar moves, and there is something for all workers."""
+    config = CorpusConfig(tsv=write(tmp_path, "x.tsv", "a\tb\n" * 11_500), max_pairs=most)
+    blocks = list(read_blocks(config, OPTIONS))
+
+    *first, end = map(len, blocks)
+    assert first == [1000] * (2 if most == 2300 else 10)
+    assert end == last
+    assert [block.first for block in blocks] == [1 + 1000 * i for i in range(len(blocks))]
 
 
 def test_empty_files_are_named(tmp_path: Path) -> None:

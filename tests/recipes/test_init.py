@@ -67,6 +67,40 @@ def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for()
     ]
 
 
+@pytest.mark.parametrize("names", [("valid",), ("test",), ("valid", "test")])
+def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
+    names: tuple[str, ...],
+) -> None:
+    source, target = corpus()
+    given = {"valid": ("satz 3", "line 9"), "test": ("neu", "line 20")}
+    command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
+    for name in names:
+        for code, text in zip(("de", "en"), given[name], strict=True):
+            Path(f"own {name}.{code}").write_text(f"{text}\n", "utf-8")
+        command += [f"--{name}", f"own {name}.de", f"own {name}.en"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert f"({' and '.join(names)} as given" in result.stdout
+    assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
+
+    data = load_config("new/config.yaml").data
+    sets = {"train": data.train[0], "valid": data.valid, **data.test}
+    texts = {}
+    for name, each in sets.items():
+        assert each.source is not None
+        assert each.target is not None
+        assert each.source.is_absolute() == (name in names)
+        sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
+        texts[name] = list(zip(*sides, strict=True))
+    assert all(texts[name] == [given[name]] for name in names)
+    for side in range(2):
+        train, *held = ({pair[side] for pair in texts[name]} for name in PARTS)
+        assert train
+        assert not train & (held[0] | held[1])
+        assert not held[0] & held[1]
+    assert {path.stem for path in Path("new").glob("*.de")} == {*PARTS} - {*names}
+
+
 def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
     source, target = corpus()
     folders = {name: Path(name) for name in ("a", "b", "c")}
@@ -110,7 +144,8 @@ def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
     values = with_scale(given, 160_000)
 
     assert values["tokenizer"] == {"vocab_size": 2000}
-    assert values["batch"] == {"max_tokens": 520, "noise": 0.2}
+    assert values["batch"] == {"max_tokens": 2048, "noise": 0.2}
+    assert values["training"]["r_drop"] == RUN_PRESETS["low-resource"]["training"]["r_drop"] > 0
     assert values["model"] == {"preset": "tiny", "dropout": 0.1}
     assert values["training"]["max_minutes"] == scale_of(160_000).minutes
 
@@ -119,7 +154,36 @@ def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
 def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
     sections = SCALES[0].sections()
 
-    assert RUN_PRESETS[name].items() <= sections.items()
+    for section, values in RUN_PRESETS[name].items():
+        assert values.items() <= sections[section].items()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), ("muon", 4e-3, 0.06)),
+        (["training.optimizer.kind=adamw"], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
+        (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
+        (["training.schedule.peak_lr=2e-3"], ("muon", 2e-3, 0.06)),
+        (
+            ["training.optimizer.kind=adamw", "training.schedule.peak_lr=2e-3"],
+            ("adamw", 2e-3, 0.06),
+        ),
+        (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
+        (["training.schedule=null"], ("muon", 4e-3, 0.06)),
+    ],
+)
+def test_a_rate_goes_with_its_optimizer(
+    overrides: list[str], expected: tuple[str, float, float | None]
+) -> None:
+    start = init(*corpus(), None)
+    bare = start.config.parent / "bare.yaml"
+    bare.write_text(start.config.read_text("utf-8").partition("tokenizer:")[0], "utf-8")
+    training = load_config(bare, overrides).training
+    schedule = training.schedule
+
+    assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup) == expected
+    assert schedule.shape == "linear"
 
 
 def test_the_size_of_a_hub_is_not_guessed() -> None:
@@ -131,15 +195,17 @@ def test_the_size_of_a_hub_is_not_guessed() -> None:
         load_config("hub.yaml")
 
 
-@pytest.mark.parametrize(("pairs", "tokens"), [(1, 520), (15_000, 520), (10**9, 16_384)])
+@pytest.mark.parametrize(("pairs", "tokens"), [(1, 2048), (90_001, 4096), (10**9, 16_384)])
 def test_every_size_has_its_values(pairs: int, tokens: int) -> None:
     assert scale_of(pairs).max_tokens == tokens
 
 
 def test_what_cannot_begin_is_named() -> None:
     source, target = corpus()
-    with pytest.raises(ConfigError, match="do not end in the codes of two languages"):
+    with pytest.raises(ConfigError, match=r"are the same file, c\.de"):
         init(source, source, None)
+    with pytest.raises(ConfigError, match="do not end in the codes of two languages"):
+        init(source, Path("c"), None)
     with pytest.raises(ConfigError, match="--languages de is no pair"):
         init(source, target, None, languages="de")
     with pytest.raises(ConfigError, match="use letters, digits"):
@@ -158,7 +224,8 @@ def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> 
         Path(f"s.{code}").write_text("".join(text.format(i) + "\n" for i in range(200)), "utf-8")
     init(Path("s.de"), Path("s.en"))
     assert caplog.messages == [
-        "the source looks like en and the target like de: are the sides swapped?"
+        "the source looks like en and the target like de: are the sides swapped?",
+        "if so, remove de-en and type: nmt init s.en s.de --languages de-en --output de-en",
     ]
 
 
@@ -168,7 +235,10 @@ def test_from_the_shell_it_ends_with_the_next_command() -> None:
     result = CliRunner().invoke(app, command)
 
     assert result.exit_code == 0, result.stderr
-    *_, last = result.stdout.splitlines()
-    assert last == "next: nmt train new/config.yaml"
+    assert result.stdout.splitlines()[-3:] == [
+        "next: nmt train new/config.yaml",
+        "then: nmt evaluate runs/new scores the model on the test set,",
+        "      nmt translate runs/new FILE translates the lines of a file",
+    ]
     flags = ["--set", "tokenizer.vocab_size=300", "--report-only", "--json"]
     assert CliRunner().invoke(app, ["prepare", "new/config.yaml", *flags]).exit_code == 0

@@ -343,6 +343,11 @@ def test_what_is_odd_is_counted_or_dropped_and_reported(tmp_path: Path) -> None:
         "kind": "exact",
     }
     assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
+    assert (
+        "  reported 1: control\n    Control characters, zero-width characters and others that are "
+        "invisible\n    line 61: "
+    ) in text
+    assert "one\\x07two" in text
     assert report.findings["numbers"]["markup"] == 1
     assert report.findings["numbers"]["control"] == 1
     assert "vocabulary: 60 entries, joint" in text
@@ -742,5 +747,5 @@ def test_somebody_who_watches_sees_every_stage(
         "writing valid",
     ]  # fmt: skip
     assert [name for name, _ in groupby(shown)] == stages
-    assert re.search(r"comparing words: \d+\.\d+ batches \[\d\d:\d\d", frames.text)
+    assert re.search(r"comparing words: \d+ batches \[\d\d:\d\d", frames.text)
     assert re.search(r"learning subwords: \d\d:\d\d", frames.text)

@@ -88,6 +88,10 @@ def test_an_epoch_that_is_never_finished_is_named() -> None:
     plan = Plan(total_steps=5000, updates_per_epoch=20_000, report=None)
     text = "training ends after 5,000 updates, and an epoch has 20,000: 75% of the pairs are never"
     assert text in found(config(), plan)
+    assert found(config(), plan).endswith("--set training.max_steps=20000")
+    # 7 minutes hold a quarter of an epoch.
+    timed = config(max_steps=None, max_minutes=7)
+    assert found(timed, plan).endswith("--set training.max_minutes=28")
     assert found(config(), Plan(total_steps=20_000, updates_per_epoch=20_000, report=None)) == ""
 
 

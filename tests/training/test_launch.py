@@ -276,5 +276,5 @@ def test_fewer_than_one_device_is_wrong_usage(recorded: Recorded, number: str) -
     result = CliRunner().invoke(app, ["train", DEMO, "--devices", number])
 
     assert result.exit_code == 2
-    assert result.stderr.count("Error: Invalid value for '--devices'") == 1
+    assert result.stderr.count("error: Invalid value for '--devices'") == 1
     assert recorded.calls == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
+from nmt.engine import shared_cores
 from nmt.engine.distributed import Processes
 from nmt.engine.memory import measure_peak
 from nmt.errors import ConfigError, DeviceError
@@ -72,9 +75,15 @@ def test_a_budget_of_time_has_room_for_all_that_belongs_to_its_updates(
     assert total(updates + 1) > left * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("most_seconds", "runs", "num_updates"), [(1e9, 4, 6), (0.0, 2, 2)])
 def test_estimating_the_time_leaves_no_trace_and_ends_no_output_late(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    most_seconds: float,
+    runs: int,
+    num_updates: int,
 ) -> None:
+    """And is done with fewer updates and smaller parts of a validation where time is short."""
     config = config.model_copy(update={"batch": BatchConfig(max_tokens=120)})
     prepare(config)
     setup = setup_of(config)
@@ -89,7 +98,7 @@ def test_estimating_the_time_leaves_no_trace_and_ends_no_output_late(
 
     monkeypatch.setattr(TorchEngine, "search_all", spied)
     validator = Validator(setup, SharedStop(StopSignal(), Processes()))
-    plan = time_plan(setup, validator, num_updates=4)
+    plan = time_plan(setup, validator, num_updates=6, most_seconds=most_seconds)
     validator()
 
     assert min(plan.update, plan.validation, plan.saving, plan.end) > 0
@@ -98,7 +107,34 @@ def test_estimating_the_time_leaves_no_trace_and_ends_no_output_late(
     assert model.training
     # Near the length of a trained model's output; in a validation at most twice the source, and no
     # loops.
-    assert factors == [(1.0, 3, False), (1.0, 3, False), (2.0, 5, True)]
+    assert factors == [(1.0, 3, False)] * runs + [(2.0, 5, True)]
+    assert plan.num_timed == num_updates
+
+
+@pytest.mark.parametrize(
+    ("used", "load", "remark"),
+    [
+        (0.14, 4.0, "other processes use this machine: training got 7% of 2 cores"),
+        (0.14, 3.9, ""),  # a core is free: who waits does so for other reasons
+        (1.1, 9.0, ""),
+    ],
+)
+def test_other_processes_are_named_where_they_hold_the_cores(
+    monkeypatch: pytest.MonkeyPatch, used: float, load: float, remark: str
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert shared_cores(used, 2) == remark
+
+
+def test_training_on_a_loaded_machine_says_so_once(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e9, 0.0, 0.0))
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    timed = config.training.model_copy(update={"max_minutes": 0.001, "max_steps": 1})
+    train(config.model_copy(update={"training": timed}))
+    assert caplog.text.count("training got 0% of 1 core and is as much slower") == 1
 
 
 def fit(config: RunConfig) -> BatchConfig:
