@@ -21,11 +21,13 @@ PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test tests coverage check lint types format bench clean-demo
+.PHONY: help install setup demo test tests coverage check lint types format bench clean-demo
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(CORE)  ## install the package into .venv
 
 setup: $(DEV)  ## install the package and the developer's tools into .venv
 

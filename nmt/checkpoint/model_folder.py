@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
@@ -108,10 +108,30 @@ def readable() -> Iterator[None]:
         ) from error
 
 
+def _is_model(folder: Path) -> bool:
+    has_weights = checkpoints_dir(folder).is_dir() or (folder / MODEL).is_file()
+    return has_weights and (folder / CONFIG).is_file()
+
+
+def _runs_in(*places: Path) -> str:
+    """Name models in some folders."""
+    configs = [path for place in places for path in place.glob(f"*/{CONFIG}")]
+    return ", ".join(sorted({str(x.parent) for x in configs if _is_model(x.parent)})[:_MAX_PLACES])
+
+
+def _refuse_config(path: Path, problem: str) -> NoReturn:
+    """Raise a CheckpointError that names the run folder of a configuration."""
+    run = load_config(path).run_dir
+    raise CheckpointError(
+        f"{problem}; the run folder of this configuration is {run}.",
+        fix=f"Name {run}." if _is_model(run) else f"Train first: `nmt train {path}`.",
+    )
+
+
 def _refuse_part(place: Path) -> None:
     """Raise a CheckpointError that names the model, if ``place`` is in one: ``runs/mine/best``."""
     for parent in list(place.parents)[:_MAX_DEPTH]:
-        if (parent / CONFIG).is_file():
+        if _is_model(parent):
             step = re.fullmatch(r"step-0*(\d+)", place.name)
             name = f"step-{step[1]}" if step else place.name
             is_name = bool(step) or name in (BEST, "last", AVERAGE)
@@ -124,11 +144,13 @@ def _refuse_part(place: Path) -> None:
 def _refuse_no_folder(folder: Path) -> None:
     if not folder.is_dir():
         _refuse_part(folder)
+        if folder.is_file() and folder.suffix in (".yaml", ".yml"):
+            _refuse_config(folder, f"{folder} is no model")
         what = "is not a folder" if folder.exists() else "does not exist"
-        there = sorted(str(config.parent) for config in Path("runs").glob("*/config.yaml"))
-        such_as = f"; there is {', '.join(there[:_MAX_PLACES])}" if there else ""
+        there = _runs_in(folder.parent, Path("runs"))
+        such_as = f"there is {there}" if there else "no run is there yet: `nmt train CONFIG`"
         raise CheckpointError(
-            f"{folder} {what}.", fix=f"Name the run folder that `nmt train` wrote{such_as}."
+            f"{folder} {what}.", fix=f"Name the run folder that `nmt train` wrote; {such_as}."
         )
 
 
@@ -143,8 +165,8 @@ def load_folder_config(folder: Path) -> RunConfig:
     if not path.is_file():
         _refuse_no_folder(folder)
         _refuse_part(folder)
-        inside = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
-        such_as = f", such as {', '.join(inside[:_MAX_PLACES])}" if inside else ""
+        inside = _runs_in(folder)
+        such_as = f", such as {inside}" if inside else ""
         raise CheckpointError(
             f"{folder} has no config.yaml, so it is no model folder.",
             fix=f"Name the run folder that `nmt train` wrote{such_as}.",
@@ -271,11 +293,9 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
 def _weights_dir(folder: Path, checkpoint: str) -> Path:
     checkpoints = checkpoints_dir(folder)
     if not checkpoints.is_dir():
-        if not (folder / MODEL).is_file():
-            raise CheckpointError(
-                f"{folder} has neither {MODEL} nor checkpoints.",
-                fix="Train first: `nmt train CONFIG`.",
-            )
+        if not _is_model(folder):
+            problem = f"{folder} has a {CONFIG}, but neither {MODEL} nor checkpoints"
+            _refuse_config(folder / CONFIG, problem)
         if checkpoint != "best":
             logger.warning(
                 "%s holds one model: --checkpoint %s changes nothing there.", folder, checkpoint

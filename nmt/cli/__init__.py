@@ -5,6 +5,18 @@ In: arguments and standard input. Out: data on standard output, messages on stan
 
 from __future__ import annotations
 
-from nmt.cli.app import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; answer Ctrl-C while it is loaded, too."""
+    try:
+        from nmt.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            sys.stderr.write("nmt: stopped by Ctrl-C\n")
+        sys.exit(130)

@@ -13,6 +13,7 @@ import inspect
 import io
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -42,7 +43,9 @@ from nmt.cli import (
 from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
 from nmt.cli.spelling import Spelling
-from nmt.errors import NmtError
+from nmt.config.keys import nearest_word
+from nmt.engine import is_first
+from nmt.errors import ConfigError, NmtError
 from nmt.version import __version__
 
 EPILOG = """\b
@@ -66,6 +69,10 @@ _NMT = logging.getLogger("nmt")
 _ROOT = logging.getLogger()
 
 
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""What Typer raises for a command line; it exports only this subclass."""
+
+
 class _Stderr(io.FileIO):
     """Standard error that drops failed writes instead of raising."""
 
@@ -77,9 +84,37 @@ class _Stderr(io.FileIO):
             return len(data)
 
 
+def _report(error: NmtError) -> None:
+    if _NMT.isEnabledFor(logging.DEBUG):
+        traceback.print_exc()
+    typer.echo(f"error: {error}", err=True)
+
+
 class _Commands(TyperGroup):
     """The root command; one place knows how failures end the process."""
 
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except _USAGE_ERROR as error:
+            if not args:  # the help is asked for
+                raise
+            _report(ConfigError(error.format_message(), fix="Put flags behind the command."))
+            raise typer.Exit(ConfigError.exit_code) from None
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, names = args[0], self.list_commands(ctx)
+        if name in names or ctx.resilient_parsing:  # of the shell, which completes it
+            return super().resolve_command(ctx, args)
+        near, path = nearest_word(name, names), ctx.command_path
+        fix = f"`{path} --help` lists the commands."
+        if near:
+            fix = f"Type: {path} {shlex.join([near, *args[1:]])}"
+        raise ConfigError(f"{path} has no command {name}.", fix=fix)
+
+    @override
     def invoke(self, ctx: Any) -> Any:
         try:
             try:
@@ -88,15 +123,15 @@ class _Commands(TyperGroup):
                 if sys.stdout is not None:  # closed by whoever started the process
                     sys.stdout.flush()  # here, so that a closed pipe is noticed in time to tell
         except NmtError as error:
-            if logging.getLogger("nmt").isEnabledFor(logging.DEBUG):
-                traceback.print_exc()
-            typer.echo(f"error: {error}", err=True)
+            _report(error)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
             # The interpreter flushes once more at exit, which must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
+            if is_first():
+                typer.echo("nmt: stopped by Ctrl-C", err=True)
             raise typer.Exit(130) from None
 
 
@@ -155,13 +190,12 @@ class _Command(TyperCommand):
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        Spelling(ctx.command_path, self.get_params(ctx)).check(args)
+        spelling = Spelling(ctx.command_path, self.get_params(ctx))
+        spelling.check(args)
         try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:  # of a missing one, its help says what is expected
-            named = getattr(error.param, "help", None) or ""
-            error.message = error.message.replace("Value error, ", "") or named
-            raise
+            return super().parse_args(ctx, list(args))
+        except _USAGE_ERROR as error:
+            raise spelling.explain(error, args) from None
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -291,7 +325,9 @@ for function, epilog in (
     (inspect_model.inspect, inspect_model.EPILOG),
 ):
     _add_command(app, function, epilog)
-config_app = typer.Typer(help="Show, check and document configurations.", no_args_is_help=True)
+config_app = typer.Typer(
+    cls=_Commands, help="Show, check and document configurations.", no_args_is_help=True
+)
 for shown, example in config.EXAMPLES.items():
     _add_command(config_app, shown, f"\b\nExample:\n  {example}")
 app.add_typer(config_app, name="config")

@@ -61,7 +61,7 @@ def check(
             config = load_config(path, set_)
             languages = config.languages
             check_languages({f"{path}: {key}": code for key, code in languages.items()})
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             failed += 1
             typer.echo(f"error: {error}", err=True)
         else:

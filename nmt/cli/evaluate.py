@@ -164,7 +164,9 @@ def _named_by_position(
     Raises:
         ConfigError: What the files are is not clear; names the flags that say it.
     """
-    if all(path.is_dir() for path in paths) or (len(paths) == 1 and not paths[0].is_file()):
+    if all(path.is_dir() or path.suffix == ".yaml" for path in paths) or (
+        len(paths) == 1 and not paths[0].is_file()
+    ):
         return paths, test
     model, *files = paths
     if model.is_dir():
@@ -179,4 +181,6 @@ def _named_by_position(
         *systems, reference = (model, *files) if files else (model, Path("REFERENCE"))
         flags = [f"--hypothesis {file}" for file in (*systems, *test.hypothesis)]
         problem, command = f"{model} is no model.", [*flags, f"--reference {reference}"]
+        if len(files) > 1:
+            problem = f"Which of {', '.join(map(str, paths))} is the reference is not clear."
     raise ConfigError(problem, fix=f"Type: nmt evaluate {' '.join(command)}")

@@ -113,7 +113,7 @@ class Reach:
 def serve(
     *,
     models: list[str] = typer.Argument(
-        metavar="MODEL...", help="Run or model folders; NAME=FOLDER gives one a name."
+        metavar="MODEL", help="Run or model folders; NAME=FOLDER gives one a name."
     ),
     name: list[str] = flag(
         default=[], metavar="NAME=FOLDER", help="A further model with a name. Repeatable."

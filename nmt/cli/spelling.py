@@ -1,4 +1,4 @@
-"""Flags of other tools -> ours, and the command to type.
+"""What is typed wrongly -> the command to type: flags of other tools, what is missing or too many.
 
 What they call ours stands beside the configuration's keys, in ``nmt/config/aliases.yaml``.
 """
@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -50,13 +50,17 @@ class Spelling:
     def __init__(self, path: str, parameters: Sequence[Any]) -> None:
         self._path = path
         options = [each for each in parameters if each.param_type_name == "option"]
-        self._takes_value = {
-            name: not (each.is_flag or each.count)
+        self._takes_value = {  # how many
+            name: 0 if each.is_flag or each.count else each.nargs
             for each in options
             for name in (*each.opts, *each.secondary_opts)
         }
+        self._required = [each for each in parameters if each.required]
+        self._long = {
+            name: _name(each) for each in options for name in (*each.opts, *each.secondary_opts)
+        }
         arguments = [each for each in parameters if each.param_type_name == "argument"]
-        self._arguments = {each.metavar or each.name.upper() for each in arguments}
+        self._arguments = list(map(_name, arguments))
         self._most = math.inf if any(x.nargs < 0 for x in arguments) else len(arguments)
 
     def check(self, args: Sequence[str]) -> None:
@@ -66,7 +70,7 @@ class Spelling:
             ConfigError: Names each with ours, and the command to type.
         """
         found: dict[str, str] = {}
-        arguments, typed, rest = list[str](), list[str](), deque(args)
+        arguments, typed, rest = dict[str, str](), list[str](), deque(args)
         places = list[int]()
         """Where ``typed`` has a word without a flag."""
         while rest:
@@ -80,8 +84,8 @@ class Spelling:
                 if word == "-" or not word.startswith("-"):
                     places.append(len(typed))
                 typed.append(word)
-                if self._takes_value.get(word) and rest:
-                    typed.append(rest.popleft())
+                values = min(self._takes_value.get(word, 0), len(rest))
+                typed += [rest.popleft() for _ in range(values)]
                 continue
             if not equals and rest and self._is_value(ours, rest[0]):
                 value = rest.popleft()
@@ -90,22 +94,54 @@ class Spelling:
                 continue
             found[name] = ours
             if ours.isupper():
-                arguments.append(value or ours)
+                arguments[ours] = value or ours
             else:
                 typed += self._words(ours, value)
         if found:
             named = ", ".join(f"{name} (here: {ours})" for name, ours in found.items())
-            words = [shlex.quote(word) for word in (*arguments, *typed)]
+            words = map(shlex.quote, self._with_arguments(arguments, typed, places))
             raise ConfigError(
                 f"{self._path} has no {named}.", fix=f"Type: {' '.join([self._path, *words])}"
             )
         self._refuse_extra(typed, places)
 
+    def _with_arguments(
+        self, found: Mapping[str, str], typed: list[str], places: Sequence[int]
+    ) -> list[str]:
+        """Put what flags of others said into the places of the arguments that they are here."""
+        if not found:
+            return typed
+        plain = [typed[place] for place in places]
+        for name in sorted(found, key=self._arguments.index):
+            place = self._arguments.index(name)
+            plain += self._arguments[len(plain) : place]  # which are missing
+            plain.insert(place, found[name])
+        return plain + [word for i, word in enumerate(typed) if i not in places]
+
+    def explain(self, error: Any, args: Sequence[str]) -> ConfigError:
+        """Return what Typer says about a command line, with the command to type if it is short."""
+        parameter, more = getattr(error, "param", None), f"{self._path} --help"
+        if parameter is None or error.message:  # nothing is missing
+            problem = error.format_message().replace("Value error, ", "").rstrip(".")
+            return ConfigError(f"{problem}.", fix=f"`{more}` lists what it takes.")
+        given = {self._long.get(word.partition("=")[0]) for word in args}
+        missing = [
+            name if each.param_type_name == "argument" else f"{name} {each.metavar}"
+            for each in self._required[self._required.index(parameter) :]
+            if (name := _name(each)) not in given
+        ]
+        command = " ".join([self._path, *map(shlex.quote, args), *missing])
+        about = f"{parameter.help.rstrip('.')}; {more}"
+        return ConfigError(
+            f"{self._path} needs {_name(parameter)}.", fix=f"Type: {command} ({about})"
+        )
+
     def _refuse_extra(self, typed: list[str], places: Sequence[int]) -> None:
         flags = _BY_POSITION.get(self._path.rpartition(" ")[2], ())
-        free = [flag for flag in flags if flag not in typed]
+        given = {self._long.get(x.partition("=")[0]) for x in typed if x[:1] == "-" != x}
+        free = [flag for flag in flags if flag not in given]
         extra = places[int(min(self._most, len(places))) :]
-        if not extra or len(extra) > len(free):
+        if not extra or len(extra) > len(free) or None in given:  # perhaps its value
             return
         if any(flag == "--set" and "=" not in value for flag, value in pairwise(typed)):
             return  # the word belongs to it
@@ -170,3 +206,10 @@ class Spelling:
         if fixed:
             return [flag, fixed]
         return [flag, value or "VALUE"] if self._takes_value[flag] else [flag]
+
+
+def _name(parameter: Any) -> str:
+    """Return what a parameter is called: an argument by what it stands for."""
+    if parameter.param_type_name == "argument":
+        return parameter.metavar or parameter.name.upper()
+    return max(parameter.opts, key=len)

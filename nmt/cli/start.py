@@ -12,6 +12,7 @@ from nmt.cli.options import JSON, file_name, flag, print_result
 INIT_EPILOG = """\b
 Examples:
   nmt init corpus.de corpus.en
+  nmt init corpus.de corpus.en --valid dev.de dev.en --test test.de test.en
   nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en
 """
 DOCTOR_EPILOG = """\b
@@ -43,6 +44,16 @@ def init(
         show_default="the ends of the names",
     ),
     seed: int = flag(default=1, min=0, metavar="N", help="Decides which pairs are held out."),
+    valid: tuple[Path, Path] | None = flag(
+        metavar="SOURCE TARGET",
+        show_default=False,
+        help="Validation set, instead of pairs drawn from the corpus.",
+    ),
+    test: tuple[Path, Path] | None = flag(
+        metavar="SOURCE TARGET",
+        show_default=False,
+        help="Test set, instead of pairs drawn from the corpus.",
+    ),
     json: bool = JSON,
 ) -> None:
     """Split two aligned files, and write a configuration for them.
@@ -52,7 +63,7 @@ def init(
     """
     from nmt.recipes.init import init as run
 
-    start = run(source, target, output, languages=languages, seed=seed)
+    start = run(source, target, output, languages=languages, seed=seed, valid=valid, test=test)
     values = asdict(start) | {"config": str(start.config)}
     print_result(start.as_text(), values, json=json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import sys
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -64,6 +65,8 @@ def train(
     """
     from nmt.data.size import load_config
 
+    if sys.stderr is not None and sys.stderr.isatty():  # loading torch takes seconds
+        logger.info("reading %s", config)
     # Quoted, so that YAML takes any path as text.
     overrides = set_ if run_dir is None else [*set_, f"run_dir={dumps(str(run_dir))}"]
     resolved = load_config(config, overrides)

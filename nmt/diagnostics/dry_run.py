@@ -20,7 +20,7 @@ from nmt.engine.precision import rounds_products
 from nmt.files.progress import progress_bar
 from nmt.model.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.model.transformer import count_parameters
-from nmt.training.measure import TimePlan, time_plan
+from nmt.training.measure import MOST_SECONDS, TimePlan, time_plan
 from nmt.training.objectives import objective_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import Rows, TrainingSetup
@@ -28,9 +28,6 @@ from nmt.training.signals import SharedStop, StopSignal
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
-
-_MOST_SECONDS = 20.0
-"""For timing updates, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,18 +160,15 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
     Args:
         setup: A setup of one process.
         name: Name of the run.
-        num_updates: Most updates of the probe behind the time. It ends after 20 s, but not before
-            four updates.
+        num_updates: Most updates of the probe behind the time, which ends after about 20 s.
     """
     plan = setup.loader.plan(0)
     logger.info(
-        "Measuring memory on the largest batches, and time in up to %d updates, %g s.",
-        num_updates,
-        _MOST_SECONDS,
+        "Measuring memory on the largest batches; then time, in up to about %g s.", MOST_SECONDS
     )
     memory = _memory(setup, plan)
     validator = Validator(setup, SharedStop(StopSignal(), setup.updater.processes))
-    plan_of_time = time_plan(setup, validator, num_updates=num_updates, most_seconds=_MOST_SECONDS)
+    plan_of_time = time_plan(setup, validator, num_updates=num_updates, most_seconds=MOST_SECONDS)
     seconds = plan_of_time.update
     epoch, sums = _epoch(setup, plan)
     in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)

@@ -12,7 +12,7 @@ Promises:
   addresses, timings, front matter, blank lines. So does a paragraph whose translation equals it.
 - In a paragraph that is changed, characters are written again (an entity as its character), and
   white space becomes one space, but for line breaks.
-- Every tag comes out once, balanced and nested as in the source (see `nmt.documents.projection`).
+- Every tag is written once, balanced and nested as in the source (see `nmt.documents.projection`).
 - Nothing in a document is an error; what is malformed stays as it is. Time and memory grow with its
   length.
 """

@@ -2,7 +2,7 @@
 
 Each pair of tags goes around one run of target words: the run that holds most words aligned to its
 own and fewest aligned to others. A pair inside another stays inside it, and neighbours do not
-overlap, so the result is balanced and nested as the source is, and each tag comes out once. (The
+overlap, so the result is balanced and nested as the source is, and each tag is written once. (The
 inline tags of Bergamot are closed and opened again wherever the aligned words are apart.)
 
 A pair none of whose words is aligned goes around the free word nearest to its relative position; if

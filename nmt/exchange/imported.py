@@ -129,7 +129,7 @@ class _Side:
     rows: npt.NDArray[np.int64]
     """Their row of each of our ids; `_NO_ROW` for none."""
     is_output: npt.NDArray[np.bool_]
-    """Whether each of our ids may come out."""
+    """Whether each of our ids may be output."""
 
 
 def _tokens_in_our_order(found: Imported) -> tuple[_Side, _Side]:

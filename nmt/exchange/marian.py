@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.loader import parse_document
+from nmt.config.document import parse_document
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.exchange.imported import FloatArray, Imported, Vocabulary, damaged, refused

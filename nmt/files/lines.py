@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from nmt.config.keys import nearest_word
 from nmt.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
@@ -106,13 +107,19 @@ def open_binary(path: Path) -> IO[bytes]:
         return opened
     except FileNotFoundError as error:
         raise DataError(
-            f"{path} does not exist.",
+            f"{path} does not exist.{near_file(path)}",
             fix="Check the path; relative paths start at the working directory.",
         ) from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}.", fix="Check its permissions."
         ) from error
+
+
+def near_file(path: Path) -> str:
+    """Return a sentence, after a space, that names the file most like a missing one, if any is."""
+    near = nearest_word(path.name, [each.name for each in path.parent.glob("*")])
+    return f" Did you mean {path.with_name(near)}?" if near else ""
 
 
 def is_standard(path: Path | None) -> bool:

@@ -20,6 +20,8 @@ _REFRESH_SECONDS = 0.5
 _LEAST_SECONDS = 0.1
 """Between two drawings, however often it moves."""
 _USUAL_SIZE = 80, 24
+_MOST_WRITTEN_OUT = 100_000
+"""Larger counts have a prefix, as in 123k."""
 _LARGEST_TO_COUNT = 1 << 30
 """Bytes of a file whose lines are counted beforehand: about a second."""
 
@@ -51,6 +53,14 @@ class ProgressBar(tqdm):  # type: ignore[type-arg] # its stub alone is generic
             self._redrawing.join()
         self._count()
         super().close()
+
+    @staticmethod
+    @override
+    def format_meter(*numbers: Any, **options: Any) -> str:
+        """Return the bar's text: small counts are whole, and a unit has no blank before it."""
+        options["unit_scale"] = options["n"] >= _MOST_WRITTEN_OUT
+        text = tqdm.format_meter(*numbers, **options)
+        return text.replace(f"s/{options['unit']}", f"s/{options['unit'].strip()}")
 
     def _redraw(self) -> None:
         while not self._closed.wait(_REFRESH_SECONDS):
@@ -90,7 +100,6 @@ def progress_bar(
         desc=description,
         unit=f" {unit}",
         bar_format=None if unit else "{desc}: {elapsed}",
-        unit_scale=total is None or total > 100_000,
         total=total,
         initial=initial,
         leave=leave,

@@ -1,6 +1,6 @@
 """One pass of a model over a sentence pair, recorded through hooks; nothing is changed in it.
 
-Hooks see what goes into each sublayer and what comes out. Queries, keys and weights, which stay
+Hooks see the input and the output of each sublayer. Queries, keys and weights, which stay
 inside, are recomputed from that with the sublayer's own projections, in the form of the
 paper: softmax(Q K^T / sqrt(E)) V. Without hooks the model has no cost.
 

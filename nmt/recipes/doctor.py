@@ -15,15 +15,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from nmt.config.loader import load_config
-from nmt.engine import usable_cores
+from nmt.engine import machine_load, usable_cores
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
 _EXTRAS = {
-    "ctranslate2": "translates faster on CPUs",
-    "tensorboard": "training.tensorboard",
+    "ctranslate2": ("ctranslate2", "translates faster on CPUs"),
+    "tensorboard": ("tensorboard", "training.tensorboard"),
+    "clean": ("py3langid", "finds text in other languages and broken encodings"),
+    "serve": ("starlette", "nmt serve"),
+    "cluster": ("distributed", "nmt prepare --scheduler"),
 }
-"""Libraries that are installed on request -> what for."""
+"""Extras -> a library of each, and what for."""
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
     "There is a GPU driver, but torch sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or "
@@ -67,9 +70,11 @@ class Finding:
     found: str
     fix: str = ""
     """What to type or change; empty where nothing is wrong."""
+    mark: str = "ok"
+    """``--`` where something could be better."""
 
     def __str__(self) -> str:
-        text = f"{'!!' if self.fix else 'ok'}  {self.name:14}{self.found}"
+        text = f"{'!!' if self.fix else self.mark}  {self.name:14}{self.found}"
         return f"{text}\n    fix: {self.fix}" if self.fix else text
 
 
@@ -96,11 +101,17 @@ def doctor() -> Iterator[Finding]:
     threads, cores = torch.get_num_threads(), usable_cores()
     few = "unset OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") and threads < cores else ""
     yield Finding("threads", f"{threads} for {cores} cores", few)
-    for extra, what in _EXTRAS.items():
+    if (load := machine_load()) is not None:
+        is_busy = load > (os.cpu_count() or 1) / 2
+        others = ": other processes use them, and training will be slower" if is_busy else ""
+        found = f"{load:.1f} processes for {os.cpu_count()} cores in the last minute{others}"
+        yield Finding("load", found, mark="--" if is_busy else "ok")
+    for extra, (library, what) in _EXTRAS.items():
         try:
-            yield Finding(extra, version(extra))
+            yield Finding(extra, f"{library} {version(library)}")
         except PackageNotFoundError:
-            yield Finding(extra, f"not installed; {what}: pip install 'nmt[{extra}]'")
+            text = f"not installed; {what}: pip install 'nmt[{extra}]'"
+            yield Finding(extra, text, mark="--")
     free = shutil.disk_usage(".").free
     full = "Free some: a training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""
     yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", full)

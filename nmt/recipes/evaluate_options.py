@@ -73,9 +73,9 @@ def check_options(options: EvaluateOptions) -> None:
         ConfigError: Options contradict each other.
     """
     if not (options.models or options.hypotheses):
-        raise ConfigError(
-            "There is nothing to score.", fix="Name a model folder, or give --hypothesis FILE."
-        )
+        names = "".join(f" -t {test.name}" for test in options.tests if test.name)
+        fix = f"Name a run folder, as in `nmt evaluate RUN{names}`, or give --hypothesis FILE."
+        raise ConfigError("There is nothing to score.", fix=fix)
     baseline = options.baseline if isinstance(options.baseline, Path) else None
     files = [x for test in options.tests for x in (*test.references, test.source)]
     if [*options.hypotheses, *files, baseline].count(Path("-")) > 1:

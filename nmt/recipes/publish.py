@@ -11,7 +11,7 @@ from typing import Any
 
 from nmt.checkpoint.model_folder import CARD, find_model
 from nmt.checkpoint.new_model_folder import check_new_folder
-from nmt.config.loader import dump_document
+from nmt.config.document import dump_document
 from nmt.errors import ConfigError, DataError
 from nmt.exchange.hub import HubName, publish_folder, pull_folder
 from nmt.files.atomic import atomic_folder

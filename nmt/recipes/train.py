@@ -118,7 +118,8 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
         NmtError: Data, configuration or device do not allow it; see the message.
     """
     prepare_process(config.training.threads)
-    _prepare(config, why="Prepared the data first: a dry run needs their lengths.")
+    why = f"Prepared the data first, which stay in {config.prepared_dir}: a dry run needs them."
+    _prepare(config, why=why)
     device = choose_device(config.training.device)
     with deterministic(device, wanted=config.training.deterministic):
         data, rates = PreparedData.open(config.prepared_dir), None

@@ -5,7 +5,7 @@ The search is CTranslate2's, asked so that it returns what ours would:
 - All beams are returned, with EOS, so that a score is our score: CTranslate2 divides by the length
   of what it returns.
 - Lengths are limited for a whole batch there and for every sentence here. A sentence with a
-  hypothesis at its own limit or beyond is searched again, alone or with others of that limit.
+  hypothesis that reaches its own limit is searched again, alone or with others of that limit.
 - A hypothesis that reaches its limit is cut off there; here it ends, and pays for EOS.
 
 With short lists, all sentences of a batch may use what one of them may: there the text can depend

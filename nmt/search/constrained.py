@@ -1,7 +1,8 @@
 """Lexically constrained beam search: outputs that contain given phrases.
 
-Source: Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). Beyond them, what
-goes on where the model would have ended pays for it, so that phrases stand inside the sentence.
+Source: Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). In addition, a
+hypothesis that continues where the model would have ended has a cost: phrases then stand inside
+the sentence.
 
 Shapes: B sentences still active, K beams, V vocabulary, t tokens so far.
 """
@@ -114,7 +115,7 @@ def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
 
 
 _PAST_END = 10.0
-"""Cost, in nats, of going on for a phrase where the model finds nothing likelier than the end."""
+"""Cost, in nats, of going on for a phrase where the model finds the end most probable."""
 
 
 class _Candidate(NamedTuple):

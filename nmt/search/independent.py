@@ -205,7 +205,7 @@ def exponential(keys: Tensor, ids: Tensor) -> Tensor:
         (B, n, C), float32.
     """
     bits = _shift(_mixed(keys + (ids + 1) * _GOLDEN), 64 - _BITS)
-    # Up to the largest number below 1: above it is rounded to 1, of which there is no logarithm.
+    # At most the largest float32 below 1, as log(1 - 1) is infinite.
     chances = bits.float().add_(0.5).mul_(2.0**-_BITS).clamp_(max=1 - 2**-24)
     return chances.neg_().log1p_().neg_()
 

@@ -377,7 +377,7 @@ class Translator:
 
     @property
     def _search_options(self) -> DecodingConfig:
-        """What the engine is asked for: with MBR more than what comes out."""
+        """What the engine is asked for: with MBR more than what is returned."""
         return self._mbr.search_options(self.options) if self._mbr else self.options
 
     def _batches(self, segments: Iterable[Segment]) -> list[list[Segment]]:

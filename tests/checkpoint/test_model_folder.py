@@ -183,7 +183,7 @@ def test_a_damaged_best_checkpoint_is_refused(run_dir: Path) -> None:
         ("config.yaml", "has no config.yaml"),
         ("tokenizer", "tokenizer has neither joint.model nor source.model nor target.model"),
         ("tokenizer/joint.model", "tokenizer"),
-        ("checkpoints", "has neither model.safetensors nor checkpoints"),
+        ("checkpoints", "but neither model.safetensors nor checkpoints"),
         ("checkpoints/step-00000010/model.safetensors", "model.safetensors is missing"),
         ("checkpoints/step-00000010/manifest.json", "manifest.json is missing"),
     ],

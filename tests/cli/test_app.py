@@ -93,7 +93,8 @@ def test_an_unexpected_failure_is_ours_and_keeps_its_traceback(
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
 
-    assert CliRunner().invoke(app, ["prepare", DEMO]).exit_code == 130
+    result = CliRunner().invoke(app, ["prepare", DEMO])
+    assert (result.exit_code, result.stderr) == (130, "nmt: stopped by Ctrl-C\n")
 
 
 @pytest.mark.parametrize("arguments", [["prepare"], ["prepare", DEMO, "--nope"], ["nope"]])

@@ -35,6 +35,35 @@ def test_check_reports_every_file(tmp_path: Path) -> None:
     assert "--set training.sead=5: unknown key training.sead" in result.stderr
 
 
+_TRAINING = "training: {max_steps: 5}\n"
+_OTHERS = "tokenizer: {vocab: 3}\nmodel: {dropout: 3}\n"
+
+
+@pytest.mark.parametrize("training", ["", _TRAINING])
+@pytest.mark.parametrize("others", ["", _OTHERS])
+def test_check_names_missing_files_alone_and_beside_other_problems(
+    tmp_path: Path, others: str, training: str
+) -> None:
+    path, there = tmp_path / "c.yaml", "target: '@config/c.yaml'"
+    path.write_text(
+        "name: c\nsource_language: de\ntarget_language: en\ndata:\n"
+        f"  train: [{{source: '@config/a.de', {there}}}, {{source: '@config/b.de', {there}}}]\n"
+        f"  valid: {{source: '@config/v.de', {there}}}\n  test: {{t: {{tsv: '@config/t.tsv'}}}}\n"
+        + others + training, "utf-8",
+    )  # fmt: skip
+    result = CliRunner().invoke(app, ["config", "check", str(path), str(DEMO)])
+
+    for key in ("train.0.source", "train.1.source", "valid.source", "test.t.tsv"):
+        assert f"data.{key}: {tmp_path}" in result.stderr
+    is_good = not others and bool(training)  # they may be on the machine that trains
+    assert result.exit_code == (0 if is_good else 2)
+    assert result.stdout == f"{path}: good\n" * is_good + f"{DEMO}: good\n"
+    if others:
+        assert "unknown key tokenizer.vocab;" in result.stderr
+        assert "model.dropout is 3" in result.stderr
+        assert "6 problems in the configuration" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["schema", "keys", "show", "check"])
 def test_help_shows_the_example_on_its_own_line(name: str) -> None:
     text = CliRunner().invoke(app, ["config", name, "--help"]).stdout

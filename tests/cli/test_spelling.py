@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner, Result
 from nmt.cli.app import app
 from nmt.cli.spelling import Spelling
 from nmt.config.keys import aliases, find_key, is_of_command_line
+from nmt.errors import ConfigError
 
 CONFIG = """
 name: mine
@@ -57,8 +59,8 @@ MISTAKES = {
     "train --config c.yaml": "nmt train has no --config (here: CONFIG).",
     "train c.yaml --lr 0.1": f"nmt train has no --lr (here: --set {KEYS}).",
     "train c.yaml --max-tokens 9": "nmt train has no --max-tokens (here: --set batch.max_tokens).",
-    "train c.yaml --batch-size 8": "nmt train has no --batch-size "
-    "(here: --set batch.max_sentences).",
+    "train c.yaml --batch-size 8": "nmt train has no --batch-size (here: --set "
+    "batch.max_sentences: sentences; batches are counted in tokens, batch.max_tokens).",
     "train c.yaml --fp16": "nmt train has no --fp16 (here: --set training.precision=float16).",
     "train c.yaml --gpu 0": "nmt train has no --gpu (here: --set training.device=cuda).",
     "train c.yaml --save-dir x": "nmt train has no --save-dir (here: --run-dir).",
@@ -68,15 +70,26 @@ MISTAKES = {
     "translate M in.de out.en": "nmt translate takes no out.en without a flag.",
     "score M in.de in.en": "nmt score takes no in.de, in.en without a flag.",
     "init in.de in.en out": "nmt init takes no out without a flag.",
-    "export M -o x": "Missing option '--to'. safetensors: the model alone, for nmt. ctranslate2: "
-    "for CTranslate2, which translates faster on CPUs.",
+    "export M -o x": "nmt export needs --to.",
+    "train": "nmt train needs CONFIG.",
+    "serve": "nmt serve needs MODEL.",
+    "translate M --zzz x -o y": "No such option: --zzz.",
+    "export M --zzz onnx --to x": "No such option: --zzz.",
+    "translte M": "nmt has no command translte.",
+    "config shw c.yaml": "nmt config has no command shw.",
+    "-v train c.yaml": "No such option: -v",
+    "info": "nmt has no command info.",
     "train .": ". is a folder.",
+    "train in.gz": "in.gz is no YAML configuration: byte 1 is not UTF-8.",
+    "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
     "inspect M attention --source a -o a.png": "a.png: drawings are SVG, pages HTML.",
     "evaluate N in.de": "N does not exist.",
     "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
     "evaluate in.de": "in.de is no model.",
     "evaluate M in.de in.en": "M is a model: say what the files are.",
-    "evaluate in.de in.de in.en": "in.de is no model.",
+    "evaluate in.de in.de in.en": "Which of in.de, in.de, in.en is the reference is not clear.",
+    "evaluate -t test": "There is nothing to score.",
+    "evaluate c.yaml": "c.yaml is no model; the run folder of this configuration is runs/mine.",
     # Values of other tools.
     "translate M --device cuda:x": "device: there is no 'cuda:x' (did you mean cuda?).",
     "translate M --device tpu": "device: there is no 'tpu' (did you mean cpu?).",
@@ -89,13 +102,22 @@ MISTAKES = {
     # Files and folders.
     "translate M/best in.de": "M/best is a checkpoint of the model M.",
     "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",
+    "translate c.yaml in.de": "c.yaml is no model; the run folder of this configuration is "
+    "runs/mine.",
+    "translate made/config.yaml in.de": "made/config.yaml is no model; the run folder of this "
+    "configuration is runs/mine.",
+    "translate made in.de": "made has a config.yaml, but neither model.safetensors nor "
+    "checkpoints; the run folder of this configuration is runs/mine.",
     "translate N in.de": "N does not exist.",
-    "translate M no.de": "no.de does not exist.",
+    "translate M no.de": "no.de does not exist. Did you mean in.de?",
+    "init inn.de in.en": "inn.de does not exist. Did you mean in.de?",
     "prepare tsv.yaml --report-only": "table.csv, line 1 has commas and no tab.",
     "prepare csv.yaml --report-only": "ragged.csv, line 2: no columns 0 and 1 (counted from 0) of "
     "comma-separated values (list index out of range).",
-    "prepare gone.yaml --report-only": "data.train.0.source: gone.de does not exist.",
-    "config check gone.yaml": "gone.yaml: data.train.0.source: gone.de does not exist.",
+    "prepare gone.yaml --report-only": "data.train.0.source: gone.de does not exist. "
+    "Did you mean in.de?",
+    "config check gone.yaml": "gone.yaml: data.train.0.source: gone.de does not exist. "
+    "Did you mean in.de?",
     # Recipes that cannot work, and beginnings.
     "config check c.yaml": "c.yaml: training ends inside warm-up, after 2 of 4,000 updates of "
     f"warm-up: the learning rate never falls; {TRY}",
@@ -106,10 +128,17 @@ MISTAKES = {
     "400 updates set warmup_steps to 400, and leave warmup out",
     "config check c.yaml --set warmup=0.06": "--set warmup=0.06: unknown key warmup; did you mean "
     "training.schedule.warmup?",
-    "init in.de in.de": "The names of in.de and in.de do not end in the codes of two languages.",
+    "init in.de in.de": "SOURCE and TARGET are the same file, in.de.",
+    "init in.de c.yaml": "The names of in.de and c.yaml do not end in the codes of two languages.",
     "init in.de in.en -o M": "M is there already, and is not overwritten.",
     "init in.de in.en": "Too few pairs with text on both sides: 1.",
 }  # fmt: skip
+
+
+GROUP: Any = get_command(app)
+COMMANDS = {
+    f"nmt {name}": command for name, command in GROUP.commands.items() if name != "config"
+} | {f"nmt config {name}": each for name, each in GROUP.commands["config"].commands.items()}
 
 
 def nmt(line: str) -> Result:
@@ -132,6 +161,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]
         "ragged.csv": "ein Hund,a dog\neine Katze\n",
     }.items():  # fmt: skip
         Path(name).write_text(text, "utf-8")
+    Path("in.gz").write_bytes(gzip.compress(b"ein Hund"))
+    Path("made").mkdir()
+    Path("made/config.yaml").write_text(Path("c.yaml").read_text("utf-8"), "utf-8")
 
 
 @pytest.mark.parametrize("typed", MISTAKES)
@@ -163,6 +195,17 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
         ("translate M -q in.de out.en", "translate M -q in.de --output out.en"),
         ("score M in.de in.en", "score M --source in.de --target in.en"),
         ("score M in.de --target in.en", "score M --source in.de --target in.en"),
+        ("export M --format onnx -o x", "export M --to onnx -o x"),
+        ("init --src in.de --tgt in.en", "init in.de in.en"),
+        ("init --tgt in.en -s in.de -q", "init in.de in.en -q"),
+        ("init -t in.en -o x in.de", "init in.de in.en -o x"),
+        ("init --tgt in.en", "init SOURCE in.en"),
+        ("train", "train CONFIG (YAML configuration file; nmt train --help)"),
+        ("init in.de -q", "init in.de -q TARGET (Its translations, line by line; nmt init --help)"),
+        ("augment", "augment TEXT --with MODEL --output FOLDER (Lines of one language; may be "
+         "compressed; nmt augment --help)"),
+        ("translte M 'a b'", "translate M 'a b'"),
+        ("config shw c.yaml", "config show c.yaml"),
         ("evaluate in.de", "evaluate --hypothesis in.de --reference REFERENCE"),
         ("evaluate M in.de in.en", "evaluate M --source in.de --reference in.en"),
         ("evaluate M in.en", "evaluate M --reference in.en"),
@@ -172,9 +215,57 @@ def test_the_answer_says_the_command_to_type(typed: str, right: str) -> None:
     assert nmt(typed).stderr.splitlines()[-1] == f"  fix: Type: nmt {right}"
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("info", "`nmt --help` lists the commands."),
+        ("evaluate -t test", "Name a run folder, as in `nmt evaluate RUN -t test`, or give "
+         "--hypothesis FILE."),
+        ("train in.gz", "Make a configuration of two files of text: `nmt init SOURCE TARGET`."),
+        ("train N.yaml", "Name a configuration file, such as M/config.yaml, c.yaml, csv.yaml; "
+         "`nmt init SOURCE TARGET` makes one."),
+        ("translate c.yaml", "Train first: `nmt train c.yaml`."),
+        ("translate made", "Train first: `nmt train made/config.yaml`."),
+        ("translate done.yaml", "Name M."),
+        ("translate N", "Name the run folder that `nmt train` wrote; there is M."),
+        ("translate runs/N", "Name the run folder that `nmt train` wrote; no run is there yet: "
+         "`nmt train CONFIG`."),
+        ("init in.de in.en -o made", "Go on with `nmt train made/config.yaml`, or name another "
+         "with --output."),
+        ("init in.de in.en -o runs", "Name another folder with --output."),
+    ],
+)  # fmt: skip
+def test_the_answer_says_what_to_do(typed: str, fix: str) -> None:
+    Path("runs").mkdir()
+    Path("done.yaml").write_text(Path("c.yaml").read_text("utf-8") + "run_dir: M\n", "utf-8")
+    assert nmt(typed).stderr.splitlines()[-1] == f"  fix: {fix}"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_to_type_is_one(path: str) -> None:
+    options = [each for each in COMMANDS[path].params if each.param_type_name == "option"]
+    names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+    flags = [f"--{name.replace('_', '-')}" for name in aliases()]
+    rests = [[], ["M", "y"], *([["-o", "x"]] if "-o" in names else [])]
+    for flag, rest in itertools.product((*flags, "-s", "-t", "-m"), rests):
+        found = suggestion(path, [*rest, flag, "3"])
+        if found is not None:
+            typed = [x.partition("=")[0] for x in found if x.startswith("-")]
+            assert set(typed) <= names, (flag, found)
+    assert suggestion(path, ["M", "--nope", "3", *rests[-1]]) is None
+
+
+def suggestion(path: str, words: list[str]) -> list[str] | None:
+    """The command to type instead, without its path; None if this one is right."""
+    try:
+        Spelling(path, COMMANDS[path].params).check(words)
+    except ConfigError as error:
+        return shlex.split(error.fix.removeprefix(f"Type: {path}"))
+    return None
+
+
 def test_values_of_own_flags_are_not_taken_for_foreign_ones() -> None:
-    group: Any = get_command(app)
-    Spelling("nmt translate", group.commands["translate"].params).check(
+    Spelling("nmt translate", COMMANDS["nmt translate"].params).check(
         ["M", "--set", "--lr", "--", "--beam"]
     )
 
@@ -213,7 +304,7 @@ def test_what_others_are_answered_with_exists() -> None:
     flags = (Path(__file__).parents[1] / "contract" / "flags.txt").read_text("utf-8")
     for each in filter(is_of_command_line, ours):
         if each.startswith("--set "):
-            path = each.split()[1].partition("=")[0].split(".")
+            path = re.split("[=:]", each.split()[1])[0].split(".")
             assert find_key([int(x) if x.isdecimal() else x for x in path]), each
         else:
             assert re.split("[ :]", each)[0] in flags.replace("/", " ").split(), each

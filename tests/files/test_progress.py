@@ -58,6 +58,24 @@ def test_a_bar_of_a_file_has_its_number_of_lines(
     assert frames.counts("scoring") == ["0/3", "2/3", "3/3"]
 
 
+@pytest.mark.parametrize(
+    ("number", "total", "shown"),
+    [(0, None, "0 pairs ["), (950, None, "950 pairs ["), (9, 200_000, " 9/200000 ["),
+     (4_678_000, None, "4.68M pairs ["), (200_000, 400_000, " 200k/400k [")],
+)  # fmt: skip
+def test_small_counts_are_whole(
+    monkeypatch: pytest.MonkeyPatch, number: int, total: int | None, shown: str
+) -> None:
+    with terminal(monkeypatch) as frames, progress_bar("x", unit="pairs", total=total) as bar:
+        bar.update(number)
+    assert shown in frames.text
+
+
+def test_a_slow_rate_has_no_blank_before_its_unit() -> None:
+    text = progress.ProgressBar.format_meter(n=2, total=9, elapsed=14.0, unit=" batches")
+    assert text.endswith(" 2/9 [00:14<00:49,  7.00s/batches]")
+
+
 @pytest.mark.parametrize(("content", "count"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"\r\n\nx", 3)])
 def test_lines_are_counted_as_they_are_read(tmp_path: Path, content: bytes, count: int) -> None:
     (tmp_path / "in").write_bytes(content)

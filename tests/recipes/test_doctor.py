@@ -30,8 +30,9 @@ def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.Monkey
     assert result.exit_code == 0, result.stdout
     lines = result.stdout.splitlines()
     names = [line.split()[1] for line in lines]
-    assert names == ["nmt", "Python", "torch", "device", "instructions", "threads", "ctranslate2",
-                     "tensorboard", "disk", "self-test"]  # fmt: skip
+    assert names == ["nmt", "Python", "torch", "device", "instructions", "threads", "load",
+                     "ctranslate2", "tensorboard", "clean", "serve", "cluster", "disk",
+                     "self-test"]  # fmt: skip
     assert "trained and translated two sentences" in lines[-1]
 
 
@@ -46,12 +47,17 @@ def test_what_is_wrong_has_the_line_that_mends_it(
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 8, 1))
     monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setattr(os, "getloadavg", lambda: (999.0, 0.0, 0.0))
     findings = found(monkeypatch)
 
     assert "nvidia-smi" in findings["device"].fix
     assert findings["threads"].fix == "unset OMP_NUM_THREADS"
     assert findings["disk"].fix.startswith("Free some")
-    assert "pip install 'nmt[ctranslate2]'" in findings["ctranslate2"].found
+    for extra in ("ctranslate2", "tensorboard", "clean", "serve", "cluster"):
+        assert f"pip install 'nmt[{extra}]'" in findings[extra].found
+        assert str(findings[extra]).startswith(f"--  {extra}")
+    assert str(findings["load"]).startswith("--  load          999.0 processes for")
+    assert "other processes use them" in findings["load"].found
     assert str(findings["disk"]).splitlines()[1].startswith("    fix: Free some")
 
 
