@@ -21,7 +21,7 @@ def load_config(
     path: Path | str,
     overrides: Sequence[str] = (),
     *,
-    count_pairs: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
+    count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
     check_files: Callable[[Mapping[str, CorpusConfig]], None] = lambda _: None,
 ) -> RunConfig:
     """Read a configuration: defaults, then the model's preset, then the file, then overrides.
@@ -31,15 +31,15 @@ def load_config(
         overrides: ``section.key=value`` each; the value is read as YAML, so numbers, ``null`` and
             ``[lists]`` work. Later ones win. List entries are named by position:
             ``data.train.0.weight``.
-        count_pairs: Training corpora and the codes of both languages -> pairs. With it, a file may
-            leave ``training`` out: it gets values that go with the size; see `nmt.load_config`.
+        count_characters: Training corpora and the codes of both languages -> characters. With it,
+            a file may leave ``training`` out: it gets values for the size; see `nmt.load_config`.
         check_files: Raises a `DataError` that names missing files of corpora, given by their keys.
-            It is listed beside problems; alone, it counts only where pairs must be counted.
+            It is listed beside problems; alone, it counts only where text must be counted.
 
     Raises:
         ConfigError: Anything is wrong. Lists every problem with its line or flag, what was found
             and what is allowed.
-        DataError: Of ``check_files`` and ``count_pairs``.
+        DataError: Of ``check_files`` and ``count_characters``.
     """
     document = _read_keys(Path(path))
     is_scaled = document.values.get("training") is None
@@ -54,8 +54,8 @@ def load_config(
     missing = _missing(document.values, check_files)
     try:
         values = document.values
-        if is_scaled and count_pairs is not None:
-            values = _scaled(values, (lambda *_: 0) if missing else count_pairs)
+        if is_scaled and count_characters is not None:
+            values = _scaled(values, (lambda *_: 0) if missing else count_characters)
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         found = [(document.place(key), text) for key, text in find_problems(error)]
@@ -112,7 +112,8 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
 
 
 def _scaled(
-    values: dict[str, Any], count_pairs: Callable[[Sequence[CorpusConfig], tuple[str, str]], int]
+    values: dict[str, Any],
+    count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int],
 ) -> dict[str, Any]:
     """Put values that go with the size of the corpora below those given; as they are if unclear."""
     try:
@@ -120,7 +121,7 @@ def _scaled(
         languages = str(values["source_language"]), str(values["target_language"])
     except (ValidationError, LookupError, TypeError):  # which is reported
         return values
-    return with_scale(values, count_pairs(corpora, languages))
+    return with_scale(values, count_characters(corpora, languages))
 
 
 def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:

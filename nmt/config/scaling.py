@@ -16,10 +16,10 @@ _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What goes with a corpus of up to ``max_pairs`` pairs."""
+    """What goes with a corpus of up to ``max_characters`` in both languages together."""
 
-    max_pairs: float
-    """Corpora of more pairs take the next one."""
+    max_characters: float
+    """Larger corpora take the next one. Time goes by text: the same pairs may be long or short."""
     preset: str
     """Of the model."""
     dropout: float
@@ -53,22 +53,22 @@ class Scale:
 
 _ADAMW = {"schedule": {"shape": "linear", "peak_lr": 7e-4, "warmup": 0.06}}
 SCALES = (
-    Scale(15_000, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop=3.0),
-    Scale(90_000, "tiny", 0.1, 4000, 2048, 20, MUON),
-    Scale(400_000, "tiny", 0.1, 8000, 4096, 45, MUON),
+    Scale(1e6, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop=3.0),
+    Scale(6.5e6, "tiny", 0.1, 4000, 2048, 20, MUON),
+    Scale(30e6, "tiny", 0.1, 8000, 4096, 45, MUON),
     Scale(float("inf"), "transformer-base", 0.1, 32_000, 16_384, 1440, _ADAMW, 1000),
 )
 """From small to large."""
 
 
-def scale_of(num_pairs: int) -> Scale:
-    """Return what goes with a corpus of so many pairs."""
-    return next(scale for scale in SCALES if num_pairs <= scale.max_pairs)
+def scale_of(num_characters: int) -> Scale:
+    """Return what goes with a corpus of so many characters."""
+    return next(scale for scale in SCALES if num_characters <= scale.max_characters)
 
 
-def with_scale(values: Mapping[str, Any], num_pairs: int) -> dict[str, Any]:
-    """Put the values that go with ``num_pairs`` below those of a configuration."""
-    sections = scale_of(num_pairs).sections()
+def with_scale(values: Mapping[str, Any], num_characters: int) -> dict[str, Any]:
+    """Put the values that go with ``num_characters`` below those of a configuration."""
+    sections = scale_of(num_characters).sections()
     if values.get("preset") is not None:  # which has a dropout of its own
         sections = filled_in(RUN_PRESETS.get(str(values["preset"]), {}), sections)
     return filled_in(values, sections)

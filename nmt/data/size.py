@@ -1,4 +1,4 @@
-"""How many pairs corpora hold, before they are read; configurations that depend on it."""
+"""How much text corpora hold, before they are read; configurations that depend on it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from nmt.config import loader
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.corpus import check_files, is_piped, read_corpus
-from nmt.data.pairs import ReadOptions
+from nmt.data.corpus import check_files, corpus_files, is_piped, read_corpus
+from nmt.data.pairs import BadPair, ReadOptions
 from nmt.errors import ConfigError
 from nmt.files.lines import open_binary
 
 _BLOCK_BYTES = 1 << 20
+_LATER_BYTES = bytes(range(0x80, 0xC0))
+"""Of UTF-8: those that begin no character."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -28,11 +30,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
             nobody knows the size.
         DataError: ``training`` is missing, and so is a file of the corpora.
     """
-    return loader.load_config(path, overrides, count_pairs=count_pairs, check_files=check_files)
+    return loader.load_config(
+        path, overrides, count_characters=count_characters, check_files=check_files
+    )
 
 
-def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
-    """Return the pairs that an epoch of some corpora reads, before filters: their lines.
+def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
+    """Return the characters that an epoch of some corpora reads in both languages, before filters.
+
+    Of files with columns or keys, these count too.
 
     Raises:
         ConfigError: A corpus is on a hub or standard input, so that nobody knows.
@@ -41,18 +47,23 @@ def count_pairs(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> 
     return round(sum(corpus.weight * _count(corpus, languages) for corpus in corpora))
 
 
-def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> int:
+def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> float:
     if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
         name = corpus.huggingface or corpus.sacrebleu or "standard input"
         raise ConfigError(
             f"There is no training section, and nobody knows the size of {name} before it is read.",
             fix="Add a training section, such as `training: {max_minutes: 60}`.",
         )
-    path, count = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl, 0
-    if path is None:
-        count = sum(1 for _ in read_corpus(corpus, ReadOptions(*languages)))
+    lines = count = 0
+    if paths := corpus_files(corpus.model_copy(update={"scores": None})):
+        for path in paths:
+            lines = 0
+            with open_binary(path) as stream:
+                while block := stream.read(_BLOCK_BYTES):
+                    lines += block.count(b"\n")
+                    count += len(block.translate(None, _LATER_BYTES))
     else:
-        with open_binary(path) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                count += block.count(b"\n")
-    return min(count, corpus.max_pairs or count)
+        for pair in read_corpus(corpus, ReadOptions(*languages)):
+            lines += 1
+            count += 0 if isinstance(pair, BadPair) else len(pair.source) + len(pair.target)
+    return count * min(1.0, (corpus.max_pairs or lines) / max(lines, 1))

@@ -75,7 +75,7 @@ class DryRunReport:
         """Return a table to read."""
         remark = f", {self.remark}" if self.remark else ""
         title = f"dry run of {self.name} on {self.device}, {self.precision}, {self.threads} threads"
-        lines = [f"{title}{remark}: nothing is trained, no run folder is written"]
+        lines = [f"{title}{remark}: nothing is trained, no run folder is written", self._summary]
         for row in (*self._flop_rows(), *self._other_rows()):
             if isinstance(row, str):
                 lines += ["", row]
@@ -83,6 +83,17 @@ class DryRunReport:
                 label, value, *notes = row
                 lines.append(f"  {label:34}{value:>14}  {'; '.join(filter(None, notes))}".rstrip())
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+    @property
+    def _summary(self) -> str:
+        budget, seconds, memory = self.budget, self.seconds, _binary(self.memory_bytes["total"])
+        if budget["updates"] is None:
+            return (
+                f"{_duration(seconds['epoch'])} an epoch, until training.patience ends it; {memory}"
+            )
+        minutes = _duration(seconds["training"] + seconds["validation_and_saving"])
+        updates, epochs = f"{budget['updates']:,} updates", f"{budget['epochs']:,.2f} epochs"
+        return f"{updates}, {epochs}, by {budget['limit']}: {minutes} and {memory} in all"
 
     def _flop_rows(self) -> Iterator[tuple[str, ...] | str]:
         """Yield titles, and rows below them: label, value, notes."""

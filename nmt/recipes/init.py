@@ -19,7 +19,7 @@ from nmt.config.scaling import scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import read_corpus
 from nmt.data.pairs import BadPair, ReadOptions
-from nmt.data.size import load_config
+from nmt.data.size import count_characters, load_config
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors
 
@@ -158,7 +158,11 @@ def init(
                 paths = [place / f"{part}.{code}" for code in codes]
                 counts[part] = len(parts[part]) if part in given else _write(paths, each)
             start = Start(config=folder / _CONFIG_NAME, counts=counts, seed=seed, given=[*given])
-            (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
+            train = CorpusConfig(
+                source=place / f"train.{codes[0]}", target=place / f"train.{codes[1]}"
+            )
+            text = _config_text(start, codes, given, count_characters([train], codes))
+            (place / _CONFIG_NAME).write_text(text, encoding="utf-8")
             load_config(place / _CONFIG_NAME)  # the folder's name may be none for an experiment
     return start
 
@@ -252,9 +256,12 @@ def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
 
 
 def _config_text(
-    start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]]
+    start: Start,
+    codes: tuple[str, str],
+    given: Mapping[str, tuple[Path, Path]],
+    num_characters: int,
 ) -> str:
-    scale = scale_of(start.counts["train"])
+    scale = scale_of(num_characters)
     optimizer = "".join(
         f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in section.items())}}}\n"
         for name, section in scale.optimizer.items()

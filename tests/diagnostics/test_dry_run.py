@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,7 @@ def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_e
     assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
     assert "only training.patience ends training" in twice.as_text()
+    assert "an epoch, until training.patience ends it" in twice.as_text().splitlines()[1]
 
 
 def test_a_batch_too_large_for_the_device_is_told(
@@ -266,7 +268,12 @@ def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path
     assert json.loads(first.stdout)["budget"]["updates"] == 45
     assert f"Prepared the data first, which stay in {tmp_path / 'prepared'}" in first.stderr
     assert "on the largest batches; then time, in up to about 20 s." in first.stderr
-    assert second.stdout.startswith("dry run of toy on cpu, float32, 1 threads: nothing is trained")
+    title, summary = second.stdout.splitlines()[:2]
+    assert title.startswith("dry run of toy on cpu, float32, 1 threads: nothing is trained")
+    assert re.fullmatch(
+        r"45 updates, [\d.]+ epochs, by training\.max_\w+: [\d.]+ m?s and [\d.]+ MiB in all",
+        summary,
+    )
     assert second.stderr == ""
     assert (tmp_path / "prepared").is_dir()
     assert not (tmp_path / "run").exists()

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.config.data import CorpusConfig
 from nmt.config.run import RUN_PRESETS, RunConfig
 from nmt.config.scaling import SCALES, scale_of, with_scale
-from nmt.data.size import load_config
+from nmt.data.size import count_characters, load_config
 from nmt.errors import ConfigError, DataError
 from nmt.recipes.init import init
 
@@ -141,13 +142,13 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
 
 def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
     given = {"preset": "low-resource", "batch": {"noise": 0.2}, "model": {"dropout": 0.1}}
-    values = with_scale(given, 160_000)
+    values = with_scale(given, 12_000_000)
 
     assert values["tokenizer"] == {"vocab_size": 2000}
     assert values["batch"] == {"max_tokens": 2048, "noise": 0.2}
     assert values["training"]["r_drop"] == RUN_PRESETS["low-resource"]["training"]["r_drop"] > 0
     assert values["model"] == {"preset": "tiny", "dropout": 0.1}
-    assert values["training"]["max_minutes"] == scale_of(160_000).minutes
+    assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
 
 
 @pytest.mark.parametrize("name", RUN_PRESETS)
@@ -195,9 +196,25 @@ def test_the_size_of_a_hub_is_not_guessed() -> None:
         load_config("hub.yaml")
 
 
-@pytest.mark.parametrize(("pairs", "tokens"), [(1, 2048), (90_001, 4096), (10**9, 16_384)])
-def test_every_size_has_its_values(pairs: int, tokens: int) -> None:
-    assert scale_of(pairs).max_tokens == tokens
+@pytest.mark.parametrize(("size", "tokens"), [(1, 2048), (6_500_001, 4096), (10**9, 16_384)])
+def test_every_size_has_its_values(size: int, tokens: int) -> None:
+    assert scale_of(size).max_tokens == tokens
+
+
+def test_size_is_text_not_lines(tmp_path: Path) -> None:
+    """Characters of both sides, however many bytes they have, and as often as an epoch reads."""
+    source, target = tmp_path / "x.de", tmp_path / "x.ar.gz"
+    source.write_text("für\nab\n", "utf-8")
+    target.write_bytes(gzip.compress("سلام\n\n".encode()))
+    (tmp_path / "x.tsv").write_text("a\tb\nc\td\n")
+    files = CorpusConfig(source=source, target=target)
+    some = files.model_copy(update={"max_pairs": 1, "weight": 3.0})
+    columns = CorpusConfig(tsv=tmp_path / "x.tsv")
+
+    sizes = [count_characters([each], ("de", "ar")) for each in (files, some, columns)]
+
+    assert sizes == [13, round(3 * 13 / 2), 8]
+    assert count_characters([CorpusConfig(demo="train")], ("en", "de")) > 10_000
 
 
 def test_what_cannot_begin_is_named() -> None:

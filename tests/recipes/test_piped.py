@@ -10,7 +10,7 @@ import pytest
 
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.data.size import count_pairs
+from nmt.data.size import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.recipes.prepare import prepare
 from tests.recipes.test_prepare import config_for, corpus
@@ -89,4 +89,4 @@ def test_nothing_in_it_is_told(tmp_path: Path) -> None:
 def test_its_size_is_unknown(tmp_path: Path) -> None:
     corpora = piped_config(tmp_path).data.train
     with pytest.raises(ConfigError, match="nobody knows the size of standard input"):
-        count_pairs(corpora, ("de", "en"))
+        count_characters(corpora, ("de", "en"))
