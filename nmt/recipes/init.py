@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt.config.data import CorpusConfig
-from nmt.config.scaling import scale_of
+from nmt.config.scaling import Scale, scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import read_corpus
 from nmt.data.pairs import BadPair, ReadOptions
@@ -34,7 +34,7 @@ _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20
 """Of so many pairs, at most one is for validation and one for testing."""
 _TEMPLATE = """\
-# Made by `nmt init` from {train:,} pairs for training. Every key: `nmt config keys`.
+# Made by `nmt init` from {train:,} pairs of {size:,} characters. Every key: `nmt config keys`.
 name: {name}
 source_language: {source}
 target_language: {target}
@@ -73,6 +73,8 @@ class Start:
     counts: Mapping[str, int]
     """Pairs of ``train``, ``valid`` and ``test``; ``left_out``, as they share a sentence with the
     last two; ``unusable``: blank on a side, or not to be read."""
+    num_characters: int
+    """Of the training text in both languages."""
     seed: int
     given: Sequence[str] = ()
     """Those of ``valid`` and ``test`` that were not drawn."""
@@ -81,6 +83,11 @@ class Start:
     def name(self) -> str:
         """Name of the experiment."""
         return self.config.absolute().parent.name
+
+    @property
+    def scale(self) -> Scale:
+        """The values of the configuration."""
+        return scale_of(self.num_characters)
 
     @property
     def origin(self) -> str:
@@ -97,9 +104,16 @@ class Start:
             "left out: {left_out:,} that share a sentence with validation or testing, "
             "{unusable:,} blank or unreadable\n"
             "look at the text: nmt prepare {config} --report-only\nnext: nmt train {config}\n"
+            "      (about {minutes} minutes: training.max_minutes)\n"
             "then: nmt evaluate {run} scores the model on the test set,\n"
             "      nmt translate {run} FILE translates the lines of a file"
-        ).format(origin=self.origin, config=self.config, run=f"runs/{self.name}", **self.counts)
+        ).format(
+            origin=self.origin,
+            config=self.config,
+            minutes=self.scale.minutes,
+            run=f"runs/{self.name}",
+            **self.counts,
+        )
 
 
 def init(
@@ -157,12 +171,16 @@ def init(
             for part, each in texts.items():
                 paths = [place / f"{part}.{code}" for code in codes]
                 counts[part] = len(parts[part]) if part in given else _write(paths, each)
-            start = Start(config=folder / _CONFIG_NAME, counts=counts, seed=seed, given=[*given])
-            train = CorpusConfig(
-                source=place / f"train.{codes[0]}", target=place / f"train.{codes[1]}"
+            written = [place / f"train.{code}" for code in codes]
+            corpus = CorpusConfig(source=written[0], target=written[1])
+            start = Start(
+                config=folder / _CONFIG_NAME,
+                counts=counts,
+                num_characters=count_characters([corpus], codes),
+                seed=seed,
+                given=[*given],
             )
-            text = _config_text(start, codes, given, count_characters([train], codes))
-            (place / _CONFIG_NAME).write_text(text, encoding="utf-8")
+            (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
             load_config(place / _CONFIG_NAME)  # the folder's name may be none for an experiment
     return start
 
@@ -256,12 +274,9 @@ def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
 
 
 def _config_text(
-    start: Start,
-    codes: tuple[str, str],
-    given: Mapping[str, tuple[Path, Path]],
-    num_characters: int,
+    start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]]
 ) -> str:
-    scale = scale_of(num_characters)
+    scale = start.scale
     optimizer = "".join(
         f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in section.items())}}}\n"
         for name, section in scale.optimizer.items()
@@ -271,4 +286,5 @@ def _config_text(
         files[part] = [json.dumps(str(path.absolute()), ensure_ascii=False) for path in paths]
     held_out = {"valid_files": files["valid"], "test_files": files["test"], "origin": start.origin}
     names = {"name": start.name, "source": codes[0], "target": codes[1]}
-    return _TEMPLATE.format(scale=scale, optimizer=optimizer, **names, **held_out, **start.counts)
+    values = {**names, **held_out, **start.counts, "size": start.num_characters}
+    return _TEMPLATE.format(scale=scale, optimizer=optimizer, **values)

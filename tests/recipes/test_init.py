@@ -252,8 +252,9 @@ def test_from_the_shell_it_ends_with_the_next_command() -> None:
     result = CliRunner().invoke(app, command)
 
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[-3:] == [
+    assert result.stdout.splitlines()[-4:] == [
         "next: nmt train new/config.yaml",
+        f"      (about {SCALES[0].minutes} minutes: training.max_minutes)",
         "then: nmt evaluate runs/new scores the model on the test set,",
         "      nmt translate runs/new FILE translates the lines of a file",
     ]
