@@ -18,8 +18,8 @@ echo "scontrol $*" >> "$LOG"
 exit 0
 """,
     "srun": """
-echo "srun $*" >> "$LOG"
 trap 'echo saved >> "$LOG"; exit 1' TERM
+echo "srun $*" >> "$LOG"
 [ -n "$CODE" ] && exit "$CODE"
 for _ in $(seq 600); do sleep 0.05; done
 """,
@@ -61,7 +61,7 @@ def test_before_its_time_is_up_it_is_saved_and_queued_again(job: dict[str, str])
     with subprocess.Popen(["bash", str(SCRIPT), "configs/base.yaml"], env=job) as process:
         while not (log.exists() and "srun" in log.read_text()):
             time.sleep(0.01)
-        time.sleep(0.2)  # until it waits for SIGTERM
+        time.sleep(0.2)  # until the script waits
         process.send_signal(signal.SIGUSR1)
         assert process.wait(20) == 0
     assert log.read_text().splitlines()[2:] == ["saved", "scontrol requeue 77"]
