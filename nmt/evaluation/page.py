@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from nmt.evaluation.gates import describe
 from nmt.evaluation.render import (
     detail_tables,
+    paired_tests,
     score_rows,
 )
 from nmt.evaluation.result import (
@@ -31,11 +33,7 @@ _SHOWN = 10
 
 def as_page(report: EvaluationReport) -> Markup:
     """Return the page: no script, nothing fetched, all text escaped."""
-    gates = [
-        {"met": x.met, "text": f"{x.system}: {x.metric} {x.value:.2f}, asked for {x.required:.2f} "
-         f"({x.kind})"}
-        for x in report.gates
-    ]  # fmt: skip
+    gates = [{"met": x.met, "text": describe(x)} for x in report.gates]
     systems = [system for each in report.evaluations for system in each.systems]
     curves = {system.name: system.curves for system in systems if system.curves}
     pairs = [
@@ -65,9 +63,10 @@ def _sentence_chrf(each: Evaluation, system: System) -> Sequence[float]:
 
 def _test(each: Evaluation) -> dict[str, Any]:
     signatures = {score.metric: score.signature for x in each.systems for score in x.scores}
+    counts = f"sentences: {each.num_sentences:,}, references of each: {each.num_references}"
     return {
         "name": each.test,
-        "note": f"sentences: {each.num_sentences:,}, references of each: {each.num_references}",
+        "note": ", ".join([counts, *paired_tests([each])]),
         "scores": score_rows([each]),
         "signatures": signatures,
         "tables": list(detail_tables(each)),

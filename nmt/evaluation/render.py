@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nmt.evaluation.gates import USUAL_ALPHA, describe
@@ -35,16 +35,26 @@ def as_text(report: EvaluationReport) -> str:
         rows = [[x.system, x.category, f"{x.num_pairs:,}", f"{100 * x.accuracy:.1f}%"]
                 for x in report.contrastive]  # fmt: skip
         blocks.append(_columns([["system", "contrastive pairs", "number", "accuracy"], *rows]))
-    engines = dict.fromkeys(
-        f"{system.name}: engine {system.engine}, dtype {system.dtype}"
+    settings = dict.fromkeys(
+        f"{system.name}: {_shown(system.settings)}"
         for each in evaluations
-        for system in each.systems
-        if system.engine is not None
+        for _, system in _named(each)
+        if system.settings
     )
     signatures = dict.fromkeys(
         (score.metric, score.signature) for each in evaluations for score in each.systems[0].scores
     )
-    return "\n\n".join([*blocks, *engines, _columns(list(map(list, signatures)))])
+    tests = paired_tests(evaluations)
+    return "\n\n".join([*blocks, *tests, *settings, _columns(list(map(list, signatures)))])
+
+
+def _shown(settings: Mapping[str, str | int | float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+
+
+def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
+    """Say where the p-values come from; nothing where there are none."""
+    return list(dict.fromkeys(f"p: {x.paired_test}" for x in evaluations if x.paired_test))
 
 
 def _title(evaluation: Evaluation) -> str:
@@ -184,7 +194,8 @@ def as_markdown(report: EvaluationReport) -> str:
     signatures = dict.fromkeys(
         f"{x.metric} `{x.signature}`" for each in evaluations for x in each.systems[0].scores
     )
-    return "\n\n".join([*blocks, f"<sub>{', '.join(signatures)}</sub>"]) + "\n"
+    legend = ", ".join([*paired_tests(evaluations), *signatures])
+    return "\n\n".join([*blocks, f"<sub>{legend}</sub>"]) + "\n"
 
 
 def _changes(evaluations: Sequence[Evaluation]) -> list[list[str]]:

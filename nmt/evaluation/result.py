@@ -29,10 +29,9 @@ class System:
     name: str
     """The model folder or the name of the file of translations."""
     lines: Sequence[str]
-    engine: str | None = None
-    """What translated: ``torch`` or ``ctranslate2``; None for a file of translations."""
-    dtype: str | None = None
-    """What the model's weights were multiplied in."""
+    settings: Mapping[str, str | int | float] = field(default_factory=dict)
+    """How a model translated, for example ``engine`` and ``beam_size``; empty for a file of
+    translations."""
     scores: tuple[Score, ...] = ()
     """One for each metric, in the order asked for; none before it is scored."""
     results: Sequence[TranslationResult] = ()
@@ -45,13 +44,12 @@ class System:
 
     def as_dict(self) -> dict[str, Any]:
         """Return name, scores and translations as plain values for JSON."""
-        found: dict[str, Any] = {
+        return {
             "name": self.name,
             "scores": [score.as_dict() for score in self.scores],
+            **self.settings,
+            "hypotheses": list(self.lines),
         }
-        if self.engine:
-            found |= {"engine": self.engine, "dtype": self.dtype}
-        return found | {"hypotheses": list(self.lines)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +193,8 @@ class Evaluation:
     """What it was compared with."""
     pairs: tuple[PairComparison, ...] = ()
     """Every two of several systems; none with a baseline, or without resampling."""
+    paired_test: str | None = None
+    """Where p-values come from, in words; None where there are none."""
     gates: tuple[GateResult, ...] = ()
     """Every system at every gate."""
     slices: tuple[Slice, ...] = ()
@@ -224,6 +224,7 @@ class Evaluation:
             "references_sha256": hash_references(self.references),
             "baseline": self.baseline and self.baseline.as_dict(),
             "pairs": list(map(asdict, self.pairs)),
+            "paired_test": self.paired_test,
             "gates": [_without_none(asdict(gate)) for gate in self.gates],
             "slices": [each.as_dict() for each in self.slices],
             "robustness": [_without_none(asdict(each)) for each in self.robustness],

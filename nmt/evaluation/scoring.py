@@ -38,6 +38,19 @@ class Resampling:
     trials: int = DEFAULT_TRIALS
     """Of approximate randomisation."""
 
+    @property
+    def paired_test(self) -> str | None:
+        """Where p-values come from, in words; None where there are none.
+
+        >>> Resampling().paired_test, Resampling(significance="ar").paired_test
+        ('paired bootstrap, 1,000 resamples', 'approximate randomisation, 10,000 exchanges')
+        """
+        if not self.count:
+            return None
+        if self.significance == "bs":
+            return f"paired bootstrap, {self.count:,} resamples"
+        return f"approximate randomisation, {self.trials:,} exchanges"
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

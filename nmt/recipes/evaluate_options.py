@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,7 @@ def check_options(options: EvaluateOptions) -> None:
         raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
     _check_models(options)
     _check_sets(options)
+    _refuse_itself(options)
     if options.fail_if_worse and (options.baseline is None or not options.resampling.count):
         what = "--baseline" if options.baseline is None else "resamples"
         raise ConfigError(
@@ -112,6 +113,21 @@ def _check_sets(options: EvaluateOptions) -> None:
             fix="Name one test set, or models and reports instead of the file; with a model, "
             "--reference FILE says what the file belongs to.",
         )
+
+
+def _refuse_itself(options: EvaluateOptions) -> None:
+    """Refuse to compare a model with itself: flags such as --beam-size change both sides."""
+    base = options.baseline
+    if base is None or isinstance(base, Path):
+        return
+    for use in options.models:
+        is_same = use.folder.resolve() == base.folder.resolve()
+        if is_same and replace(use, folder=base.folder, save_hypotheses=None) == base:
+            raise ConfigError(
+                f"--baseline {base.folder}: both sides are the same model with the same options.",
+                fix="Translate one side to a file first, with options of its own: `nmt translate "
+                f"{base.folder} -i SOURCE -o FILE -b 5`. Then compare with --baseline FILE.",
+            )
 
 
 def _check_models(options: EvaluateOptions) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.checkpoint.run import trained_on
 from nmt.config.loader import load_config, refuse_idle
@@ -102,11 +103,25 @@ class EvaluatedModel:
         counts = GuardCounts.of(results, retry_seconds=retries, seconds=seconds)
         if found := counts.message(len(results)):
             logger.info("%s", found)
-        engine, texts = translator.engine, [result.text for result in results]
-        curves = learning_curves(self.use.folder)
-        return System(
-            self.use.name, texts, engine.name, engine.dtype, results=results, curves=curves
-        )
+        texts, curves = [result.text for result in results], learning_curves(self.use.folder)
+        settings = self._settings(translator)
+        return System(self.use.name, texts, settings, results=results, curves=curves)
+
+    def _settings(self, translator: Translator) -> dict[str, str | int | float]:
+        """Return how it translates, for reports."""
+        found: dict[str, str | int | float] = {
+            "engine": translator.engine.name,
+            "dtype": translator.engine.dtype,
+        }
+        if checkpoints_dir(self.use.folder).is_dir():
+            found["checkpoint"] = self.use.loading.get("checkpoint", "best")
+        decoding, mbr = self.config.decoding, self.use.mbr
+        if mbr is not None:
+            return found | {"mbr": mbr.utility, "mbr_candidates": mbr.num_candidates}
+        return found | {
+            "beam_size": decoding.beam_size,
+            "length_penalty": decoding.length_penalty,
+        }
 
     def compare(self, pairs: Sequence[ContrastivePair]) -> list[ContrastiveAccuracy]:
         """Score right and wrong translations, with the length normalisation of the search."""

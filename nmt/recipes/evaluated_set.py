@@ -127,6 +127,7 @@ class EvaluatedSet:
             systems=found,
             baseline=scored.baseline,
             pairs=scored.pairs,
+            paired_test=options.resampling.paired_test if scored.pairs or scored.baseline else None,
             gates=tuple(gate for system in found for gate in self._gates(system)),
             slices=tuple(self._slices(found, scored.tables, scorers)),
             robustness=tuple(self._losses),

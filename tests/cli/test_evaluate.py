@@ -282,6 +282,17 @@ def test_a_model_as_the_baseline_changes_nothing_for_the_others(
     assert (baseline.folder, baseline.loading["checkpoint"]) == (base, "best")
 
 
+def test_a_model_is_not_compared_with_itself(model: Path) -> None:
+    asked = (model, "-t", "one", "--resamples", 0)
+    for flags in ((), ("-b", 1), ("--save-hypotheses", model / "saved")):
+        result = invoke(*asked, "--baseline", model.parent / "." / "run", *flags)
+        assert result.exit_code == 2
+        assert "both sides are the same model with the same options" in result.stderr
+        assert f"nmt translate {model} -i SOURCE -o FILE -b 5" in result.stderr
+    for flag, value in (("--checkpoint", "last"), ("--mbr", "chrf")):
+        assert "both sides" not in invoke(*asked, "--baseline", model, flag, value).stderr
+
+
 def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
     flags = ("--reference", reference, "--fail-under", "bleu=100")
@@ -416,6 +427,9 @@ class UpperCaser:
         self.calls.update(options)
         return self
 
+    def with_mbr(self, _mbr: object) -> UpperCaser:
+        return self
+
     def with_progress(self, _progress: object) -> UpperCaser:
         return self
 
@@ -455,13 +469,24 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
     assert found["test"] == "one"
     assert [system["name"] for system in found["systems"]] == [str(model)]
     assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
-    assert (found["systems"][0]["engine"], found["systems"][0]["dtype"]) == ("torch", "float32")
+    assert found["systems"][0].items() >= {
+        "engine": "torch", "dtype": "float32", "beam_size": 3, "length_penalty": 0.5,
+    }.items()  # fmt: skip
     assert saved.read_bytes().decode() == "".join(f"{line.upper()}\n" for line in SENTENCES)
     expected = {
         "folder": model, "checkpoint": "step-7", "device": "cpu", "threads": 1, "beam_size": 3,
         "length_penalty": 0.5, "batch_tokens": 99, "max_length_offset": 7, "n_best": 1,
     }  # fmt: skip
     assert UpperCaser.calls.items() >= expected.items()
+
+
+def test_the_table_says_how_a_model_translated(model: Path) -> None:
+    shown = f"\n{model}: engine torch, dtype float32, beam size 2, length penalty 1.0\n"
+    assert shown in invoke(model, "-t", "one", "-b", 2).stdout
+    (model / "checkpoints").mkdir()
+    shown = "dtype float32, checkpoint last, mbr bleu, mbr candidates 9\n"
+    flags = ("--checkpoint", "last", "--mbr", "bleu", "--mbr-candidates", 9)
+    assert shown in invoke(model, "-t", "one", *flags).stdout
 
 
 def test_the_guard_reports_and_can_be_turned_off(

@@ -88,6 +88,33 @@ def test_a_significant_loss_exits_with_6_and_anything_else_does_not(files: dict[
     assert invoke(*flags(files)).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), "paired bootstrap, 1,000 resamples"),
+        (("--fail-if-worse",), "approximate randomisation, 10,000 exchanges"),
+        (("--resamples", 0), None),
+    ],
+)
+def test_every_output_says_where_p_values_come_from(
+    files: dict[str, Path], more: tuple[object, ...], expected: str | None
+) -> None:
+    paths = [files["same"].with_name(name) for name in ("a.md", "a.html", "a.json")]
+    reports = [flag for path in paths for flag in ("--report", path)]
+    result = invoke(*flags(files, "same"), *more, *reports)
+    for text in (result.stdout, *(path.read_text("utf-8") for path in paths[:2])):
+        assert re.findall("p: ([a-z ]+, [0-9,]+ [a-z]+)", text) == ([expected] if expected else [])
+    assert json.loads(paths[2].read_text("utf-8")).get("paired_test") == expected
+
+
+def test_the_reports_of_one_gate_agree(files: dict[str, Path]) -> None:
+    paths = [files["bad"].with_name(name) for name in ("a.md", "a.html", "a.xml")]
+    reports = [flag for path in paths for flag in ("--report", path)]
+    result = invoke(*flags(files), "--fail-if-worse", "--metric", "chrf", *reports)
+    (sentence,) = re.findall(r"bad.en: chrf is .*: significantly worse", result.stderr)
+    assert [sentence in path.read_text("utf-8") for path in paths] == [True] * 3
+
+
 def test_more_errors_are_worse(files: dict[str, Path]) -> None:
     gate = ("--fail-if-worse", "--metric", "ter", "--resamples", 200)
     result = invoke(*flags(files), *gate)
