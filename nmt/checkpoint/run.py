@@ -198,7 +198,8 @@ def refuse_changed_settings(
         {**each, "training": _parts(each["training"], budget=False)} for each in (recorded, present)
     )
     if found := changed_settings(recorded, present):
-        fix = "Restore these settings to resume, or set another run_dir to start again."
+        fix = f"Restore these settings to resume ({run_dir / 'config.yaml'} has them), "
+        fix += "or set another run_dir to start again."
         if any(line.startswith("data_hash") for line in found):
             fix += " The data_hash is of the training pairs: of corpora, filters and tokenizer."
         raise CheckpointError(

@@ -34,6 +34,16 @@ class LineCounts:
     """Occurrences of each two words in a row, punctuation between them left out."""
 
 
+def sum_counts(counts: Sequence[LineCounts]) -> LineCounts:
+    """Add what several training data have of one line.
+
+    >>> sum_counts([LineCounts([1, 0], [2]), LineCounts([3, 4], [0])])
+    LineCounts(words=[4, 4], pairs=[2])
+    """
+    words, pairs = zip(*((each.words, each.pairs) for each in counts), strict=True)
+    return LineCounts(*([sum(x) for x in zip(*each, strict=True)] for each in (words, pairs)))
+
+
 def count_in_training(
     store: ParallelStore, tokenizer: Tokenizer, lines: Sequence[str]
 ) -> list[LineCounts]:

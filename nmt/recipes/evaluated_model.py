@@ -19,7 +19,7 @@ from nmt.config.run import RunConfig
 from nmt.data.hubs import published_names
 from nmt.data.leakage import find_leakage
 from nmt.data.prepared import PreparedData
-from nmt.data.word_counts import LineCounts, count_in_training
+from nmt.data.word_counts import LineCounts, count_in_training, sum_counts
 from nmt.errors import ConfigError
 from nmt.evaluation.contrastive import ContrastivePair, contrastive_accuracy
 from nmt.evaluation.result import ContrastiveAccuracy, System
@@ -149,13 +149,20 @@ class EvaluatedModel:
         return tuple(map(joiner_for, self.config.languages.values()))
 
     def training_text(self) -> TrainingText | None:
-        """Return what it was trained on; None, with a note, where that is gone or other by now."""
-        config = load_config(self.use.folder / "config.yaml")
-        if trained_on(self.use.folder, config) is None:
-            text = "leakage and frequencies are unknown: %s has no training data"
-            logger.info(text, self.use.folder)
-            return None
-        return TrainingText(PreparedData.open(config.prepared_dir))
+        """Return what it was trained on, and so the models that it began with, one after another.
+
+        What is gone, or other by now, is left out with a note; None if that is all.
+        """
+        found: dict[Path, PreparedData | None] = {}
+        folder: Path | None = self.use.folder
+        while folder is not None and folder not in found:
+            found[folder], folder = _trained_on(folder)
+        lost = [str(folder) for folder, data in found.items() if data is None]
+        if lost:
+            text = "leakage and frequencies in training data of %s are unknown: gone, or others now"
+            logger.info(text, " and ".join(lost))
+        known = [data for data in found.values() if data is not None]
+        return TrainingText(known) if known else None
 
     def release(self) -> None:
         """Let the weights go."""
@@ -199,18 +206,20 @@ class TrainingText:
     """The source side of what a model was trained on.
 
     Args:
-        data: Prepared data of a run.
+        data: Prepared data of some runs with one vocabulary.
     """
 
-    def __init__(self, data: PreparedData) -> None:
-        self._store, self._tokenizer = data.train, load_tokenizers(data.tokenizer_dir).source
+    def __init__(self, data: Sequence[PreparedData]) -> None:
+        self._stores = [each.train for each in data]
+        self._tokenizer = load_tokenizers(data[0].tokenizer_dir).source
 
     def __len__(self) -> int:
-        return len(self._store)
+        return sum(map(len, self._stores))
 
     def counts(self, source: Sequence[str]) -> list[LineCounts]:
         """Count the words of source lines."""
-        return count_in_training(self._store, self._tokenizer, source)
+        found = [count_in_training(store, self._tokenizer, source) for store in self._stores]
+        return [sum_counts(line) for line in zip(*found, strict=True)]
 
     def leaks(self, source: Sequence[str]) -> dict[int, str]:
         """Return which source lines it has, and whether as they are (``exact``) or ``near``."""
@@ -222,11 +231,22 @@ class TrainingText:
         return found
 
     def _blocks(self, progress: Callable[[int], object]) -> Iterator[list[str]]:
-        for start in range(0, len(self), _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
-            ids, offsets = self._store.source_ids(rows)
-            yield [self._tokenizer.decode(x.tolist()) for x in np.split(ids, offsets[1:-1])]
-            progress(len(rows))
+        for store in self._stores:
+            for start in range(0, len(store), _ROWS_AT_ONCE):
+                rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
+                ids, offsets = store.source_ids(rows)
+                yield [self._tokenizer.decode(x.tolist()) for x in np.split(ids, offsets[1:-1])]
+                progress(len(rows))
+
+
+def _trained_on(folder: Path) -> tuple[PreparedData | None, Path | None]:
+    """Return the prepared data of a model, if they are there, and the model that it began with."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        return None, None
+    config = load_config(path)
+    data = PreparedData.open(config.prepared_dir) if trained_on(folder, config) else None
+    return data, config.training.start_from
 
 
 def list_tests(folders: Iterable[Path]) -> list[str]:

@@ -7,6 +7,7 @@ finished is finished.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,8 @@ from nmt.recipes.freshness import (
     source_files,
 )
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
+
+logger = logging.getLogger(__name__)
 
 _SPOOL = "standard-input.tsv"
 
@@ -212,6 +215,9 @@ def _prepare(
                 is_unsure = is_left_alone and (has_waited or not is_known)
                 if is_unsure and (current := current_report(config, asked, shards / _SPOOL)):
                     return current
+                if is_left_alone and (folder / MANIFEST).exists():
+                    text = "%s is of other text or settings, or damaged: it is made anew"
+                    logger.info(text, folder)
                 with opened() as crew:
                     return _make(config, readable, crew, asked, check, shards)
 

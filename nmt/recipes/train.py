@@ -58,6 +58,8 @@ from nmt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 
+_LIMITS = "max_minutes", "max_steps", "max_epochs"
+
 
 def train(
     config: RunConfig, *, strict_resume: bool = False, exact: bool = False
@@ -262,7 +264,10 @@ def _run(
         text = f"{progress.describe()}: {setup.describe()}"
         facts = setup.facts() | {"total_steps": progress.total_steps}
         reporter.report(Event(progress.step, text, "start", facts))
+        begun = progress.step
         trained = trainer.run()
+        if is_first and trained.step == begun and trained.reason != "signal":
+            logger.info(_ended(config, trained))
         if is_first and trained.reason != "signal":
             logger.info("measuring thresholds of the guard, and confidence, by validation text")
             with stop.ending_at_once():  # all is saved
@@ -275,6 +280,14 @@ def _run(
         return summary
     finally:
         reporter.close()
+
+
+def _ended(config: RunConfig, trained: TrainingSummary) -> str:
+    """Say that no update was left to make, and how to make more."""
+    limits = ("patience",) if trained.reason == "patience" else _LIMITS
+    set_ = {key: value for key in limits if (value := getattr(config.training, key))}
+    longer = " ".join(f"--set training.{key}={2 * value}" for key, value in set_.items())
+    return f"training had ended at step {trained.step:,}; the same command with {longer} goes on"
 
 
 def _advice(setup: TrainingSetup, total_steps: int | None) -> Iterator[str]:
@@ -339,7 +352,7 @@ def _begin(
             logger.warning(warning)
     elif start_from is not None:
         start = load_model(start_from)
-        notes = list(start_notes(config, start))
+        notes = [f"begins with the weights of {start_from}", *start_notes(config, start)]
         setup.updater.optimizer.load_weights(start.model.state_dict())
         return notes
     return []

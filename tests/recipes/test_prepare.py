@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import math
 import os
 import re
@@ -414,7 +415,10 @@ def test_a_vocabulary_the_text_does_not_allow_names_the_largest(tmp_path: Path, 
     assert report.sides[0].vocab_size == largest
 
 
-def test_unchanged_input_is_left_alone_and_changed_input_is_not(tmp_path: Path) -> None:
+def test_unchanged_input_is_left_alone_and_changed_input_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nmt")
     config = config_for(tmp_path)
     first = prepare(config)
     (tmp_path / ".prepared.tmp-1").mkdir()  # goes even where nothing has to be done
@@ -436,7 +440,9 @@ def test_unchanged_input_is_left_alone_and_changed_input_is_not(tmp_path: Path) 
     os.utime(source, (1, 1))  # it is known by its contents
     assert prepare(config).up_to_date
     source.write_bytes(source.read_bytes().replace(b"eins", b"zwei", 1))
+    assert "made anew" not in caplog.text
     assert not prepare(config).up_to_date
+    assert f"{tmp_path / 'prepared'} is of other text or settings" in caplog.text
     write_pairs(tmp_path, *corpus(121))
     assert prepare(config).counts["numbers"]["kept"] == 121
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,10 @@ def test_what_was_written_is_used(config: RunConfig) -> None:
     assert [x.text for x in short] == [x.text for x in plain]
 
 
-def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(config: RunConfig) -> None:
+def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nmt")
     before = contents(config.run_dir)
     checkpoint = checkpoint_dir(config.run_dir, 10)
     manifest = (checkpoint / "manifest.json").read_bytes()
@@ -84,6 +88,8 @@ def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(config: Ru
         (config.run_dir / name).unlink()
     train(config)  # nothing is left to train
 
+    longer = "the same command with --set training.max_steps=20 goes on"
+    assert f"training had ended at step 10; {longer}" in caplog.messages
     assert contents(config.run_dir) == before
     assert (checkpoint / "manifest.json").read_bytes() == manifest
     (config.run_dir / SHORTLIST).write_bytes(b"damaged")

@@ -17,6 +17,7 @@ from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.checkpoint.model_folder import load_model
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
+from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse
 from nmt.recipes.train import train
 from nmt.text.tokenizer import tokenizer_hash
 from tests.training.toy import CONFIG, write_corpus
@@ -141,7 +142,26 @@ def test_what_one_may_not_expect_is_told() -> None:
     assert "runs/base was trained from de to en, this run is from fr to en" in log
     assert "the vocabulary is that of runs/base (60 entries)" in log
     log = (start(tuned("again", max_steps=1)) / "log.txt").read_text()
-    assert "runs/base" not in log
+    assert "begins with the weights of runs/base" in log
+    assert "runs/base was trained" not in log
+    assert "the vocabulary is" not in log
+
+
+def test_sentences_that_its_start_was_trained_on_are_leaks(base: Path) -> None:
+    run_dir = start(tuned(max_steps=1))
+    lines, own = (Path(name).read_text().splitlines() for name in ("train.de", "other.de"))
+    text = EvaluatedModel(ModelUse(folder=run_dir)).training_text()
+
+    assert text is not None
+    long = [max(each, key=len) for each in (lines, own)]
+    assert text.leaks(long) == {0: "exact", 1: "exact"}
+    assert len(text) == len(lines) + len(own)
+    words = text.counts(long)
+    shutil.rmtree(base)
+    text = EvaluatedModel(ModelUse(folder=run_dir)).training_text()
+    assert text is not None
+    assert text.leaks(long) == {1: "exact"}
+    assert text.counts(long)[1] == words[1]
 
 
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(
