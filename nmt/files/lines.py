@@ -33,6 +33,8 @@ _WIDE_MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 """Byte order marks of other encodings than UTF-8."""
+_BINARY_BYTES = 500
+"""Fewer do not tell a binary file, which has more than one NUL in so many."""
 _CHUNK_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 """Of a filter's input: most that is read at once."""
@@ -232,7 +234,7 @@ def decode_line(line: bytes, name: str, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if number == 1:
-            _refuse_wide(line, name)
+            _refuse_no_text(line, name)
         raise DataError(
             f"{name}, line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not "
             "UTF-8.",
@@ -240,14 +242,21 @@ def decode_line(line: bytes, name: str, number: int) -> str:
         ) from error
 
 
-def _refuse_wide(start: bytes, name: str) -> None:
-    """Raise a DataError if a text starts with the byte order mark of UTF-16 or UTF-32."""
+def _refuse_no_text(start: bytes, name: str) -> None:
+    """Raise a DataError if a text starts as UTF-16, UTF-32 or a binary file does."""
     for mark, encoding in _WIDE_MARKS.items():
         if start.startswith(mark):
             raise DataError(
                 f"{name} is {encoding}, not UTF-8.",
                 fix=f"Convert it: iconv -f {encoding} -t UTF-8",
             )
+    # A line of text may hold a NUL, or bad bytes: a program, an image or weights have many of both.
+    has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES
+    if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # one may be cut off
+        raise DataError(
+            f"{name} is a binary file: it has NUL bytes, and others that are not UTF-8.",
+            fix="Name a text file in UTF-8.",
+        )
 
 
 def read_lines(path: Path) -> list[str]:
@@ -297,13 +306,14 @@ def read_chunks(
         name: What messages call ``stream``.
 
     Raises:
-        DataError: The input is damaged, for example a gzip file cut off, or is UTF-16 or UTF-32.
+        DataError: The input is damaged, for example a gzip file cut off, or is UTF-16, UTF-32 or
+            binary.
     """
 
     def pieces() -> Iterator[bytes]:
         for number, piece in enumerate(read_pieces(stream, name, _READ_BYTES, at_once=True)):
             if not number:
-                _refuse_wide(piece, name)
+                _refuse_no_text(piece, name)
             yield piece
 
     chunk: list[bytes] = []

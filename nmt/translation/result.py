@@ -271,7 +271,9 @@ class GuardCounts:
         signs = ", ".join(sorted(self.signs))
         parts = [
             f"guard: {self.num_alarmed:,} of {num_lines:,} lines looked degenerate ({signs})",
-            f"{left or 'none'} still {'does' if left == 1 else 'do'}",
+            f"{left:,} still {'does' if left == 1 else 'do'}"
+            if left
+            else "now none raises an alarm",
         ]
         if self.num_alarmed > _USUAL_SHARE * num_lines and num_lines >= _FEWEST_LINES:
             parts.append("input unlike the validation set, or a model trained too little?")

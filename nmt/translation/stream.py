@@ -237,8 +237,9 @@ def translate_stream(
     if message := total.guard.message(total.num_lines - total.num_failures):
         logger.info(message)
     if total.num_damaged > MAX_NOTES:
-        changed = f"{total.num_damaged:,}"
-        logger.warning("%s lines were not UTF-8, or too long, and were changed", changed)
+        text = "%s lines were not UTF-8, or too long, and were changed; if the text is Latin-1, "
+        convert = "convert it first: iconv -f LATIN1 -t UTF-8 FILE"
+        logger.warning(text + convert, f"{total.num_damaged:,}")
     return total
 
 

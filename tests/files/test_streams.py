@@ -7,10 +7,12 @@ import gzip
 import io
 import lzma
 import os
+import random
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -246,6 +248,24 @@ def test_a_mark_of_wide_characters_is_refused(encoding: str) -> None:
     data = "\ufeffeins\n".encode(encoding)
     with pytest.raises(DataError, match=rf"it is UTF-{encoding[4:6]}, not UTF-8"):
         next(read_chunks(io.BytesIO(data), name="it"))
+
+
+@pytest.mark.parametrize(
+    ("data", "is_binary"),
+    [
+        (b"\x7fELF\2\1" + bytes(900) + b"\xd0a\xff" * 9, True),
+        (random.Random(1).randbytes(70_000), True),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 3, True),
+        (b"\0\xff\xfe" * 100, False),  # too little to tell
+        (b"one NUL \0 and bad bytes \xff\xfe\n" + b"line\n" * 200, False),
+        (("sch\u00f6\u00f6n\0\n" * 9000).encode(), False),
+        (bytes(1 << 16), False),
+    ],
+)
+def test_only_a_binary_file_is_refused(data: bytes, is_binary: bool) -> None:
+    refused = pytest.raises(DataError, match="it is a binary file: it has NUL bytes")
+    with refused if is_binary else nullcontext():
+        assert sum(map(len, read_chunks(io.BytesIO(data), name="it"))) > 0
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:

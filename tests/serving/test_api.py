@@ -16,6 +16,7 @@ from libretranslatepy import LibreTranslateAPI
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.serving.detection import detect
 from nmt.translation.translator import Translator
 from tests.serving.conftest import Inside
 from tests.serving.process import Server
@@ -171,6 +172,29 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
         {"code": "de", "name": "German", "targets": ["en"]},
         {"code": "en", "name": "English", "targets": []},
     ]
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+@pytest.mark.parametrize(
+    ("text", "served", "most", "least"),
+    [
+        ("Der Hund ist nicht da.", ["en", "de"], 100, 90),
+        ("Der Hund ist nicht da.", ["de"], 100, 90),
+        ("The dog is not there.", ["ja"], 0, 0),
+        ("The dog is not there.", ["de"], 50, 0),
+        ("犬が走る", ["ja"], 100, 90),
+        ("犬が走る", ["en", "de"], 0, 0),
+        ("The dog is not there.", ["xx", "yy"], 0, 0),
+        ("", ["de"], 50, 0),
+    ],
+)
+def test_a_text_in_none_of_the_languages_gets_no_confidence(
+    monkeypatch: pytest.MonkeyPatch,
+    text: str, served: list[str], most: float, least: float, has_model: bool,
+) -> None:  # fmt: skip
+    if not has_model:
+        monkeypatch.setattr("nmt.serving.detection.is_identifiable", lambda _: False)
+    assert least <= detect(text, served)[0][1] <= most
 
 
 def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:

@@ -342,6 +342,7 @@ def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
     counts = GuardCounts.of(found)
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
+    assert "lines looked degenerate (length, loops); now none raises" in (counts.message(42) or "")
 
 
 def test_not_all_lines_are_done_before_the_second_search(
