@@ -42,7 +42,7 @@ from nmt.cli import (
 )
 from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
-from nmt.cli.spelling import Spelling
+from nmt.cli.spelling import COMMANDS, Spelling
 from nmt.config.keys import nearest_word
 from nmt.engine import is_first
 from nmt.errors import ConfigError, NmtError
@@ -108,10 +108,12 @@ class _Commands(TyperGroup):
         name, names = args[0], self.list_commands(ctx)
         if name in names or ctx.resilient_parsing:  # of the shell, which completes it
             return super().resolve_command(ctx, args)
-        near, path = nearest_word(name, names), ctx.command_path
+        ours = COMMANDS.get(name.replace("_", "-")) if ctx.parent is None else None
+        near, path = ours or nearest_word(name, names), ctx.command_path
         fix = f"`{path} --help` lists the commands."
         if near:
-            fix = f"Type: {path} {shlex.join([near, *args[1:]])}"
+            rest = args[1:] if near in names else []
+            fix = f"Type: {' '.join([path, near, *map(shlex.quote, rest)])}"
         raise ConfigError(f"{path} has no command {name}.", fix=fix)
 
     @override

@@ -5,15 +5,17 @@ What they call ours stands beside the configuration's keys, in ``nmt/config/alia
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from nmt.config.keys import aliases, all_keys, is_of_command_line
+from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
 
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
@@ -37,6 +39,35 @@ _BY_POSITION = {
     "pull": ("--output",),
 }
 """What words behind the arguments of a command most probably are."""
+COMMANDS = {
+    **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
+    "test": "evaluate",
+    "average-checkpoints": "average",
+    "build-vocab": "prepare",
+    **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.start_from=RUN"),
+    "completion": "--install-completion",
+}
+"""What others call commands, with hyphens -> ours, perhaps with all that is to be typed."""
+_FIELDS = {"prefix": "prefix", "required": "required", "forbidden": "forbidden"}
+_FIELDS |= {"constraints": "required"}
+"""Flags that stand for a field of a line of JSON."""
+_READS_JSON = "--input-format json"
+
+
+@dataclass
+class _Line:
+    """What is found in a command line."""
+
+    found: dict[str, str] = field(default_factory=dict)
+    """Flag of others -> ours."""
+    typed: list[str] = field(default_factory=list)
+    """The words, with our flags."""
+    places: list[int] = field(default_factory=list)
+    """Where ``typed`` has a word without a flag."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """What flags of others said that are arguments here."""
+    fields: dict[str, list[str]] = field(default_factory=dict)
+    """What they said that is a field of JSON here."""
 
 
 class Spelling:
@@ -69,41 +100,68 @@ class Spelling:
         Raises:
             ConfigError: Names each with ours, and the command to type.
         """
-        found: dict[str, str] = {}
-        arguments, typed, rest = dict[str, str](), list[str](), deque(args)
-        places = list[int]()
-        """Where ``typed`` has a word without a flag."""
+        line, rest = _Line(), deque(args)
+        has_argument = self._has_argument(args)
         while rest:
             word = rest.popleft()
             if word == "--":  # no flag comes after it
-                typed += [word, *rest]
+                line.typed += [word, *rest]
                 break
             name, equals, value = word.partition("=")
-            ours = None if name in self._takes_value else self._ours(name)
+            ours = None if name in self._takes_value else self._ours(name, has_argument)
             if ours is None:
                 if word == "-" or not word.startswith("-"):
-                    places.append(len(typed))
-                typed.append(word)
+                    line.places.append(len(line.typed))
+                line.typed.append(word)
                 values = min(self._takes_value.get(word, 0), len(rest))
-                typed += [rest.popleft() for _ in range(values)]
+                line.typed += [rest.popleft() for _ in range(values)]
                 continue
             if not equals and rest and self._is_value(ours, rest[0]):
                 value = rest.popleft()
-            if ours in ("--input", "--output") and _CODE.fullmatch(value):
-                found[name] = "the model knows its languages"
-                continue
-            found[name] = ours
-            if ours.isupper():
-                arguments[ours] = value or ours
-            else:
-                typed += self._words(ours, value)
-        if found:
-            named = ", ".join(f"{name} (here: {ours})" for name, ours in found.items())
-            words = map(shlex.quote, self._with_arguments(arguments, typed, places))
-            raise ConfigError(
-                f"{self._path} has no {named}.", fix=f"Type: {' '.join([self._path, *words])}"
-            )
-        self._refuse_extra(typed, places)
+            self._replace(line, name, ours, value)
+        if line.found:
+            named = ", ".join(f"{name} (here: {ours})" for name, ours in line.found.items())
+            raise ConfigError(f"{self._path} has no {named}.", fix=f"Type: {self._command(line)}")
+        self._refuse_extra(line.typed, line.places)
+
+    def _replace(self, line: _Line, name: str, ours: str, value: str) -> None:
+        """Put what is to be typed for a flag of others into ``line``."""
+        if ours in ("--input", "--output") and _CODE.fullmatch(value):
+            line.found[name] = "the model knows its languages"
+            return
+        line.found[name] = ours
+        if ours.startswith(_READS_JSON):
+            line.fields.setdefault(_FIELDS[name.lstrip("-").lower()], []).append(value or "...")
+        elif ours.isupper():
+            line.arguments[ours] = value or ours
+        else:
+            line.typed += self._words(ours, value)
+
+    def _command(self, line: _Line) -> str:
+        words, start = self._with_arguments(line.arguments, line.typed, line.places), ""
+        if line.fields:
+            files = [line.typed[place] for place in line.places["MODEL" not in line.arguments :]]
+            words = [*self._without_input(words, files), *_READS_JSON.split()]
+            start = f"echo {shlex.quote(_json_line(line.fields))} | "
+        return start + " ".join([self._path, *map(shlex.quote, words)])
+
+    def _has_argument(self, args: Sequence[str]) -> bool:
+        """Whether there is a word that is no flag, nor a value of one, it seems."""
+        return any(
+            word[:1] != "-"
+            and (before[:1] != "-" or "=" in before or not self._takes_value.get(before, 1))
+            for before, word in pairwise(["", *args])
+        )
+
+    def _without_input(self, words: Sequence[str], files: Sequence[str]) -> Iterator[str]:
+        rest = iter(words)
+        for word in rest:
+            name, equals, _ = word.partition("=")
+            is_input = self._long.get(name) == "--input"
+            if is_input and not equals:
+                next(rest, None)
+            elif not is_input and word not in files:
+                yield word
 
     def _with_arguments(
         self, found: Mapping[str, str], typed: list[str], places: Sequence[int]
@@ -154,12 +212,14 @@ class Spelling:
             fix=f"Type: {' '.join([self._path, *words])}",
         )
 
-    def _ours(self, name: str) -> str | None:
+    def _ours(self, name: str, has_argument: bool) -> str | None:
         """Return what this command has for a flag of others: a flag or an argument, perhaps."""
         word = name.lstrip("-").lower().replace("-", "_")
         if not name.startswith("-") or not word:
             return None
-        return next((each for each in self._candidates(word) if self._has(each)), None)
+        is_source = has_argument and word in ("i", "input")  # of the model, which is named
+        found = filter(self._has, self._candidates(word))
+        return next((x for x in found if not (is_source and x == "--hypothesis")), None)
 
     def _candidates(self, word: str) -> Iterator[str]:
         listed = aliases().get(word, ())
@@ -185,10 +245,10 @@ class Spelling:
 
     def _is_value(self, ours: str, following: str) -> bool:
         """Whether the word after a foreign flag is its value."""
-        if _REMARK in ours:
+        if ours.startswith(_READS_JSON):
             return not following.startswith("-")
-        flag, _, fixed = ours.partition(" ")
-        is_whole = "=" in fixed if flag == "--set" else bool(fixed)
+        flag, _, fixed = ours.partition(_REMARK)[0].partition(" ")
+        is_whole = "=" in fixed or _is_switch(fixed) if flag == "--set" else bool(fixed)
         if is_whole or not self._takes_value.get(flag, True):
             return _SWITCH_VALUE.fullmatch(following) is not None
         return following == "-" or not following.startswith("-")
@@ -202,10 +262,22 @@ class Spelling:
         if fixed.endswith("cuda") and value.isdecimal() and int(value):
             fixed += f":{value}"
         if flag == "--set":
-            return [flag, fixed if "=" in fixed else f"{fixed}={value or 'VALUE'}"]
+            value = value or ("true" if _is_switch(fixed) else "VALUE")
+            return [flag, fixed if "=" in fixed else f"{fixed}={value}"]
         if fixed:
             return [flag, fixed]
         return [flag, value or "VALUE"] if self._takes_value[flag] else [flag]
+
+
+def _is_switch(key: str) -> bool:
+    found = find_key(key.split("."))
+    return found is not None and found.allowed == "true or false"
+
+
+def _json_line(fields: Mapping[str, Sequence[str]]) -> str:
+    """Return a line of input with constraints."""
+    values = {name: texts[0] if name == "prefix" else texts for name, texts in fields.items()}
+    return json.dumps({"source": "...", **values}, ensure_ascii=False)
 
 
 def _name(parameter: Any) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,8 @@ from nmt.cli.options import (
     format_name,
     given,
 )
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
+from nmt.files.lines import CHECK_PATH, is_standard, near_file
 
 if TYPE_CHECKING:
     from nmt.translation.line_format import LineFormat
@@ -168,6 +172,7 @@ def translate(
         )
     from nmt.recipes import translate as recipe
 
+    _refuse_sentence(model, file)
     style = files.style()
     decoding = search.decoding() | sampling.decoding() | given(n_best=files.n_best)
     loading = engine.loading() | search.loading()
@@ -196,3 +201,18 @@ def translate(
         loading=loading,
         **decoding,
     )
+
+
+def _refuse_sentence(model: Path, file: Path | None) -> None:
+    """Refuse a missing file that looks like text.
+
+    Raises:
+        DataError: Says how to translate it.
+    """
+    if file is None or is_standard(file) or os.path.lexists(file) or near_file(file):
+        return
+    text = str(file)
+    if " " not in text and re.search(r"/|\.\w+$", text):
+        return
+    command = f"echo {shlex.quote(text)} | nmt translate {shlex.quote(str(model))}"
+    raise DataError(f"{text} does not exist.", fix=f"{CHECK_PATH} A sentence? {command}")

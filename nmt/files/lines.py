@@ -74,6 +74,8 @@ _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
 """By suffix: how the file starts, and how to open it."""
 STANDARD = "-"
 """Name of standard input and output."""
+CHECK_PATH = "Check the path; relative paths start at the working directory."
+"""Where a file is missing."""
 _LONGEST_MARK = 10
 """Bytes of a file that tell what it is."""
 
@@ -110,7 +112,7 @@ def open_binary(path: Path) -> IO[bytes]:
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist.{near_file(path)}",
-            fix="Check the path; relative paths start at the working directory.",
+            fix=CHECK_PATH,
         ) from error
     except OSError as error:
         raise DataError(

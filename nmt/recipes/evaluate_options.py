@@ -84,10 +84,10 @@ def check_options(options: EvaluateOptions) -> None:
     _check_sets(options)
     _refuse_itself(options)
     if options.fail_if_worse and (options.baseline is None or not options.resampling.count):
-        what = "--baseline" if options.baseline is None else "resamples"
-        raise ConfigError(
-            f"--fail-if-worse needs {what}.", fix="Add --baseline FILE, and leave --resamples out."
-        )
+        what, fix = "--baseline", "Add --baseline FILE."
+        if options.baseline is not None:
+            what, fix = "resamples", "Leave --resamples 0 out."
+        raise ConfigError(f"--fail-if-worse needs {what}.", fix=fix)
     for path in options.reports:
         if path.suffix not in REPORTS:
             raise ConfigError(

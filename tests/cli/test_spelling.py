@@ -27,6 +27,8 @@ training: {max_steps: 2}
 """
 PAIR = "{source: in.de, target: in.en}"
 KEYS = "training.schedule.peak_lr"
+PATH = "Check the path; relative paths start at the working directory."
+LONG = "x" * 300
 
 TRY = "try training.schedule.warmup 0.06, a share of the run"
 # What is typed -> the first line of the answer, without `error: ` or `warning: `.
@@ -50,6 +52,10 @@ MISTAKES = {
     "tokens, not sentences; auto without it).",
     "translate M --required Hund": "nmt translate has no --required (here: --input-format json: a "
     "field of each line).",
+    "translate M --sampling": "nmt translate has no --sampling (here: --sample).",
+    "translate M --confidence": "nmt translate has no --confidence (here: --format json: its field "
+    "confidence; --min-confidence X marks lines).",
+    "evaluate M -i a": "nmt evaluate has no -i (here: --source).",
     "score M --source a --reference b": "nmt score has no --reference (here: --target).",
     "evaluate -i a -m bleu": "nmt evaluate has no -i (here: --hypothesis), -m (here: --metric).",
     "score M -s a -t b": "nmt score has no -s (here: --source), -t (here: --target).",
@@ -191,7 +197,15 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
          "train c.yaml -v --set training.schedule.peak_lr=0.1"),
         ("translate M --lr 1 -b 2", "translate M -b 2"),
         ("translate M --batch-size 8 in.de", "translate M in.de"),
-        ("translate M --required Hund in.de", "translate M --input-format json in.de"),
+        ("translate M --sampling in.de", "translate M --sample in.de"),
+        ("score M --sampling", "score M --set decoding.sampling=true"),
+        ("translate M --confidence in.de", "translate M --format json in.de"),
+        ("evaluate M -i in.de -r in.en", "evaluate M --source in.de --reference in.en"),
+        ("evaluate --json --input=in.de M", "evaluate --json --source in.de M"),
+        ("evaluate -i in.de -r in.en", "evaluate --hypothesis in.de --reference in.en"),
+        ("evaluate M --compare in.en", "evaluate M --baseline in.en"),
+        ("train c.yaml --finetune M", "train c.yaml --set training.start_from=M"),
+        ("train c.yaml --restore-file M", "train c.yaml --set training.start_from=M"),
         ("translate M -q in.de out.en", "translate M -q in.de --output out.en"),
         ("score M in.de in.en", "score M --source in.de --target in.en"),
         ("score M in.de --target in.en", "score M --source in.de --target in.en"),
@@ -206,6 +220,16 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
          "compressed; nmt augment --help)"),
         ("translte M 'a b'", "translate M 'a b'"),
         ("config shw c.yaml", "config show c.yaml"),
+        ("decode M 'a b'", "translate M 'a b'"),
+        ("generate M", "translate M"),
+        ("interactive M", "translate M"),
+        ("test M", "evaluate M"),
+        ("average-checkpoints M -o x", "average M -o x"),
+        ("build_vocab c.yaml", "prepare c.yaml"),
+        ("build-vocab c.yaml", "prepare c.yaml"),
+        ("finetune M", "train CONFIG --set training.start_from=RUN"),
+        ("fine-tune M", "train CONFIG --set training.start_from=RUN"),
+        ("completion bash", "--install-completion"),
         ("evaluate in.de", "evaluate --hypothesis in.de --reference REFERENCE"),
         ("evaluate M in.de in.en", "evaluate M --source in.de --reference in.en"),
         ("evaluate M in.en", "evaluate M --reference in.en"),
@@ -216,8 +240,35 @@ def test_the_answer_says_the_command_to_type(typed: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "line", "command"),
+    [
+        ("in.de --required Hund -b 2", '"required": ["Hund"]', "M -b 2"),
+        ("-i in.de --constraints a --required=b", '"required": ["a", "b"]', "M"),
+        ("--src in.de --prefix 'The dog'", '"prefix": "The dog"', "M"),
+        ("--input=in.de --forbidden", '"forbidden": ["..."]', "M"),
+    ],
+)
+def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, command: str) -> None:
+    echo = "echo " + shlex.quote(f'{{"source": "...", {line}}}')
+    fix = f"  fix: Type: {echo} | nmt translate {command} --input-format json"
+
+    assert nmt(f"translate M {typed}").stderr.splitlines()[-1] == fix
+    assert nmt(f"translate {typed} --model M").stderr.splitlines()[-1] == fix
+
+
+@pytest.mark.parametrize(
     ("typed", "fix"),
     [
+        ("config decode", "`nmt config --help` lists the commands."),
+        ("translate M 'ein Hund'", f"{PATH} A sentence? echo 'ein Hund' | nmt translate M"),
+        ("translate M Hund!", f"{PATH} A sentence? echo 'Hund!' | nmt translate M"),
+        (f"translate M {LONG}", f"{PATH} A sentence? echo {LONG} | nmt translate M"),
+        ("translate M gone/Hund", PATH),
+        ("translate M gone.txt", PATH),
+        ("translate M inn.de", PATH),
+        ("evaluate in.en in.en --fail-if-worse", "Add --baseline FILE."),
+        ("evaluate in.en in.en --fail-if-worse --baseline in.en --resamples 0",
+         "Leave --resamples 0 out."),
         ("info", "`nmt --help` lists the commands."),
         ("evaluate -t test", "Name a run folder, as in `nmt evaluate RUN -t test`, or give "
          "--hypothesis FILE."),
