@@ -151,8 +151,9 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
     try:
         return DecodingConfig.model_validate({**options.model_dump(), **changes})
     except ValidationError as error:
-        problems = "\n  ".join(text for _, text in find_problems(error))
+        problems = [text for _, text in find_problems(error)]
+        listed, them = "\n  ".join(problems), "it" if len(problems) == 1 else "them"
         raise ConfigError(
-            f"Decoding options: {problems}.",
-            fix="Correct them; section decoding of `nmt config schema` describes each.",
+            f"Decoding options: {listed}.",
+            fix=f"Correct {them}; `nmt config keys decoding` describes each key.",
         ) from error

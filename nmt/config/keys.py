@@ -329,6 +329,17 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
     ]
 
 
+def _key_with(name: str, path: KeyPath) -> str:
+    """Return, in brackets, which key of the same name in another section allows a value, if any."""
+    keys = (key for key in all_keys() if key.path[-1] == path[-1] and ANY not in key.path)
+    found = next((key for key in keys if name in key.allowed.split(", ")), None)
+    if found is None:
+        return ""
+    dotted = ".".join(found.path)
+    place = f"the top-level key {dotted}" if len(found.path) == 1 else dotted
+    return f" ({name} is for {place}: --set {dotted}={name})"
+
+
 def _sentence(detail: ErrorDetails) -> str:
     path, kind, found = detail["loc"], detail["type"], detail["input"]
     dotted, key = ".".join(map(str, path)), find_key(path)
@@ -351,5 +362,5 @@ def _sentence(detail: ErrorDetails) -> str:
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names") or (key.allowed.split(", ") if key else [])
         near = nearest_word(found, names)
-        sentence += f" (did you mean {near}?)" if near else ""
+        sentence += f" (did you mean {near}?)" if near else _key_with(found, path)
     return sentence

@@ -78,7 +78,7 @@ def _read_keys(path: Path) -> Document:
         document = read_document(path)
         if not isinstance(document.values, dict) or not document.values:
             raise ConfigError(
-                f"{path} holds no keys.", fix="Write `key: value` lines as in configs/demo.yaml."
+                f"{path} holds no keys.", fix="`nmt init SOURCE TARGET` writes a configuration."
             )
     except ConfigError as error:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():

@@ -159,10 +159,10 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
     from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
 
     if name not in DATASETS:
-        near = nearest_word(name, list(DATASETS))
+        near, lists = nearest_word(name, list(DATASETS)), "`nmt evaluate [RUN] --list`"
         raise ConfigError(
             f"There is no test set {name!r}.",
-            fix=f"Did you mean {near}?" if near else "`sacrebleu --list` shows all.",
+            fix=f"Did you mean {near}?" if near else f"{lists} shows those that can be named.",
         )
     pairs = utils.get_langpairs_for_testset(name)
     if pair not in pairs:

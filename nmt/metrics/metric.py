@@ -94,7 +94,10 @@ def check_metric(name: str) -> str:
     if name in METRICS:
         return name
     hint = did_you_mean(name.lower(), METRICS)
-    raise ConfigError(f"There is no metric {name!r}.{hint}", fix=f"Use {', '.join(METRICS)}.")
+    other = "`nmt evaluate --external COMMAND` scores with another program"
+    raise ConfigError(
+        f"There is no metric {name!r}.{hint}", fix=f"Use {', '.join(METRICS)}; {other}."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from nmt.engine import local_rank
 from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, tell_launcher
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _NOTICE = "stop"
 _SECONDS_TO_REPORT = 5
@@ -112,8 +114,8 @@ class StopSignal:
         if not self.requested and self.unsaved is None:
             _answer("stopping before the first update: there is nothing to save.")
         elif not self.requested:
-            again = f"Ctrl-C again ends at once and loses {lost}."
-            _answer(f"finishing the update, then saving. {again}")
+            again = "Ctrl-C again" if number == signal.SIGINT else "SIGINT"  # not SIGTERM again
+            _answer(f"finishing the update, then saving. {again} ends at once and loses {lost}.")
         self.number = self.number or number
 
     def __enter__(self) -> Self:
@@ -139,8 +141,11 @@ class StopSignal:
 
 
 def _answer(text: str) -> None:
-    """Write to standard error from a signal handler, where streams and locks may be in use."""
-    if local_rank() == 0:
+    """Write to standard error from a signal handler, where streams and locks may be in use.
+
+    Nothing where warnings are not shown, as in the trial training of ``nmt doctor``.
+    """
+    if local_rank() == 0 and logger.getEffectiveLevel() <= logging.WARNING:
         begin = "\n" if os.isatty(2) else ""  # a progress bar may stand there
         with suppress(OSError):
             os.write(2, f"{begin}nmt: {text}\n".encode())

@@ -307,6 +307,7 @@ def test_every_system_must_pass_but_not_the_baseline(files: tuple[Path, Path]) -
     ("flags", "message"),
     [
         (["--metric", "rouge"], "no metric 'rouge'"),
+        (["--metric", "comet"], "`nmt evaluate --external COMMAND` scores with another program."),
         (["--metric", "BLEU"], "Did you mean bleu?"),
         (["--fail-under", "bleu"], "no equals sign"),
         (["--fail-under", "bleu=x"], "not a number"),

@@ -105,6 +105,11 @@ MISTAKES = {
     "'torch', 'ctranslate2'.",
     "train c.yaml --set training.device=cuda:x": "--set training.device=cuda:x: training.device is "
     "'cuda:x'; it must be auto, cpu, cuda, cuda:N, mps (did you mean cuda:N?)",
+    "config check c.yaml --set model.preset=low-resource": "--set model.preset=low-resource: "
+    "model.preset is 'low-resource'; it must be transformer-base, transformer-big, tiny, modern, "
+    "or null (low-resource is for the top-level key preset: --set preset=low-resource)",
+    "config check c.yaml --set preset=tiny": "--set preset=tiny: preset is 'tiny'; it must be "
+    "low-resource, or null (tiny is for model.preset: --set model.preset=tiny)",
     # Files and folders.
     "translate M/best in.de": "M/best is a checkpoint of the model M.",
     "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",
@@ -259,6 +264,12 @@ def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, com
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
+        ("evaluate M -t nowhere", "`nmt evaluate [RUN] --list` shows those that can be named."),
+        ("train empty.yaml", "`nmt init SOURCE TARGET` writes a configuration."),
+        ("translate M in.de --n-best 9 --device cpu", "Correct it; `nmt config keys decoding` "
+         "describes each key."),
+        ("translate M in.de --temperature -1 --top-p 2 --device cpu",
+         "Correct them; `nmt config keys decoding` describes each key."),
         ("config decode", "`nmt config --help` lists the commands."),
         ("translate M 'ein Hund'", f"{PATH} A sentence? echo 'ein Hund' | nmt translate M"),
         ("translate M Hund!", f"{PATH} A sentence? echo 'Hund!' | nmt translate M"),
@@ -288,6 +299,7 @@ def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, com
 )  # fmt: skip
 def test_the_answer_says_what_to_do(typed: str, fix: str) -> None:
     Path("runs").mkdir()
+    Path("empty.yaml").write_text("# nothing\n", "utf-8")
     Path("done.yaml").write_text(Path("c.yaml").read_text("utf-8") + "run_dir: M\n", "utf-8")
     assert nmt(typed).stderr.splitlines()[-1] == f"  fix: {fix}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,30 @@ def test_an_interrupt_is_answered_at_once_with_what_a_second_costs(
         "nmt: finishing the update, then saving. Ctrl-C again ends at once and loses 3 updates "
         "since step 5.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "again"), [(signal.SIGINT, "Ctrl-C again"), (signal.SIGTERM, "SIGINT")]
+)
+def test_the_answer_names_the_signal_that_ends_at_once(
+    number: signal.Signals, again: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with StopSignal() as stop:
+        stop.unsaved = lambda: "3 updates"
+        signal.raise_signal(number)
+    assert f"saving. {again} ends at once and loses 3 updates." in capfd.readouterr().err
+
+
+def test_a_trial_training_says_nothing_of_saving(capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("nmt").setLevel(logging.ERROR)  # as `nmt doctor` does
+    try:
+        with StopSignal() as stop:
+            stop.unsaved = lambda: "3 updates"
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        logging.getLogger("nmt").setLevel(logging.NOTSET)
+    assert stop.requested
+    assert not capfd.readouterr().err
 
 
 def test_a_second_interrupt_says_what_is_lost(
