@@ -6,7 +6,15 @@ from pathlib import Path
 
 import typer
 
-from nmt.cli.options import CHECKPOINT, JSON, MODEL, OUTPUT_FOLDER, flag, print_result
+from nmt.cli.options import (
+    CHECKPOINT,
+    JSON,
+    MODEL,
+    OUTPUT_FOLDER,
+    flag,
+    log_next_commands,
+    print_result,
+)
 
 AVERAGE_EPILOG = """\b
 Examples:
@@ -52,11 +60,13 @@ def average(
     training. FOLDER works wherever a run folder does: `nmt translate FOLDER`, `nmt evaluate
     FOLDER`. Its average.json lists the averaged checkpoints. Prints FOLDER.
     """
+    from nmt.checkpoint.model_folder import load_folder_config
     from nmt.recipes.export import average as write
 
     summary = write(run, output, last=last, best=best, steps=step)
     values = {"output": str(summary.output), "steps": list(summary.steps)}
     print_result(str(summary.output), values, json=json)
+    log_next_commands(summary.output, load_folder_config(summary.output))
 
 
 def export(
@@ -84,6 +94,7 @@ def export(
     model card (README.md). It works wherever a run folder does: `nmt translate
     FOLDER`, `nmt evaluate FOLDER`. Prints FOLDER.
     """
+    from nmt.checkpoint.model_folder import load_folder_config
     from nmt.recipes.export import export as write
 
     summary = write(model, output, to, quantization=quantization, checkpoint=checkpoint)
@@ -95,3 +106,4 @@ def export(
         "size_bytes": summary.size_bytes,
     }
     print_result(str(summary.output), values, json=json)
+    log_next_commands(summary.output, load_folder_config(summary.output))

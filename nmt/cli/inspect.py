@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import webbrowser
@@ -16,6 +17,8 @@ from nmt.cli.options import OUTPUT_FILE, SET, TAG, file_name, flag, given
 from nmt.errors import ConfigError
 from nmt.files.atomic import check_output, open_output
 from nmt.inspection.catalog import CATALOG
+
+logger = logging.getLogger(__name__)
 
 EPILOG = """\b
 Examples:
@@ -129,5 +132,8 @@ def inspect(
         output_file = Path(mkdtemp(prefix="nmt-")) / "inspect.html"
     with open_output(output_file) as writer:
         writer.write(text.encode("utf-8", "replace"))
+    if is_page and style == "text" and model and model.is_dir() and options.source is None:
+        more = "add --source TEXT for attention, alignment and beam; -o page.html for a page"
+        logger.info("%s", more)
     if open_ and output_file:
         webbrowser.open(output_file.resolve().as_uri())

@@ -6,7 +6,9 @@ with a ``title``). `nmt.cli.app` makes a command of it, with one flag for each f
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from json import dumps
@@ -18,8 +20,11 @@ import typer
 from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from nmt.config.run import RunConfig
     from nmt.runtime.engine import Ensemble
     from nmt.translation.mbr import Mbr
+
+logger = logging.getLogger(__name__)
 
 Format = Literal["text", "json"]
 """How lines are read or written."""
@@ -364,3 +369,10 @@ def given_flags(ctx: typer.Context, *groups: Any) -> list[str]:
 def print_result(text: str, values: Mapping[str, Any], *, json: bool) -> None:
     """Print a result on standard output: its text, or its values as one line of JSON."""
     typer.echo(dumps(values, ensure_ascii=False) if json else text)
+
+
+def log_next_commands(folder: Path, config: RunConfig) -> None:
+    """Say what a new model is for: the commands to type next."""
+    name = shlex.quote(str(folder))
+    tested = f"nmt evaluate {name}, " if config.data.test else ""
+    logger.info("next: %snmt translate %s -i FILE -o FILE", tested, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 from dataclasses import asdict
 from json import dumps
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nmt.cli.options import CONFIG, JSON, SET, flag, given_flags, print_result
+from nmt.cli.options import CONFIG, JSON, SET, flag, given_flags, log_next_commands, print_result
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,9 +110,7 @@ def _train(config: RunConfig, *, strict_resume: bool, exact: bool, json: bool) -
         text = f"{config.run_dir}: {summary.step:,} steps; best: {best}{score}"
         print_result(text, {"run_dir": str(config.run_dir), **asdict(summary)}, json=json)
         if summary.best:
-            folder = shlex.quote(str(config.run_dir))
-            tested = f"nmt evaluate {folder}, " if config.data.test else ""
-            logger.info("next: %snmt translate %s -i FILE -o FILE", tested, folder)
+            log_next_commands(config.run_dir, config)
 
 
 def _dry_run(config: RunConfig, *, json: bool) -> None:

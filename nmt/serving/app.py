@@ -43,6 +43,7 @@ from nmt.version import __version__
 
 _PAGE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)\b[^>]*>(.*?)</\1>", re.DOTALL)
+_LOADING = "Models are being loaded."
 _CLIENT_GONE = 499
 """What logs call it; nobody reads this answer."""
 Answer = Callable[[Any, str, Request], Coroutine[Any, Any, Response]]
@@ -129,7 +130,7 @@ class Api:
             if post.form:
                 client = self._let_in(request, value)
             if not self.state.is_ready:
-                raise RefusedError(503, "Models are being loaded.", "Wait a little.", retry_after=2)
+                raise RefusedError(503, _LOADING, "Wait a little.", retry_after=2)
             asked = validate(post.kind, value)
             if post.streams and LINES in request.headers.get("accept", ""):
                 self.service.check_busy()
@@ -234,8 +235,9 @@ class Api:
         """Report whether requests are taken."""
         if self.state.is_ready and not self.state.is_stopping:
             return JSONResponse({"status": "ready"})
-        why = "The server is stopping." if self.state.is_stopping else "Models are being loaded."
-        raise RefusedError(503, why, "Ask another one, or wait.", retry_after=2)
+        if self.state.is_stopping:
+            raise RefusedError(503, "The server is stopping.", "Ask another one.", retry_after=2)
+        raise RefusedError(503, _LOADING, "Wait a little.", retry_after=2)
 
     def health(self, request: Request) -> Response:
         """Report whether requests are taken, as LibreTranslate does."""

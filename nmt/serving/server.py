@@ -92,7 +92,8 @@ async def _serve(
     loading = asyncio.create_task(_load(store, state, server))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    logger.info("serving %s on http://%s:%d", ", ".join(store.places), shown, port)
+    names = ", ".join(store.places)
+    logger.info("loading %s, to be served on http://%s:%d", names, shown, port)
     try:
         await server.serve([listener])
         if loading.done():

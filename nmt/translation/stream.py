@@ -121,7 +121,8 @@ class _StyledTranslator:
                 results.append(result)
                 written = list(self._style.write(number, request, result))
             elif self._style.kind == "text":
-                end = result
+                fix = f"{result.fix} With --format json the other lines are answered all the same."
+                end = DataError(result.problem, fix=fix)
                 break
             else:
                 failures.append(result)

@@ -60,6 +60,14 @@ def test_a_pipe_gets_no_colour(runs: dict[str, Path]) -> None:
     assert "\x1b" not in shown(runs["plain"], "attention", "--source", SENTENCE)
 
 
+def test_a_model_without_a_sentence_says_what_one_would_add(runs: dict[str, Path]) -> None:
+    note = "nmt: add --source TEXT for attention, alignment and beam; -o page.html for a page\n"
+    assert inspect(runs["plain"]).stderr.endswith(note)
+    for more in (("positions",), ("--source", SENTENCE), ("--format", "json")):
+        assert note not in inspect(runs["plain"], *more).stderr
+    assert note not in inspect(HELLO).stderr
+
+
 def test_a_configuration_is_shown_at_any_width() -> None:
     assert "width 6" in shown(HELLO, "positions", "--set", "model.model_dim=6")
 

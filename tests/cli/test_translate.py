@@ -492,6 +492,7 @@ def test_text_ends_at_a_request_that_cannot_be_answered(
 
     assert result.exit_code == 3
     assert f"Line {len(LINES) + 1}" in result.stderr
+    assert "With --format json the other lines are answered all the same." in result.stderr
     assert result.stdout.splitlines() == translated(run_dir, text="\n".join(LINES))
 
 

@@ -74,7 +74,9 @@ def done(*arguments: object, text: str = "") -> str:
 def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, target: str) -> None:
     write_shortlist(run_dir)
     output = tmp_path / "a b"
-    assert done("export", run_dir, "--to", target, "-o", output) == f"{output}\n"
+    result = nmt("export", run_dir, "--to", target, "-o", output)
+    assert (result.exit_code, result.stdout) == (0, f"{output}\n")
+    assert result.stderr.endswith(f"nmt: next: nmt translate '{output}' -i FILE -o FILE\n")
 
     expected = done("translate", run_dir, *FLAGS, text=LINES)
     assert done("translate", output, *FLAGS, text=LINES) == expected

@@ -61,13 +61,14 @@ def inside(models: dict[str, Path]) -> Iterator[Inside]:
         folders: Mapping[str, Path] = models,
         options: ServerOptions | None = None,
         engine: EngineOptions = EngineOptions(engine="torch"),  # noqa: B008 - frozen
+        state: State | None = None,
         **client: Any,
     ) -> TestClient:
         options = options or ServerOptions()
         store = ModelStore(folders, engine, options.max_loaded, options.pivot)
         batchers.append(Batcher[TranslationResult](2, 2048))
         service = Service(store, batchers[-1], options.limits, Metrics())
-        app = Api(service, options, State(is_ready=True)).app()
+        app = Api(service, options, state or State(is_ready=True)).app()
         client = {"base_url": "http://localhost", "client": ("127.0.0.1", 50000), **client}
         return TestClient(app, **client)
 

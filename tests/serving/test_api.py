@@ -16,6 +16,7 @@ from libretranslatepy import LibreTranslateAPI
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.serving.app import State
 from nmt.serving.detection import detect
 from nmt.translation.translator import Translator
 from tests.serving.conftest import Inside
@@ -172,6 +173,18 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
         {"code": "de", "name": "German", "targets": ["en"]},
         {"code": "en", "name": "English", "targets": []},
     ]
+
+
+def test_a_server_that_loads_says_so(server: Server, inside: Inside) -> None:
+    said = next(line for line in server.log if "de-en" in line)
+    assert f"loading de-en, to be served on http://127.0.0.1:{server.port}" in said
+    for state, error, fix in (
+        (State(), "Models are being loaded.", "Wait a little."),
+        (State(is_stopping=True), "The server is stopping.", "Ask another one."),
+    ):
+        answer = inside(state=state).get("/health")
+        assert answer.status_code == 503
+        assert answer.json().items() >= {"error": error, "fix": fix}.items()
 
 
 @pytest.mark.parametrize("has_model", [True, False])
