@@ -81,8 +81,8 @@ class RunConfig(Section):
 
     preset: Literal["low-resource"] | None = None
     """Values to start from, in several sections; keys that are given override them.
-    ``low-resource`` is for 5,000 to 15,000 pairs: a ``tiny`` model with more dropout and R-Drop,
-    trained by Muon, a vocabulary of 2,000 and batches of 2,048 tokens."""
+    ``low-resource`` is for 5,000 to 15,000 short pairs: a ``tiny`` model with more dropout and
+    R-Drop, trained by Muon, a vocabulary of 2,000 and batches of 2,048 tokens."""
     name: str
     """Name of the experiment; folders are named after it."""
     source_language: LanguageCode
