@@ -48,8 +48,7 @@ COMMANDS = {
     "completion": "--install-completion",
 }
 """What others call commands, with hyphens -> ours, perhaps with all that is to be typed."""
-_FIELDS = {"prefix": "prefix", "required": "required", "forbidden": "forbidden"}
-_FIELDS |= {"constraints": "required"}
+_FIELDS = {each: each for each in ("prefix", "required", "forbidden")} | {"constraints": "required"}
 """Flags that stand for a field of a line of JSON."""
 _READS_JSON = "--input-format json"
 

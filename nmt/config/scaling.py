@@ -33,7 +33,7 @@ class Scale:
     validate_every: int = 500
     """Updates between two validations, and between two checkpoints."""
     r_drop: float = 0.0
-    """Weight of R-Drop, where one model learns the most from few pairs."""
+    """Weight of R-Drop, where it is worth its time: little text, in short sentences."""
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values by section, as a configuration has them."""

@@ -55,7 +55,7 @@ def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> float:
             fix="Add a training section, such as `training: {max_minutes: 60}`.",
         )
     lines = count = 0
-    if paths := corpus_files(corpus.model_copy(update={"scores": None})):
+    if paths := [path for path in corpus_files(corpus) if path != corpus.scores]:
         for path in paths:
             lines = 0
             with open_binary(path) as stream:

@@ -54,7 +54,7 @@ model: {{preset: {scale.preset}, dropout: {scale.dropout}}}
 training:
   # Training takes about so many minutes. Ctrl-C stops it; the same command resumes it.
   max_minutes: {scale.minutes}
-  # Weight of R-Drop: two passes with other dropout have to agree. Twice the work, for few pairs.
+  # Weight of R-Drop: two passes with other dropout have to agree. Twice the work, for little text.
   r_drop: {scale.r_drop}
   # The learning rate, which goes with the optimizer, rises to its peak over a share of the run,
   # then falls to zero at its end.
@@ -155,15 +155,9 @@ def init(
     given = {part: each for part, each in zip(_HELD_OUT, (valid, test), strict=True) if each}
     parts = _held_out(pairs, given, seed)
     held = [pair for part in parts.values() for pair in part]
-    check = CorpusCheck(*codes)
-    check.update(held, np.array([[len(text) for text in side] for side in zip(*held, strict=True)]))
-    for warning in check.warnings():
-        logger.warning(warning)
-    if any(check.swapped()):
-        words = ["nmt", "init", target, source, "--languages", "-".join(codes), "--output", folder]
-        logger.warning("if so, remove %s and type: %s", folder, shlex.join(map(str, words)))
-    drawn = sum(len(parts[part]) for part in _HELD_OUT if part not in given)
-    counts = Counter(left_out=-drawn, unusable=0)
+    _warn(held, codes, (source, target), folder)
+    drawn = parts.keys() - given.keys()
+    counts = Counter(left_out=-sum(len(parts[part]) for part in drawn), unusable=0)
     with write_errors(folder, ConfigError, fix="Name a folder with --output where you can write."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
@@ -171,18 +165,29 @@ def init(
             for part, each in texts.items():
                 paths = [place / f"{part}.{code}" for code in codes]
                 counts[part] = len(parts[part]) if part in given else _write(paths, each)
-            written = [place / f"train.{code}" for code in codes]
-            corpus = CorpusConfig(source=written[0], target=written[1])
             start = Start(
                 config=folder / _CONFIG_NAME,
                 counts=counts,
-                num_characters=count_characters([corpus], codes),
+                num_characters=_num_characters(place, codes),
                 seed=seed,
                 given=[*given],
             )
             (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
             load_config(place / _CONFIG_NAME)  # the folder's name may be none for an experiment
     return start
+
+
+def _warn(
+    pairs: Sequence[Texts], codes: tuple[str, str], files: tuple[Path, Path], folder: Path
+) -> None:
+    """Warn of what is odd about some pairs; name the other command where sides look swapped."""
+    check, sides = CorpusCheck(*codes), zip(*pairs, strict=True)
+    check.update(pairs, np.array([[len(text) for text in side] for side in sides]))
+    for warning in check.warnings():
+        logger.warning(warning)
+    if any(check.swapped()):
+        words = ["nmt", "init", *files[::-1], "--languages", "-".join(codes), "--output", folder]
+        logger.warning("if so, remove %s and type: %s", folder, shlex.join(map(str, words)))
 
 
 def _refuse_existing(folder: Path) -> None:
@@ -260,6 +265,12 @@ def _others(
             counts["left_out"] += 1
         else:
             yield pair
+
+
+def _num_characters(folder: Path, codes: tuple[str, str]) -> int:
+    """Return the characters of the training text in both languages."""
+    source, target = (folder / f"train.{code}" for code in codes)
+    return count_characters([CorpusConfig(source=source, target=target)], codes)
 
 
 def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:

@@ -216,8 +216,8 @@ def _prepare(
                 if is_unsure and (current := current_report(config, asked, shards / _SPOOL)):
                     return current
                 if is_left_alone and (folder / MANIFEST).exists():
-                    text = "%s is of other text or settings, or damaged: it is made anew"
-                    logger.info(text, folder)
+                    why = "was prepared from other corpora or settings, or is damaged"
+                    logger.info("%s %s; preparing it again", folder, why)
                 with opened() as crew:
                     return _make(config, readable, crew, asked, check, shards)
 

@@ -440,9 +440,9 @@ def test_unchanged_input_is_left_alone_and_changed_input_is_not(
     os.utime(source, (1, 1))  # it is known by its contents
     assert prepare(config).up_to_date
     source.write_bytes(source.read_bytes().replace(b"eins", b"zwei", 1))
-    assert "made anew" not in caplog.text
+    assert "preparing it again" not in caplog.text
     assert not prepare(config).up_to_date
-    assert f"{tmp_path / 'prepared'} is of other text or settings" in caplog.text
+    assert f"{tmp_path / 'prepared'} was prepared from other corpora or settings" in caplog.text
     write_pairs(tmp_path, *corpus(121))
     assert prepare(config).counts["numbers"]["kept"] == 121
 
