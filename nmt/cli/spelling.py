@@ -198,6 +198,8 @@ class Spelling:
         given = {self._long.get(x.partition("=")[0]) for x in typed if x[:1] == "-" != x}
         free = [flag for flag in flags if flag not in given]
         extra = places[int(min(self._most, len(places))) :]
+        if extra and self._path.endswith(" translate"):
+            self._refuse_sentence(*(typed[place] for place in places))
         if not extra or len(extra) > len(free) or None in given:  # perhaps its value
             return
         if any(flag == "--set" and "=" not in value for flag, value in pairwise(typed)):
@@ -209,6 +211,16 @@ class Spelling:
         raise ConfigError(
             f"{self._path} takes no {named} without a flag.",
             fix=f"Type: {' '.join([self._path, *words])}",
+        )
+
+    def _refuse_sentence(self, model: str, *words: str) -> None:
+        """Refuse words that are no names of files: text to translate."""
+        if any(re.search(r"[./]", word) and not word.endswith(".") for word in words):
+            return
+        text = " ".join(words)
+        raise ConfigError(
+            f"{self._path} takes text from a file or from standard input.",
+            fix=f"Type: echo {shlex.quote(text)} | {self._path} {shlex.quote(model)}",
         )
 
     def _ours(self, name: str, has_argument: bool) -> str | None:

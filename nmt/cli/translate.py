@@ -71,8 +71,9 @@ class InputOutput:
         metavar="[text|json]",
         parser=format_name,
         help='Input plain text, or JSON objects such as {"source": ..., "prefix": ..., '
-        '"required": [...], "forbidden": [...], "tag": ...}. Other fields pass through to JSON '
-        "output, except those that have the name of a field of the output.",
+        '"required": [...], "forbidden": [...], "tag": ...}. A required phrase may get an ending '
+        "(Tokyos). Other fields pass through to JSON output, except those that have the name of a "
+        "field of the output.",
     )
     n_best: int | None = flag(
         min=1,
@@ -123,7 +124,7 @@ class SamplingOptions:
     sample: bool = flag(
         default=False,
         help="Sample from the model's distribution instead of searching; --n-best is the number "
-        "of samples.",
+        "of samples, in the order in which they were drawn.",
     )
     temperature: float | None = flag(
         metavar="X", help="With --sample: softmax temperature; below 1 sharpens the distribution."

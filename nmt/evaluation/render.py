@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nmt.evaluation.gates import USUAL_ALPHA, describe
 from nmt.evaluation.result import (
+    SMALL_SLICE,
     ConfidenceQuality,
     Evaluation,
     EvaluationReport,
@@ -16,11 +18,36 @@ from nmt.evaluation.result import (
     Slice,
     System,
 )
+from nmt.evaluation.slices import LEAKAGE
 from nmt.metrics.metric import Score, as_quality, label_of
 
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML document may hold."""
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
+_SLICES_MEAN = (
+    f"slices: scores of parts of the test set; those of less than {SMALL_SLICE} sentences (few) "
+    "say little."
+)
+_LEAKS_MEAN = (
+    "source in training data: exact, or near (all but one or two words). Such sentences are "
+    "easier: the scores of those not found tell how the model does with new text."
+)
+_LOSSES_MEAN = "robustness: what each noise in the source costs, with the 95% interval."
+_CONFIDENCE_MEANS = (
+    "confidence: how well it predicts the chrF of a sentence. Correlations: 1 is perfect, 0 none. "
+    "The calibration error is how far it is off on average, in chrF."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DetailTable:
+    """A table of a test set beside its scores."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    """The first is the head."""
+    meaning: str = ""
+    """How to read it; empty where p-values say it."""
 
 
 def as_text(report: EvaluationReport) -> str:
@@ -30,7 +57,7 @@ def as_text(report: EvaluationReport) -> str:
     blocks = ["\n".join(parts), _columns(score_rows(evaluations))]
     for each in evaluations:
         prefix = f"{each.test}: " if len(evaluations) > 1 else ""
-        blocks += (prefix + _columns(rows) for _, rows in detail_tables(each))
+        blocks += (prefix + _columns(table.rows) for table in detail_tables(each))
     if report.contrastive:
         rows = [[x.system, x.category, f"{x.num_pairs:,}", f"{100 * x.accuracy:.1f}%"]
                 for x in report.contrastive]  # fmt: skip
@@ -44,8 +71,9 @@ def as_text(report: EvaluationReport) -> str:
     signatures = dict.fromkeys(
         (score.metric, score.signature) for each in evaluations for score in each.systems[0].scores
     )
-    tests = paired_tests(evaluations)
-    return "\n\n".join([*blocks, *tests, *settings, _columns(list(map(list, signatures)))])
+    meanings = dict.fromkeys(x.meaning for each in evaluations for x in detail_tables(each))
+    notes = [*filter(None, meanings), *paired_tests(evaluations), *settings]
+    return "\n\n".join([*blocks, *notes, _columns(list(map(list, signatures)))])
 
 
 def _shown(settings: Mapping[str, str | int | float]) -> str:
@@ -83,16 +111,18 @@ def _named(each: Evaluation) -> Iterator[tuple[str, System]]:
         yield system.name, system
 
 
-def detail_tables(evaluation: Evaluation) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yield the tables of a test set beside its scores, with their titles."""
+def detail_tables(evaluation: Evaluation) -> Iterator[DetailTable]:
+    """Yield the tables of a test set beside its scores."""
     if evaluation.pairs:
-        yield "Differences", _pair_rows(evaluation)
+        yield DetailTable("Differences", _pair_rows(evaluation))
     if evaluation.slices:
-        yield "Slices", _slice_rows(evaluation)
+        has_leaks = any(each.group == LEAKAGE for each in evaluation.slices)
+        meaning = f"{_SLICES_MEAN} {_LEAKS_MEAN}" if has_leaks else _SLICES_MEAN
+        yield DetailTable("Slices", _slice_rows(evaluation), meaning)
     if evaluation.robustness:
-        yield "Robustness", _noise_rows(evaluation.robustness)
+        yield DetailTable("Robustness", _noise_rows(evaluation.robustness), _LOSSES_MEAN)
     if evaluation.confidence:
-        yield "Confidence", _confidence_rows(evaluation.confidence)
+        yield DetailTable("Confidence", _confidence_rows(evaluation.confidence), _CONFIDENCE_MEANS)
 
 
 def _pair_rows(evaluation: Evaluation) -> list[list[str]]:
@@ -190,7 +220,7 @@ def as_markdown(report: EvaluationReport) -> str:
     blocks.append(_markdown_table(_changes(evaluations) if has_base else score_rows(evaluations)))
     for each in evaluations:
         prefix = f"{each.test}: " if len(evaluations) > 1 else ""
-        blocks += (_folded(_escaped(prefix + name), rows) for name, rows in detail_tables(each))
+        blocks += (_folded(prefix, table) for table in detail_tables(each))
     signatures = dict.fromkeys(
         f"{x.metric} `{x.signature}`" for each in evaluations for x in each.systems[0].scores
     )
@@ -227,9 +257,10 @@ def _change(name: str, score: Score, alpha: float) -> list[str]:
     ]
 
 
-def _folded(title: str, rows: Sequence[Sequence[str]]) -> str:
-    table = _markdown_table(rows)
-    return f"<details><summary>{title}</summary>\n\n{table}\n\n</details>"
+def _folded(prefix: str, table: DetailTable) -> str:
+    title = _escaped(prefix + table.title)
+    inner = "\n\n".join(filter(None, [_markdown_table(table.rows), _escaped(table.meaning)]))
+    return f"<details><summary>{title}</summary>\n\n{inner}\n\n</details>"
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:

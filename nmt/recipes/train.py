@@ -238,7 +238,7 @@ def _run(
     checkpoint = load_newest(run_dir, processes, strict=resume["strict"])
     with stop.ending_at_once():  # compiling takes minutes
         setup, record, measured_once = _build(config, data, checkpoint, processes)
-    notes = _begin(config, setup, checkpoint, record, exact=resume["exact"])
+    notes, warned = _begin(config, setup, checkpoint, record, exact=resume["exact"])
     progress = Progress()
     if checkpoint is not None:
         progress = Progress.resumed(checkpoint.state, setup.batch.accumulate)
@@ -250,8 +250,9 @@ def _run(
         for text in () if checkpoint else _advice(setup, progress.total_steps):
             logger.warning(text)
         tidy_run_folder(run_dir, checkpoint)
-        for line in write_run_files(run_dir, config, data.tokenizer_dir):
-            notes += [f"setting changed since the last start: {line}"] if checkpoint else []
+        changed = write_run_files(run_dir, config, data.tokenizer_dir)
+        unsaid = [line for line in changed if checkpoint and line not in warned]
+        notes += [f"setting changed since the last start: {line}" for line in unsaid]
         reporter = make_reporters(config, log, progress)
     try:
         trainer = Trainer(
@@ -343,16 +344,21 @@ def _begin(
     record: Mapping[str, Any],
     *,
     exact: bool,
-) -> list[str]:
-    """Check that the run may be resumed; or begin with the weights of another model, with notes."""
+) -> tuple[list[str], str]:
+    """Check that the run may be resumed; or begin with the weights of another model.
+
+    Returns:
+        Notes for the log, and the warnings that were given.
+    """
     start_from = config.training.start_from
     if checkpoint is not None:
         found = check_resumable(checkpoint.state, record, run_dir=config.run_dir, exact=exact)
         for warning in found if setup.updater.processes.rank == 0 else ():
             logger.warning(warning)
-    elif start_from is not None:
+        return [], "\n".join(found)
+    if start_from is not None:
         start = load_model(start_from)
         notes = [f"begins with the weights of {start_from}", *start_notes(config, start)]
         setup.updater.optimizer.load_weights(start.model.state_dict())
-        return notes
-    return []
+        return notes, ""
+    return [], ""

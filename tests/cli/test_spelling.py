@@ -74,6 +74,7 @@ MISTAKES = {
     "model.decoder_layers in the configuration).",
     # What stands without a flag, or is missing.
     "translate M in.de out.en": "nmt translate takes no out.en without a flag.",
+    "translate M good day, all.": "nmt translate takes text from a file or from standard input.",
     "score M in.de in.en": "nmt score takes no in.de, in.en without a flag.",
     "init in.de in.en out": "nmt init takes no out without a flag.",
     "export M -o x": "nmt export needs --to.",

@@ -338,6 +338,8 @@ def test_a_run_whose_rate_has_fallen_to_zero_resumes_with_more_updates(
     assert [train(config).step for config in (short, long)] == [2, 4]
 
     assert "max_steps: was 2, is 4; from here on the learning rate follows" in caplog.text
+    log = (long.run_dir / "log.txt").read_text()
+    assert (caplog.text + log).count("max_steps: was 2, is 4") == 2, "once on screen, once in it"
     metrics = [
         json.loads(line) for line in (long.run_dir / "metrics.jsonl").read_text().splitlines()
     ]
