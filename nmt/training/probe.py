@@ -103,7 +103,9 @@ def compare_precisions(
     names: Sequence[PrecisionName], config: RunConfig, data: PreparedData
 ) -> Comparison:
     """Train ``config`` in each precision for some seconds, and throw that away."""
-    logger.info("comparing the speed of %s for about %g s", ", ".join(names), SECONDS)
+    logger.info(
+        "comparing the speed of %s: about %g s, more on a busy machine", ", ".join(names), SECONDS
+    )
     batch = config.batch
     if batch.max_tokens == "auto":
         own = {"max_tokens": _TOKENS_OF_BATCH, "tokens_per_update": None}
