@@ -112,7 +112,7 @@ class _Commands(TyperGroup):
         near, path = ours or nearest_word(name, names), ctx.command_path
         fix = f"`{path} --help` lists the commands."
         if near:
-            rest = args[1:] if near in names else []
+            rest = args[1:] if near in names or near.startswith("config ") else []
             fix = f"Type: {' '.join([path, near, *map(shlex.quote, rest)])}"
         raise ConfigError(f"{path} has no command {name}.", fix=fix)
 

@@ -51,9 +51,14 @@ def _with_equals_sign(overrides: list[str]) -> list[str]:
     if bad:
         raise ConfigError(
             f"--set {bad[0]}: write KEY=VALUE, as one argument.",
-            fix=f"Put an equals sign and no space between, as in --set {bad[0]}=VALUE.",
+            fix=f"Put an equals sign and no space between, as in --set {_with_value(bad[0])}.",
         )
     return overrides
+
+
+def _with_value(text: str) -> str:
+    key, colon, value = text.partition(":")
+    return f"{key}={value}" if colon and value else f"{text}=VALUE"
 
 
 def file_name(text: str) -> Path:

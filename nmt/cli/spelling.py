@@ -20,8 +20,10 @@ from nmt.errors import ConfigError
 
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
 """What may follow a flag that is a switch here: ``--gpu 0``."""
-_CODE = re.compile("[a-z]{2}")
-"""A language, which some name where we have a file."""
+_CODE, _ANY_CODE = re.compile("[a-z]{2}"), re.compile("[a-z]{2,3}")
+"""A language, which some name where we have a file: `out` may be either."""
+_METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
+"""Of sacrebleu, which takes several in a row."""
 _PLAIN_KEY = re.compile(r"[a-z_0-9.]+")
 """Without a remark."""
 _REMARK = ": "
@@ -46,6 +48,7 @@ COMMANDS = {
     "build-vocab": "prepare",
     **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.start_from=RUN"),
     "completion": "--install-completion",
+    **{name: f"config {name}" for name in ("check", "show", "schema", "keys")},
 }
 """What others call commands, with hyphens -> ours, perhaps with all that is to be typed."""
 _FIELDS = {each: each for each in ("prefix", "required", "forbidden")} | {"constraints": "required"}
@@ -65,6 +68,8 @@ class _Line:
     """Where ``typed`` has a word without a flag."""
     arguments: dict[str, str] = field(default_factory=dict)
     """What flags of others said that are arguments here."""
+    codes: dict[str, str] = field(default_factory=dict)
+    """Languages, by the argument that is a file in them."""
     fields: dict[str, list[str]] = field(default_factory=dict)
     """What they said that is a field of JSON here."""
 
@@ -85,6 +90,7 @@ class Spelling:
             for each in options
             for name in (*each.opts, *each.secondary_opts)
         }
+        self._metavars = {name: each.metavar for each in options for name in each.opts}
         self._required = [each for each in parameters if each.required]
         self._long = {
             name: _name(each) for each in options for name in (*each.opts, *each.secondary_opts)
@@ -99,6 +105,8 @@ class Spelling:
         Raises:
             ConfigError: Names each with ours, and the command to type.
         """
+        if "--metric" in self._takes_value:
+            args = _metrics_joined(args)
         line, rest = _Line(), deque(args)
         has_argument = self._has_argument(args)
         while rest:
@@ -112,8 +120,7 @@ class Spelling:
                 if word == "-" or not word.startswith("-"):
                     line.places.append(len(line.typed))
                 line.typed.append(word)
-                values = min(self._takes_value.get(word, 0), len(rest))
-                line.typed += [rest.popleft() for _ in range(values)]
+                line.typed += self._values(word, rest)
                 continue
             if not equals and rest and self._is_value(ours, rest[0]):
                 value = rest.popleft()
@@ -123,10 +130,24 @@ class Spelling:
             raise ConfigError(f"{self._path} has no {named}.", fix=f"Type: {self._command(line)}")
         self._refuse_extra(line.typed, line.places)
 
+    def _values(self, flag: str, rest: deque[str]) -> list[str]:
+        """Take the words that belong to a flag of ours."""
+        num = self._takes_value.get(flag, 0)
+        values = [rest.popleft() for _ in range(min(num, len(rest)))]
+        if num > 1 and any(value in self._takes_value for value in values):
+            raise ConfigError(
+                f"{flag} needs {num} words behind it.",
+                fix=f"Type: {flag} {self._metavars[flag]}",
+            )
+        return values
+
     def _replace(self, line: _Line, name: str, ours: str, value: str) -> None:
         """Put what is to be typed for a flag of others into ``line``."""
         if ours in ("--input", "--output") and _CODE.fullmatch(value):
             line.found[name] = "the model knows its languages"
+            return
+        if ours in ("SOURCE", "TARGET") and _ANY_CODE.fullmatch(value):
+            line.found[name], line.codes[ours] = "--languages", value
             return
         line.found[name] = ours
         if ours.startswith(_READS_JSON):
@@ -138,6 +159,9 @@ class Spelling:
 
     def _command(self, line: _Line) -> str:
         words, start = self._with_arguments(line.arguments, line.typed, line.places), ""
+        if line.codes:
+            codes = (line.codes.get(name, name) for name in ("SOURCE", "TARGET"))
+            words = [*words, "--languages", "-".join(codes)]
         if line.fields:
             files = [line.typed[place] for place in line.places["MODEL" not in line.arguments :]]
             words = [*self._without_input(words, files), *_READS_JSON.split()]
@@ -200,6 +224,8 @@ class Spelling:
         extra = places[int(min(self._most, len(places))) :]
         if extra and self._path.endswith(" translate"):
             self._refuse_sentence(*(typed[place] for place in places))
+        if extra and self._path.endswith(" train"):
+            self._refuse_text(*(typed[place] for place in places))
         if not extra or len(extra) > len(free) or None in given:  # perhaps its value
             return
         if any(flag == "--set" and "=" not in value for flag, value in pairwise(typed)):
@@ -222,6 +248,15 @@ class Spelling:
             f"{self._path} takes text from a file or from standard input.",
             fix=f"Type: echo {shlex.quote(text)} | {self._path} {shlex.quote(model)}",
         )
+
+    def _refuse_text(self, *files: str) -> None:
+        """Refuse a text and its translations where a configuration belongs."""
+        is_config = files[0].endswith((".yaml", ".yml"))
+        if len(files) == 2 and not is_config and all(re.search(r"\.\w+$", x) for x in files):
+            raise ConfigError(
+                f"{self._path} takes a configuration.",
+                fix=f"Type: nmt init {shlex.join(files)} (writes one for these two files)",
+            )
 
     def _ours(self, name: str, has_argument: bool) -> str | None:
         """Return what this command has for a flag of others: a flag or an argument, perhaps."""
@@ -278,6 +313,21 @@ class Spelling:
         if fixed:
             return [flag, fixed]
         return [flag, value or "VALUE"] if self._takes_value[flag] else [flag]
+
+
+def _metrics_joined(args: Sequence[str]) -> list[str]:
+    """Join the words that sacrebleu takes behind one ``-m`` with commas, as they are typed here."""
+    joined: list[str] = []
+    for word in args:
+        if (
+            _METRIC.fullmatch(word)
+            and len(joined) > 1
+            and joined[-2] in ("-m", "--metric", "--metrics")
+        ):
+            joined[-1] += f",{word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _is_switch(key: str) -> bool:

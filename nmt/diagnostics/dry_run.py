@@ -212,6 +212,7 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
             "validation_and_saving": updates and plan_of_time.beside(updates, training),
         },
         remark=setup.compilation.remark,
+        warnings=tuple(plan_of_time.shortage(updates, training)),
     )
 
 

@@ -131,7 +131,7 @@ def dry_run(config: RunConfig, *, num_updates: int = 12) -> DryRunReport:
         batch = _fitted(config, data, Processes())
         setup = TrainingSetup.build(config, batch, data)
         report = measure_training(setup, name=config.name, num_updates=num_updates)
-        warnings = tuple(_advice(setup, report.budget["updates"]))
+        warnings = (*report.warnings, *_advice(setup, report.budget["updates"]))
         return replace(report, compared_rates=rates, warnings=warnings)
 
 

@@ -50,13 +50,13 @@ def advise(config: RunConfig, plan: Plan) -> Iterator[str]:
     if total is not None:
         yield from _about_warmup(config, total)
     if total and in_epoch and total < in_epoch:
-        minutes, key, limit = config.training.max_minutes, "max_steps", in_epoch
-        if minutes is not None and total != config.training.max_steps:
-            key, limit = "max_minutes", minutes * in_epoch / total
+        change = f"--set training.max_steps={ceil(in_epoch)}"
+        if config.training.max_minutes is not None and total != config.training.max_steps:
+            change = "--set training.max_minutes=null --set training.max_epochs=1"
         yield (
             f"training ends after {total:,} updates, and an epoch has {in_epoch:,.0f}: "
             f"{1 - total / in_epoch:.0%} of the pairs are never read; for all of them, "
-            f"--set training.{key}={ceil(limit)}"
+            f"{change}"
         )
     num_pairs = _num_pairs(config, plan.report) if plan.report else 0
     if plan.report is None or num_pairs < _FEW_PAIRS:

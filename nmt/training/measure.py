@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,6 +46,8 @@ _SHARE_OF_BUDGET, _SHARE_OF_UPDATES = 0.1, 0.75
 """Of a budget of minutes, for timing; of that, for updates."""
 _SAVED_BYTES_PER_SECOND = 250e6
 """Written, hashed and synced."""
+_OVER_BUDGET = 1.1
+"""Times a budget of minutes: what is estimated to take longer is worth a warning."""
 _PAIR_SECONDS = 60e-6
 """Time for short lists and the guard by training pair; measured on one core."""
 
@@ -128,6 +130,24 @@ class TimePlan:
         inside = math.floor((seconds - self.end) / (self.update + between))
         return max(1, inside, math.floor(seconds / 2 / self.update))
 
+    def shortage(self, updates: int | None, training: TrainingConfig) -> Iterator[str]:
+        """Yield a warning if the budget of time, which gives ``updates``, does not hold the rest.
+
+        >>> training = TrainingConfig(max_minutes=1, validate_every=100)
+        >>> [*TimePlan(1.0, 20.0, 0.0, 10.0).shortage(30, training)]
+        []
+        """
+        minutes = training.max_minutes
+        if minutes is None or updates != self.updates_in(minutes, training):
+            return
+        beside = self.beside(updates, training)
+        if self.spent + updates * self.update + beside > 60 * _OVER_BUDGET * minutes:
+            yield (
+                f"validation and the end of training take about {beside / 60:.2g} minutes, which "
+                f"training.max_minutes {minutes:g} does not hold beside {updates:,} updates: give "
+                "it more, or a smaller validation set (data.valid.max_pairs)"
+            )
+
     def beside(self, updates: int, training: TrainingConfig) -> float:
         """Return the seconds of a training of so many updates that are not theirs."""
         between = self.validation / training.validate_every + self.saving / training.save_every
@@ -198,6 +218,7 @@ def plan_budget(
         check = partial(stop.gather, stop.check)
         return asdict(time_plan(setup, validator, check=check, most_seconds=most))
 
+    plan = None
     if minutes is None:
         progress.timed = None
     elif progress.timed is None:
@@ -215,6 +236,9 @@ def plan_budget(
         progress.epoch_updates = epochs, updates
     limits += [budget[1] for budget in (progress.timed, progress.epoch_updates) if budget]
     progress.total_steps = min((each for each in limits if each is not None), default=None)
+    if plan is not None and not processes.rank:
+        for warning in plan.shortage(progress.total_steps, training):
+            logger.warning(warning)
     return progress
 
 

@@ -169,9 +169,9 @@ class Trainer:
             )
 
     def _unsaved(self) -> str:
-        updates = self.progress.step + 1 - self._saved_step  # and the one under way
+        updates = self.progress.step + self._stop.in_update - self._saved_step
         since = f"step {self._saved_step:,}" if self._saved_step else "the start"
-        return f"{updates:,} update{'s' if updates > 1 else ''} since {since}"
+        return f"{updates:,} update{'s' * (updates != 1)} since {since}"
 
     def _is_stopping(self) -> bool:
         """Whether all leave; one process alone need not agree with others in an update first."""
@@ -254,11 +254,14 @@ class Trainer:
     def _validate_and_save(self) -> None:
         self._read()
         begin = time.perf_counter()
+        self._stop.in_update = False
         try:
             scores = self._validator()
         except Interrupted:  # in all processes
             self._all_stop = True  # the loop saves and leaves; the next start validates first
             return
+        finally:
+            self._stop.in_update = True
         step, epoch = self.progress.step, self.progress.position.epoch
         score = scores.value(self._config.validation.metric)
         self.progress.history[step] = score

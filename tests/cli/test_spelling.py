@@ -76,6 +76,14 @@ MISTAKES = {
     "translate M in.de out.en": "nmt translate takes no out.en without a flag.",
     "translate M good day, all.": "nmt translate takes text from a file or from standard input.",
     "score M in.de in.en": "nmt score takes no in.de, in.en without a flag.",
+    "train in.de in.en": "nmt train takes a configuration.",
+    "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: write KEY=VALUE, as "
+    "one argument.",
+    "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 words behind it.",
+    "init in.de in.en --src ary": "nmt init has no --src (here: --languages).",
+    "init -train_src in.de -train_tgt in.en": "nmt init has no -train_src (here: SOURCE), "
+    "-train_tgt (here: TARGET).",
+    "check c.yaml": "nmt has no command check.",
     "init in.de in.en out": "nmt init takes no out without a flag.",
     "export M -o x": "nmt export needs --to.",
     "train": "nmt train needs CONFIG.",
@@ -220,6 +228,12 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
         ("init --tgt in.en -s in.de -q", "init in.de in.en -q"),
         ("init -t in.en -o x in.de", "init in.de in.en -o x"),
         ("init --tgt in.en", "init SOURCE in.en"),
+        ("init in.ary in.en --src ary --tgt en", "init in.ary in.en --languages ary-en"),
+        ("init in.ary in.en --tgt en", "init in.ary in.en --languages SOURCE-en"),
+        ("init -valid_src in.de a b", "init a b"),
+        ("check c.yaml", "config check c.yaml"),
+        ("evaluate -i in.de --ref in.en -m bleu chrf",
+         "evaluate --hypothesis in.de --reference in.en --metric bleu,chrf"),
         ("train", "train CONFIG (YAML configuration file; nmt train --help)"),
         ("init in.de -q", "init in.de -q TARGET (Its translations, line by line; nmt init --help)"),
         ("augment", "augment TEXT --with MODEL --output FOLDER (Lines of one language; may be "

@@ -91,7 +91,7 @@ def test_an_epoch_that_is_never_finished_is_named() -> None:
     assert found(config(), plan).endswith("--set training.max_steps=20000")
     # 7 minutes hold a quarter of an epoch.
     timed = config(max_steps=None, max_minutes=7)
-    assert found(timed, plan).endswith("--set training.max_minutes=28")
+    assert found(timed, plan).endswith("training.max_minutes=null --set training.max_epochs=1")
     assert found(config(), Plan(total_steps=20_000, updates_per_epoch=20_000, report=None)) == ""
 
 

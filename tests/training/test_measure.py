@@ -73,6 +73,9 @@ def test_a_budget_of_time_has_room_for_all_that_belongs_to_its_updates(
     assert updates == least or total(updates) <= left * (1 + 1e-9)
     assert updates >= least
     assert total(updates + 1) > left * (1 - 1e-9)
+    is_short = plan.spent + total(updates) > 66 * minutes  # by a tenth of the minutes
+    assert bool([*plan.shortage(updates, training)]) == is_short
+    assert not [*plan.shortage(updates - 1, training)], "another budget ends training first"
 
 
 @pytest.mark.parametrize(("most_seconds", "runs", "num_updates"), [(1e9, 4, 6), (0.0, 2, 2)])

@@ -14,6 +14,7 @@ from nmt.files import progress
 from nmt.recipes.train import train
 from nmt.training.signals import StoppedBySignal, StopSignal
 from nmt.training.update import Updater
+from nmt.training.validation import Validator
 from tests.terminal import terminal
 from tests.training.toy import make_config, write_corpus
 
@@ -79,6 +80,27 @@ def test_an_interrupt_is_answered_at_once_with_what_a_second_costs(
         "nmt: finishing the update, then saving. Ctrl-C again ends at once and loses 3 updates "
         "since step 5.\n"
     )
+
+
+def test_an_interrupt_of_a_validation_counts_no_update_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path)
+    call = Validator.__call__
+
+    def interrupted(validator: Validator) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return call(validator)
+
+    monkeypatch.setattr(Validator, "__call__", interrupted)
+    config = make_config()
+    with pytest.raises(StoppedBySignal):
+        train(config)
+    every = config.training.validate_every
+    assert (
+        "nmt: stopping validation, then saving. Ctrl-C again ends at once and loses "
+        f"{every} updates since the start.\n"
+    ) in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
