@@ -54,6 +54,16 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
     return likeliest if own is not None and _is_clear(shares[likeliest], own) else None
 
 
+def likely_language(lines: Iterable[str]) -> str | None:
+    """Return which of the languages that have a word list a text is in, if that is clear."""
+    text = "\n".join(islice(lines, _LANGUAGE_PAIRS))
+    marks = ((code, _mark(code)) for code in WORDS)
+    shares = {code: sum(map(len, mark.findall(text))) / max(len(text), 1)
+              for code, mark in marks if mark is not None}  # fmt: skip
+    second, first = sorted(shares, key=lambda code: shares[code])[-2:]
+    return first if _is_clear(shares[first], shares[second]) else None
+
+
 def swapped_sets(
     sets: Mapping[str, CorpusConfig], source_language: str, target_language: str
 ) -> Iterator[str]:

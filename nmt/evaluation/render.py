@@ -72,7 +72,11 @@ def as_text(report: EvaluationReport) -> str:
         (score.metric, score.signature) for each in evaluations for score in each.systems[0].scores
     )
     meanings = dict.fromkeys(x.meaning for each in evaluations for x in detail_tables(each))
-    notes = [*filter(None, meanings), *paired_tests(evaluations), *settings]
+    scores = (score for each in evaluations for x in each.systems for score in x.scores)
+    has_intervals = any(score.confidence is not None for score in scores)
+    meanings |= {"±: the 95% interval, by bootstrap resampling." if has_intervals else "": None}
+    gates = [f"gate met: {describe(gate)}" for gate in report.gates if gate.met]
+    notes = [*filter(None, meanings), *paired_tests(evaluations), *settings, *gates]
     return "\n\n".join([*blocks, *notes, _columns(list(map(list, signatures)))])
 
 

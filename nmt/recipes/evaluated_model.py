@@ -100,7 +100,7 @@ class EvaluatedModel:
             begin = time.perf_counter()
             results = translator.with_progress(bar.update).translate(lines, tag=self.use.tag or tag)
         seconds, retries = time.perf_counter() - begin, translator.retry_seconds - before
-        counts = GuardCounts.of(results, retry_seconds=retries, seconds=seconds)
+        counts = GuardCounts.of(dict(enumerate(results, 1)), retry_seconds=retries, seconds=seconds)
         if found := counts.message(len(results)):
             logger.info("%s", found)
         texts, curves = [result.text for result in results], learning_curves(self.use.folder)
@@ -159,7 +159,9 @@ class EvaluatedModel:
             found[folder], folder = _trained_on(folder)
         lost = [str(folder) for folder, data in found.items() if data is None]
         if lost:
-            text = "leakage and frequencies in training data of %s are unknown: gone, or others now"
+            text = (
+                "the training text of %s is gone, or is another now: not searched for the test set"
+            )
             logger.info(text, " and ".join(lost))
         known = [data for data in found.values() if data is not None]
         return TrainingText(known) if known else None

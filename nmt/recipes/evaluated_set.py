@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, NmtError
 from nmt.evaluation.baseline import read_baseline_report
 from nmt.evaluation.confidence import confidence_quality
@@ -142,6 +143,12 @@ class EvaluatedSet:
             systems, chosen.references[0], options.tokenize, chosen.target_language
         ):
             logger.warning("%s", text)
+        references = likely_language(chosen.references[0])
+        for system in systems:
+            found = likely_language(system.lines)
+            if references and found and found != references:
+                text = "%s looks like %s and the reference like %s: do they belong together?"
+                logger.warning(text, system.name, found, references)
         utilities = {model.mbr.utility for model in options.models if model.mbr}
         for metric in utilities & {scorer.name for scorer in self.scorers}:
             text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."

@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,8 @@ _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20
 """Of so many pairs, at most one is for validation and one for testing."""
 _TEMPLATE = """\
-# Made by `nmt init` from {train:,} pairs of {size:,} characters. Every key: `nmt config keys`.
+# Made by `nmt init`. Every key: `nmt config keys`. The values below go with the text for training:
+# {train:,} pairs, {size:,} characters in both languages.
 name: {name}
 source_language: {source}
 target_language: {target}
@@ -155,8 +157,12 @@ def init(
     given = {part: each for part, each in zip(_HELD_OUT, (valid, test), strict=True) if each}
     parts = _held_out(pairs, given, seed)
     held = [pair for part in parts.values() for pair in part]
-    _warn(held, codes, (source, target), folder)
     drawn = parts.keys() - given.keys()
+    sample = [pair for part in drawn for pair in parts[part]] or _first(pairs())
+    _warn(sample, codes, (source, target), folder)
+    for part in given:
+        for warning in _check(parts[part], codes).warnings():
+            logger.warning("--%s: %s", part, warning)
     counts = Counter(left_out=-sum(len(parts[part]) for part in drawn), unusable=0)
     with write_errors(folder, ConfigError, fix="Name a folder with --output where you can write."):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -181,13 +187,23 @@ def _warn(
     pairs: Sequence[Texts], codes: tuple[str, str], files: tuple[Path, Path], folder: Path
 ) -> None:
     """Warn of what is odd about some pairs; name the other command where sides look swapped."""
-    check, sides = CorpusCheck(*codes), zip(*pairs, strict=True)
-    check.update(pairs, np.array([[len(text) for text in side] for side in sides]))
+    check = _check(pairs, codes)
     for warning in check.warnings():
         logger.warning(warning)
     if any(check.swapped()):
         words = ["nmt", "init", *files[::-1], "--languages", "-".join(codes), "--output", folder]
         logger.warning("if so, remove %s and type: %s", folder, shlex.join(map(str, words)))
+
+
+def _check(pairs: Sequence[Texts], codes: tuple[str, str]) -> CorpusCheck:
+    check = CorpusCheck(*codes)
+    check.update(pairs, np.array([[len(pair[side]) for pair in pairs] for side in range(2)]))
+    return check
+
+
+def _first(pairs: Iterable[Texts | None]) -> list[Texts]:
+    """Return the first pairs with text on both sides."""
+    return [*islice(filter(None, pairs), _MOST_HELD_OUT)]
 
 
 def _refuse_existing(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -25,6 +25,7 @@ _SIGNS: dict[str, str] = {
     "constraint": "required phrases",
 }
 _USUAL_SHARE, _FEWEST_LINES = 0.1, 20  # of alarms, and to say that there are more than that
+_NAMED_LINES = 5
 Matrix = tuple[tuple[float, ...], ...]
 """A row for each target word, with a number for each source word."""
 Links = tuple[tuple[int, int], ...]
@@ -230,17 +231,19 @@ class GuardCounts:
     """Time of the second searches."""
     seconds: float = 0.0
     """Time of all searches, these included."""
+    left: tuple[int, ...] = ()
+    """Numbers of the first lines that still have an alarm."""
 
     @classmethod
     def of(
         cls,
-        results: Iterable[TranslationResult],
+        results: Mapping[int, TranslationResult],
         *,
         retry_seconds: float = 0.0,
         seconds: float = 0.0,
     ) -> GuardCounts:
-        """Count what raised alarms in some results."""
-        lines = [(result.alarms, result.retried) for result in results]
+        """Count what raised alarms in some results, by the numbers of their lines."""
+        lines = [(result.alarms, result.retried) for result in results.values()]
         names = {name for pair in lines for own in pair for name in own}
         return cls(
             sum(bool(now or before) for now, before in lines),
@@ -248,6 +251,7 @@ class GuardCounts:
             frozenset(_SIGNS[name] for name in names),
             retry_seconds,
             seconds,
+            tuple(number for number, result in results.items() if result.alarms)[:_NAMED_LINES],
         )
 
     def __add__(self, other: GuardCounts) -> GuardCounts:
@@ -257,21 +261,23 @@ class GuardCounts:
             self.signs | other.signs,
             self.retry_seconds + other.retry_seconds,
             self.seconds + other.seconds,
+            (*self.left, *other.left)[:_NAMED_LINES],
         )
 
     def message(self, num_lines: int) -> str | None:
         """Return what the user should know of so many lines; None without alarms.
 
-        >>> GuardCounts(3, 2, frozenset({"loops", "length"})).message(1000)
-        'guard: 3 of 1,000 lines looked degenerate (length, loops); 1 still does'
+        >>> GuardCounts(3, 2, frozenset({"loops", "length"}), left=(7,)).message(1000)
+        'guard: 3 of 1,000 lines looked degenerate (length, loops); 1 still does: line 7'
         """
         if not self.num_alarmed:
             return None
-        left = self.num_alarmed - self.num_cleared
+        left, named = self.num_alarmed - self.num_cleared, ", ".join(map(str, self.left))
+        which = f"line{'s' * (left > 1)} {named}{', ...' * (left > len(self.left))}"
         signs = ", ".join(sorted(self.signs))
         parts = [
             f"guard: {self.num_alarmed:,} of {num_lines:,} lines looked degenerate ({signs})",
-            f"{left:,} still {'does' if left == 1 else 'do'}"
+            f"{left:,} still {'does' if left == 1 else 'do'}: {which}"
             if left
             else "now none raises an alarm",
         ]

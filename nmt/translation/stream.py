@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -113,12 +113,13 @@ class _StyledTranslator:
         before, begin = self._decoder.num_damaged, time.perf_counter()
         texts = self._decoder.decode(lines, first_number)
         num_damaged = self._decoder.num_damaged - before
-        output, results, failures, end = bytearray(), [], [], None
+        output, failures, end = bytearray(), [], None
+        results = dict[int, TranslationResult]()
         found = _translate_all(self._translator, texts, first_number, self._style)
         for number, (request, result) in enumerate(found, first_number - 1):
             self._name_passed_fields(request, number + 1)
             if not isinstance(result, DataError):
-                results.append(result)
+                results[number + 1] = result
                 written = list(self._style.write(number, request, result))
             elif self._style.kind == "text":
                 fix = f"{result.fix} With --format json the other lines are answered all the same."
@@ -139,7 +140,7 @@ class _StyledTranslator:
             end,
         )
 
-    def _count(self, results: Sequence[TranslationResult], begin: float) -> GuardCounts:
+    def _count(self, results: Mapping[int, TranslationResult], begin: float) -> GuardCounts:
         # Other lines may have been translated meanwhile: no time counts twice.
         begin, self._last_end = max(begin, self._last_end), time.perf_counter()
         before, self._told_seconds = self._told_seconds, self._translator.retry_seconds

@@ -132,10 +132,11 @@ def test_the_table_shows_scores_intervals_and_signatures(files: tuple[Path, Path
     hypothesis, reference = files
     result = invoke("--hypothesis", hypothesis, "--reference", reference)
     assert result.exit_code == 0
-    title, _, header, row, _, bleu, chrf = result.stdout.splitlines()
+    title, _, header, row, _, meaning, _, bleu, chrf = result.stdout.splitlines()
     assert title == "reference.en: 10 sentences, 1 reference"
     assert header.split() == ["system", "bleu", "chrf"]
     assert (row.split()[0], row.count("±")) == ("hypothesis.en", 2)
+    assert meaning == "±: the 95% interval, by bootstrap resampling."
     assert ("tok:13a" in bleu, "nc:6" in chrf) == (True, True)
 
 
@@ -259,7 +260,9 @@ def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: tuple[Path, Pat
     assert {gate["metric"]: gate["met"] for gate in found["gates"]} == {"bleu": False, "chrf": True}
     value = found["systems"][0]["scores"][1]["value"]
     assert f"hypothesis.en: bleu is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
-    assert invoke(*flags, "--fail-under", "bleu=50").exit_code == 0
+    result = invoke(*flags[:-1], "--fail-under", "bleu=50")
+    assert result.exit_code == 0
+    assert f"gate met: hypothesis.en: bleu is {value:.2f}, not below 50" in result.stdout
 
 
 def test_a_model_as_the_baseline_changes_nothing_for_the_others(
@@ -678,3 +681,11 @@ def test_an_ensemble_is_named_by_all_of_its_models() -> None:
     assert ModelUse(folder=Path("runs/a")).name == "runs/a"
     both = ModelUse(folder=Path("runs/a"), loading={"ensemble": together})
     assert both.name == "runs/a + runs/b + runs/c"
+
+
+def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
+    german, english = "Das ist der Hund und die Katze.", "This is the dog and the cat."
+    left, right = (write(tmp_path / f"{n}.txt", [x] * 20) for n, x in enumerate((german, english)))
+    question = "0.txt looks like de and the reference like en: do they belong together?"
+    assert question in invoke(left, right).stderr
+    assert "looks like" not in invoke(left, left).stderr

@@ -264,7 +264,7 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(own_run: Path) -> None:
     assert all("long" in result["alarms"] for result in flagged)
     assert [result["alarms"] + result["retried"] for result in plain] == [[], [], []]
     result = translate(own_run, text=f"{text}\n\n")
-    note = "nmt: guard: 3 of 4 lines looked degenerate (length, loops); 3 still do; "
+    note = "nmt: guard: 3 of 4 lines looked degenerate (length, loops); 3 still do: lines 1, 2, 3; "
     assert re.search(re.escape(note) + r"translating them again took \d+\.\d of ", result.stderr)
     result = translate(own_run, "--no-guard", text=f"{text}\n\n")
     assert "guard" not in result.stderr

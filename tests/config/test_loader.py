@@ -174,6 +174,14 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     assert f"{path}:4: data.valid is missing" in refusal(path).problem
 
 
+def test_a_missing_section_that_may_be_missing_is_not_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "name: a\ntrain-sets: [a.de, a.en]\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, count_characters=lambda *_: 0)
+    assert "data is missing" in caught.value.problem
+    assert "training is missing" not in caught.value.problem
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [

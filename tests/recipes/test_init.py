@@ -246,6 +246,19 @@ def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
+def test_given_sets_whose_sides_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
+    for code, text in zip(("de", "en"), sides, strict=True):
+        for part, first in (("train", 0), ("valid", 200), ("test", 400)):
+            lines = (text.format(i) + "\n" for i in range(first, first + 200))
+            Path(f"{part}.{code}").write_text("".join(lines), "utf-8")
+    train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in ("train", "valid", "test"))
+    init(*train, valid=valid[::-1], test=test)
+    assert caplog.messages == [
+        "--valid: the source looks like en and the target like de: are the sides swapped?"
+    ]
+
+
 def test_from_the_shell_it_ends_with_the_next_command() -> None:
     source, target = corpus()
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]

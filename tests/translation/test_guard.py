@@ -340,7 +340,7 @@ def test_only_alarmed_lines_are_searched_again_and_others_stay_to_the_byte(
         else:
             assert after == before
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
-    counts = GuardCounts.of(found)
+    counts = GuardCounts.of(dict(enumerate(found, 1)))
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
     assert "lines looked degenerate (length, loops); now none raises" in (counts.message(42) or "")
 
@@ -376,8 +376,11 @@ def test_what_a_retry_does_not_improve_stays_and_keeps_its_alarms(
     alarmed = [result for result in found if result.alarms]
     assert all("loop" in result.alarms for result in alarmed)
     assert json.loads(json.dumps(alarmed[0].as_dict()))["alarms"] == list(alarmed[0].alarms)
-    counts = GuardCounts.of(found)
+    counts = GuardCounts.of(dict(enumerate(found, 1)))
     assert (counts.num_alarmed, counts.num_cleared) == (len(alarmed), 0)
+    numbers = [number for number, result in enumerate(found, 1) if result.alarms]
+    assert list((counts + counts).left) == list(counts.left) == numbers[:5]
+    assert f"still do: lines {', '.join(map(str, numbers[:5]))}, ..." in (counts.message(20) or "")
     assert len(alarmed) > 5
 
 
