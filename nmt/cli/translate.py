@@ -78,7 +78,8 @@ class InputOutput:
     n_best: int | None = flag(
         min=1,
         metavar="N",
-        help="Translations per line; several are written as `number ||| text ||| score`.",
+        help="Translations per line; several are written as `number ||| text ||| score`, with one "
+        "row for a blank line.",
     )
     alignments: bool = flag(
         default=False, help="Add word alignments in Pharaoh format (`0-0 1-2`), by attention."

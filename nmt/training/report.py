@@ -200,8 +200,7 @@ class Console:
         elif event.kind == "update":
             self._bar.reach(event.step)
             rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
-            padding = f"padding {values['padding_waste']:.0%}"
-            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}, {padding}")
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}")
 
     def close(self) -> None:
         """Leave the terminal clean."""

@@ -195,7 +195,7 @@ class Validator:
         optimizer, repeats = self._updater.optimizer, self._updater.precision.repeats_sizes
         lent = optimizer.parameters.lend(optimizer.weights()) if repeats else nullcontext()
         options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
-        with lent, progress_bar("validating", unit="lines", **options) as bar:
+        with lent, progress_bar("validating: translation", unit="lines", **options) as bar:
             translate = self._translator.with_progress(bar.update).translate
             parts = self._stop.gather(
                 lambda: [(r.text, bool(r.alarms)) for r in translate(own, tag=self._tag)]
@@ -220,7 +220,7 @@ class Validator:
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         options: dict[str, Any] = {"total": len(self._batches), "leave": False}
         shown = not self._processes.rank
-        with progress_bar("validating", unit="batches", shown=shown, **options) as bar:
+        with progress_bar("validating: loss", unit="batches", shown=shown, **options) as bar:
             for batch in self._batches:
                 self._stop.check()
                 on_device = batch.to(device)

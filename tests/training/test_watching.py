@@ -34,7 +34,7 @@ def test_training_and_validation_show_each_step_between_two_reports(
     shown = frames.counts("training")
     assert (shown[0], shown[-1]) == ("0/10", "10/10")
     assert len(shown) > 3
-    assert frames.counts("validating")[-1] == "8/8"
+    assert frames.counts("validating: translation")[-1] == "8/8"
 
 
 @pytest.mark.usefixtures("stopped_once")
