@@ -57,8 +57,8 @@ def _with_equals_sign(overrides: list[str]) -> list[str]:
 
 
 def _with_value(text: str) -> str:
-    key, colon, value = text.partition(":")
-    return f"{key}={value}" if colon and value else f"{text}=VALUE"
+    key, _, value = text.partition(":")
+    return shlex.quote(f"{key or 'KEY'}={value.strip() or 'VALUE'}")
 
 
 def file_name(text: str) -> Path:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
+from nmt.files.lines import is_standard
 
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
 """What may follow a flag that is a switch here: ``--gpu 0``."""
@@ -24,6 +27,7 @@ _CODE, _ANY_CODE = re.compile("[a-z]{2}"), re.compile("[a-z]{2,3}")
 """A language, which some name where we have a file: `out` may be either."""
 _METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
 """Of sacrebleu, which takes several in a row."""
+_FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _PLAIN_KEY = re.compile(r"[a-z_0-9.]+")
 """Without a remark."""
 _REMARK = ": "
@@ -68,8 +72,8 @@ class _Line:
     """Where ``typed`` has a word without a flag."""
     arguments: dict[str, str] = field(default_factory=dict)
     """What flags of others said that are arguments here."""
-    codes: dict[str, str] = field(default_factory=dict)
-    """Languages, by the argument that is a file in them."""
+    codes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Flag of others, and a language, by the argument that is a file in it."""
     fields: dict[str, list[str]] = field(default_factory=dict)
     """What they said that is a field of JSON here."""
 
@@ -105,8 +109,8 @@ class Spelling:
         Raises:
             ConfigError: Names each with ours, and the command to type.
         """
-        if "--metric" in self._takes_value:
-            args = _metrics_joined(args)
+        joined = _metrics_joined(args) if "--metric" in self._takes_value else [*args]
+        has_list, args = joined != [*args], joined
         line, rest = _Line(), deque(args)
         has_argument = self._has_argument(args)
         while rest:
@@ -120,26 +124,40 @@ class Spelling:
                 if word == "-" or not word.startswith("-"):
                     line.places.append(len(line.typed))
                 line.typed.append(word)
-                line.typed += self._values(word, rest)
+                line.typed += self._values(name, bool(equals), rest)
                 continue
             if not equals and rest and self._is_value(ours, rest[0]):
                 value = rest.popleft()
             self._replace(line, name, ours, value)
+        self._settle_codes(line)
         if line.found:
             named = ", ".join(f"{name} (here: {ours})" for name, ours in line.found.items())
             raise ConfigError(f"{self._path} has no {named}.", fix=f"Type: {self._command(line)}")
+        if has_list:
+            raise ConfigError(
+                "Several metrics are one word, with commas between.",
+                fix=f"Type: {self._command(line)}",
+            )
         self._refuse_extra(line.typed, line.places)
 
-    def _values(self, flag: str, rest: deque[str]) -> list[str]:
-        """Take the words that belong to a flag of ours."""
+    def _values(self, flag: str, has_first: bool, rest: deque[str]) -> list[str]:
+        """Take the words that belong to a flag of ours; it may have the first behind ``=``."""
         num = self._takes_value.get(flag, 0)
-        values = [rest.popleft() for _ in range(min(num, len(rest)))]
-        if num > 1 and any(value in self._takes_value for value in values):
+        values = [rest.popleft() for _ in range(min(num - has_first, len(rest)))]
+        if num > 1 and (len(values) < num - has_first or any(x[:1] == "-" != x for x in values)):
             raise ConfigError(
                 f"{flag} needs {num} words behind it.",
-                fix=f"Type: {flag} {self._metavars[flag]}",
+                fix=f"Write {flag} {self._metavars[flag]}.",
             )
         return values
+
+    @staticmethod
+    def _settle_codes(line: _Line) -> None:
+        """Take a single code, or codes without files, for names of files."""
+        if len(line.codes) < 2 or len(line.places) < 2:
+            for ours, (name, value) in line.codes.items():
+                line.found[name], line.arguments[ours] = ours, value
+            line.codes.clear()
 
     def _replace(self, line: _Line, name: str, ours: str, value: str) -> None:
         """Put what is to be typed for a flag of others into ``line``."""
@@ -147,7 +165,7 @@ class Spelling:
             line.found[name] = "the model knows its languages"
             return
         if ours in ("SOURCE", "TARGET") and _ANY_CODE.fullmatch(value):
-            line.found[name], line.codes[ours] = "--languages", value
+            line.found[name], line.codes[ours] = "--languages", (name, value)
             return
         line.found[name] = ours
         if ours.startswith(_READS_JSON):
@@ -159,8 +177,8 @@ class Spelling:
 
     def _command(self, line: _Line) -> str:
         words, start = self._with_arguments(line.arguments, line.typed, line.places), ""
-        if line.codes:
-            codes = (line.codes.get(name, name) for name in ("SOURCE", "TARGET"))
+        if line.codes and "--languages" not in map(self._long.get, line.typed):
+            codes = (line.codes[ours][1] for ours in ("SOURCE", "TARGET"))
             words = [*words, "--languages", "-".join(codes)]
         if line.fields:
             files = [line.typed[place] for place in line.places["MODEL" not in line.arguments :]]
@@ -222,14 +240,13 @@ class Spelling:
         given = {self._long.get(x.partition("=")[0]) for x in typed if x[:1] == "-" != x}
         free = [flag for flag in flags if flag not in given]
         extra = places[int(min(self._most, len(places))) :]
-        if extra and self._path.endswith(" translate"):
-            self._refuse_sentence(*(typed[place] for place in places))
-        if extra and self._path.endswith(" train"):
-            self._refuse_text(*(typed[place] for place in places))
-        if not extra or len(extra) > len(free) or None in given:  # perhaps its value
+        if not extra or None in given:  # perhaps its value
             return
         if any(flag == "--set" and "=" not in value for flag, value in pairwise(typed)):
             return  # the word belongs to it
+        self._refuse_text(typed, places)
+        if len(extra) > len(free):
+            return
         words = [shlex.quote(word) for word in typed]
         for place, flag in zip(extra, free, strict=False):
             words[place] = f"{flag} {words[place]}"
@@ -239,23 +256,21 @@ class Spelling:
             fix=f"Type: {' '.join([self._path, *words])}",
         )
 
-    def _refuse_sentence(self, model: str, *words: str) -> None:
-        """Refuse words that are no names of files: text to translate."""
-        if any(re.search(r"[./]", word) and not word.endswith(".") for word in words):
-            return
-        text = " ".join(words)
-        raise ConfigError(
-            f"{self._path} takes text from a file or from standard input.",
-            fix=f"Type: echo {shlex.quote(text)} | {self._path} {shlex.quote(model)}",
-        )
-
-    def _refuse_text(self, *files: str) -> None:
-        """Refuse a text and its translations where a configuration belongs."""
-        is_config = files[0].endswith((".yaml", ".yml"))
-        if len(files) == 2 and not is_config and all(re.search(r"\.\w+$", x) for x in files):
+    def _refuse_text(self, typed: Sequence[str], places: Sequence[int]) -> None:
+        """Refuse a sentence where a file belongs, and texts in place of a configuration."""
+        words = [typed[place] for place in places]
+        are_texts = all(map(os.path.isfile, words)) and not words[0].endswith((".yaml", ".yml"))
+        if self._path.endswith(" train") and are_texts:
             raise ConfigError(
                 f"{self._path} takes a configuration.",
-                fix=f"Type: nmt init {shlex.join(files)} (writes one for these two files)",
+                fix=f"Type: nmt init {shlex.join(words[:2])} (writes one for these two files)",
+            )
+        text = words[1:]
+        if self._path.endswith(" translate") and not any(map(looks_like_file, text)):
+            others = [word for i, word in enumerate(typed) if i not in places[1:]]
+            raise ConfigError(
+                f"{self._path} takes text from a file or from standard input.",
+                fix=f"Type: echo {shlex.quote(' '.join(text))} | {self._path} {shlex.join(others)}",
             )
 
     def _ours(self, name: str, has_argument: bool) -> str | None:
@@ -328,6 +343,11 @@ def _metrics_joined(args: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def looks_like_file(word: str) -> bool:
+    """Whether a word names a file rather than being text to translate."""
+    return is_standard(Path(word)) or os.path.lexists(word) or bool(_FILE.fullmatch(word))
 
 
 def _is_switch(key: str) -> bool:

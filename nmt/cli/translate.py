@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -27,8 +25,9 @@ from nmt.cli.options import (
     format_name,
     given,
 )
+from nmt.cli.spelling import looks_like_file
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import CHECK_PATH, is_standard, near_file
+from nmt.files.lines import CHECK_PATH, near_file
 
 if TYPE_CHECKING:
     from nmt.translation.line_format import LineFormat
@@ -211,10 +210,8 @@ def _refuse_sentence(model: Path, file: Path | None) -> None:
     Raises:
         DataError: Says how to translate it.
     """
-    if file is None or is_standard(file) or os.path.lexists(file) or near_file(file):
-        return
     text = str(file)
-    if " " not in text and re.search(r"/|\.\w+$", text):
+    if file is None or looks_like_file(text) or near_file(file):
         return
     command = f"echo {shlex.quote(text)} | nmt translate {shlex.quote(str(model))}"
     raise DataError(f"{text} does not exist.", fix=f"{CHECK_PATH} A sentence? {command}")

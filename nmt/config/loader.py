@@ -115,12 +115,15 @@ def _scaled(
     values: dict[str, Any],
     count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int],
 ) -> dict[str, Any]:
-    """Put values that go with the size of the corpora below those given; any if it is unclear."""
+    """Put values that go with the size of the corpora below those given.
+
+    Where the size is unclear, which is reported, they are those of no text.
+    """
     try:
         corpora = [CorpusConfig.model_validate(corpus) for corpus in values["data"]["train"]]
         languages = str(values["source_language"]), str(values["target_language"])
-    except (ValidationError, LookupError, TypeError):  # which is reported
-        return {**values, "training": with_scale({}, 0)["training"]}
+    except (ValidationError, LookupError, TypeError):
+        return with_scale(values, 0)
     return with_scale(values, count_characters(corpora, languages))
 
 

@@ -21,6 +21,7 @@ _FEWEST_LINES = 100
 _LOW_CORRELATION = 0.3
 _LANGUAGE_PAIRS = 5000
 _FIRST_PAIRS = 500
+_FEWEST_OF_LANGUAGE = 20
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
@@ -56,12 +57,15 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
 
 def likely_language(lines: Iterable[str]) -> str | None:
     """Return which of the languages that have a word list a text is in, if that is clear."""
-    text = "\n".join(islice(lines, _LANGUAGE_PAIRS))
+    first = [*islice(lines, _LANGUAGE_PAIRS)]
+    if len(first) < _FEWEST_OF_LANGUAGE:
+        return None
+    text = "\n".join(first)
     marks = ((code, _mark(code)) for code in WORDS)
     shares = {code: sum(map(len, mark.findall(text))) / max(len(text), 1)
               for code, mark in marks if mark is not None}  # fmt: skip
-    second, first = sorted(shares, key=lambda code: shares[code])[-2:]
-    return first if _is_clear(shares[first], shares[second]) else None
+    second, likeliest = sorted(shares, key=lambda code: shares[code])[-2:]
+    return likeliest if _is_clear(shares[likeliest], shares[second]) else None
 
 
 def swapped_sets(

@@ -25,14 +25,14 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML document may hold."""
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 _SLICES_MEAN = (
-    f"slices: scores of parts of the test set; those of less than {SMALL_SLICE} sentences (few) "
+    f"slices: scores of parts of the test set; those of fewer than {SMALL_SLICE} sentences (few) "
     "say little."
 )
 _LEAKS_MEAN = (
     "source in training data: exact, or near (all but one or two words). Such sentences are "
     "easier: the scores of those not found tell how the model does with new text."
 )
-_LOSSES_MEAN = "robustness: what each noise in the source costs, with the 95% interval."
+_LOSSES_MEAN = "robustness: what each noise in the source costs."
 _CONFIDENCE_MEANS = (
     "confidence: how well it predicts the chrF of a sentence. Correlations: 1 is perfect, 0 none. "
     "The calibration error is how far it is off on average, in chrF."
@@ -74,7 +74,8 @@ def as_text(report: EvaluationReport) -> str:
     meanings = dict.fromkeys(x.meaning for each in evaluations for x in detail_tables(each))
     scores = (score for each in evaluations for x in each.systems for score in x.scores)
     has_intervals = any(score.confidence is not None for score in scores)
-    meanings |= {"±: the 95% interval, by bootstrap resampling." if has_intervals else "": None}
+    if has_intervals:
+        meanings["±: the 95% interval, by bootstrap resampling."] = None
     gates = [f"gate met: {describe(gate)}" for gate in report.gates if gate.met]
     notes = [*filter(None, meanings), *paired_tests(evaluations), *settings, *gates]
     return "\n\n".join([*blocks, *notes, _columns(list(map(list, signatures)))])

@@ -171,6 +171,11 @@ def init(
             for part, each in texts.items():
                 paths = [place / f"{part}.{code}" for code in codes]
                 counts[part] = len(parts[part]) if part in given else _write(paths, each)
+            if not counts["train"]:
+                raise DataError(
+                    "No pair is left for training: all have a sentence of validation or testing.",
+                    fix="Name a corpus that does not hold these sets.",
+                )
             start = Start(
                 config=folder / _CONFIG_NAME,
                 counts=counts,
@@ -239,6 +244,9 @@ def _held_out(
 ) -> dict[str, list[Texts]]:
     """Return the pairs for validation and testing: those given, others drawn from the corpus."""
     read = {part: [pair for pair in pairs(files) if pair] for part, files in given.items()}
+    for part in read:
+        if not read[part]:
+            raise DataError(f"--{part} has no pair with text on both sides.", fix="Name others.")
     known = [pair for part in read.values() for pair in part]
     drawn = _draw(pairs, seed, known) if len(given) < len(_HELD_OUT) else []
     half = len(drawn) // 2

@@ -53,6 +53,8 @@ def advise(config: RunConfig, plan: Plan) -> Iterator[str]:
         change = f"--set training.max_steps={ceil(in_epoch)}"
         if config.training.max_minutes is not None and total != config.training.max_steps:
             change = "--set training.max_minutes=null --set training.max_epochs=1"
+            if config.training.max_steps is not None:
+                change += " --set training.max_steps=null"
         yield (
             f"training ends after {total:,} updates, and an epoch has {in_epoch:,.0f}: "
             f"{1 - total / in_epoch:.0%} of the pairs are never read; for all of them, "

@@ -131,21 +131,17 @@ class TimePlan:
         return max(1, inside, math.floor(seconds / 2 / self.update))
 
     def shortage(self, updates: int | None, training: TrainingConfig) -> Iterator[str]:
-        """Yield a warning if the budget of time, which gives ``updates``, does not hold the rest.
-
-        >>> training = TrainingConfig(max_minutes=1, validate_every=100)
-        >>> [*TimePlan(1.0, 20.0, 0.0, 10.0).shortage(30, training)]
-        []
-        """
+        """Yield a warning if a budget of time, which gives ``updates``, does not hold the rest."""
         minutes = training.max_minutes
         if minutes is None or updates != self.updates_in(minutes, training):
             return
-        beside = self.beside(updates, training)
-        if self.spent + updates * self.update + beside > 60 * _OVER_BUDGET * minutes:
+        beside = self.beside(updates, training) / 60
+        whole = beside + (self.spent + updates * self.update) / 60
+        if beside > minutes / 2 and whole > _OVER_BUDGET * minutes:
             yield (
-                f"validation and the end of training take about {beside / 60:.2g} minutes, which "
-                f"training.max_minutes {minutes:g} does not hold beside {updates:,} updates: give "
-                "it more, or a smaller validation set (data.valid.max_pairs)"
+                f"validation, saving and the end of training take about {beside:,.1f} minutes, and "
+                f"training.max_minutes is {minutes:g}: raise training.validate_every and "
+                "save_every, or use a smaller validation set (data.valid.max_pairs)"
             )
 
     def beside(self, updates: int, training: TrainingConfig) -> float:

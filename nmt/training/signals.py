@@ -58,8 +58,8 @@ class StopSignal:
         """The signal that came, or None."""
         self.unsaved: Callable[[], str] | None = None
         """Asked what ending at once would lose; None before the first update."""
-        self.in_update = True
-        """Whether a signal meets an update; if not, it meets a validation."""
+        self.in_update = False
+        """Whether a signal meets an update, which is finished; anything else is left."""
         self._before: dict[int, Any] = {}
         self._ends = self._is_ending = False
         self._has_ended = threading.Event()
@@ -117,7 +117,7 @@ class StopSignal:
             _answer("stopping before the first update: there is nothing to save.")
         elif not self.requested:
             again = "Ctrl-C again" if number == signal.SIGINT else "SIGINT"  # not SIGTERM again
-            now = "finishing the update" if self.in_update else "stopping validation"
+            now = "finishing the update" if self.in_update else "stopping here"
             _answer(f"{now}, then saving. {again} ends at once and loses {lost}.")
         self.number = self.number or number
 

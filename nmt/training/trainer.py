@@ -181,8 +181,14 @@ class Trainer:
         """Have the next update made; it may wait in the device's queue."""
         learning_rate = self._schedule(self.progress.step + 1)
         begin = time.perf_counter()
-        batches, position = next(updates)
-        stats = self._updater(batches, learning_rate, stop_requested=lambda: self._stop.requested)
+        self._stop.in_update = True
+        try:
+            batches, position = next(updates)
+            stats = self._updater(
+                batches, learning_rate, stop_requested=lambda: self._stop.requested
+            )
+        finally:
+            self._stop.in_update = False
         self.progress.position = position
         self._seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
@@ -254,14 +260,11 @@ class Trainer:
     def _validate_and_save(self) -> None:
         self._read()
         begin = time.perf_counter()
-        self._stop.in_update = False
         try:
             scores = self._validator()
         except Interrupted:  # in all processes
             self._all_stop = True  # the loop saves and leaves; the next start validates first
             return
-        finally:
-            self._stop.in_update = True
         step, epoch = self.progress.step, self.progress.position.epoch
         score = scores.value(self._config.validation.metric)
         self.progress.history[step] = score

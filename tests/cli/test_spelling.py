@@ -80,7 +80,12 @@ MISTAKES = {
     "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: write KEY=VALUE, as "
     "one argument.",
     "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 words behind it.",
-    "init in.de in.en --src ary": "nmt init has no --src (here: --languages).",
+    "init in.de in.en --src ary": "nmt init has no --src (here: SOURCE).",
+    "init in.de in.en --src ary --tgt en": "nmt init has no --src (here: --languages), --tgt "
+    "(here: --languages).",
+    "evaluate in.de in.en --metric bleu chrf": "Several metrics are one word, with commas between.",
+    "translate M in.de --num-hyps 4": "No such option: --num-hyps.",
+    "init in.de in.en --valid in.de": "--valid needs 2 words behind it.",
     "init -train_src in.de -train_tgt in.en": "nmt init has no -train_src (here: SOURCE), "
     "-train_tgt (here: TARGET).",
     "check c.yaml": "nmt has no command check.",
@@ -229,8 +234,9 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
         ("init -t in.en -o x in.de", "init in.de in.en -o x"),
         ("init --tgt in.en", "init SOURCE in.en"),
         ("init in.ary in.en --src ary --tgt en", "init in.ary in.en --languages ary-en"),
-        ("init in.ary in.en --tgt en", "init in.ary in.en --languages SOURCE-en"),
-        ("init -valid_src in.de a b", "init a b"),
+        ("init in.ary in.en --src ary --tgt en -l ary-en", "init in.ary in.en -l ary-en"),
+        ("init in.de in.en --dev a.de a.en", "init in.de in.en --valid a.de a.en"),
+        ("translate M in.de out", "translate M in.de --output out"),
         ("check c.yaml", "config check c.yaml"),
         ("evaluate -i in.de --ref in.en -m bleu chrf",
          "evaluate --hypothesis in.de --reference in.en --metric bleu,chrf"),

@@ -98,7 +98,7 @@ def test_an_interrupt_of_a_validation_counts_no_update_that_is_not_there(
         train(config)
     every = config.training.validate_every
     assert (
-        "nmt: stopping validation, then saving. Ctrl-C again ends at once and loses "
+        "nmt: stopping here, then saving. Ctrl-C again ends at once and loses "
         f"{every} updates since the start.\n"
     ) in capfd.readouterr().err
 
