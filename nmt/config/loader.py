@@ -14,6 +14,7 @@ from nmt.config.document import Document, dump_document, read_document
 from nmt.config.keys import find_problems
 from nmt.config.run import RunConfig
 from nmt.config.scaling import with_scale
+from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError
 
 
@@ -147,4 +148,8 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
 
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML; `load_config` reads it back to an equal value."""
-    return dump_document(config.model_dump(mode="json"))
+    values = config.model_dump(mode="json")
+    schedule, usual = values["training"]["schedule"], ScheduleConfig().warmup_steps
+    if schedule["warmup"] is not None and schedule["warmup_steps"] == usual:
+        del schedule["warmup_steps"]  # in place of which the share counts
+    return dump_document(values)

@@ -20,6 +20,7 @@ from nmt.files.atomic import check_output
 from nmt.files.progress import file_bar, progress_bar
 from nmt.translation.line_format import LineFormat
 from nmt.translation.stream import (
+    LineTranslator,
     TranslationRun,
     errors_only,
     line_translator,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LINES_OF_A_LANGUAGE = 20
+"""Fewer say too little of a language."""
 _JSON_NAME = re.compile(r"\.jsonl?(\.\w+)?$")
 
 
@@ -97,7 +100,29 @@ def translate(
                 translator.with_turns(turns) if turns else translator.with_progress(bar.update)
             )
             lines = line_translator(counted, style)
+            if shown and not (style.reads_json or style.tag):
+                lines = _with_language_check(lines, Path(model))
             return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)
+
+
+def _with_language_check(lines: LineTranslator, model: Path) -> LineTranslator:
+    """Return ``lines``, which warns once if its input is in another language than the model's."""
+
+    def translate(chunk: Sequence[bytes], first_number: int) -> TranslationRun:
+        if first_number == 1 and len(chunk) >= _LINES_OF_A_LANGUAGE:
+            from nmt.data.checks import other_language  # noqa: PLC0415 - few lines need none
+
+            config = load_config(model / "config.yaml")
+            texts = (line.decode("utf-8", "replace") for line in chunk)
+            known = config.source_language
+            if found := other_language(texts, known, [config.target_language]):
+                text = (
+                    "the input looks like %s, and the model translates %s: the wrong file or model?"
+                )
+                logger.warning(text, found, known)
+        return lines(chunk, first_number)
+
+    return translate
 
 
 def _check_confidence(model: Path, translator: Translator, style: LineFormat) -> None:

@@ -54,6 +54,14 @@ def translated(run: Path, *arguments: object, text: str | bytes = "") -> list[st
     return lines_of(translate(run, *arguments, text=text))
 
 
+def test_input_in_another_language_than_the_models_is_named(run_dir: Path) -> None:
+    english, german = "This is the dog and the cat.\n", "Das ist der Hund und die Katze.\n"
+    question = "the input looks like en, and the model translates de: the wrong file or model?"
+    assert question in translate(run_dir, text=20 * english).stderr
+    for right in (20 * german, 19 * english):
+        assert "looks like" not in translate(run_dir, text=right).stderr
+
+
 def test_as_many_lines_come_out_as_go_in(run_dir: Path) -> None:
     """Fault 42."""
     lines = ["", *LINES, " ", "a\u2028b\u0085c", "שלום", "\U0001f415", "", "der\r"]

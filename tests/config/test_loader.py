@@ -174,6 +174,13 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     assert f"{path}:4: data.valid is missing" in refusal(path).problem
 
 
+def test_a_share_of_warmup_is_shown_without_the_updates_that_it_replaces(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL)
+    share, steps = ["training.schedule.warmup=0.1"], ["training.schedule.warmup_steps=9"]
+    assert "warmup_steps" not in dump_config(load_config(path, share))
+    assert "warmup_steps: 9" in dump_config(load_config(path, [*share, *steps]))
+
+
 def test_a_missing_section_that_may_be_missing_is_not_named(tmp_path: Path) -> None:
     path = written(tmp_path, "name: a\ntrain-sets: [a.de, a.en]\n")
     with pytest.raises(ConfigError) as caught:
