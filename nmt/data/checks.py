@@ -22,6 +22,7 @@ _LOW_CORRELATION = 0.3
 _LANGUAGE_PAIRS = 5000
 _FIRST_PAIRS = 500
 _FEWEST_OF_LANGUAGE = 20
+_FEWEST_MARKS = 3
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
@@ -46,13 +47,14 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
         others: Codes of those that it may be in by mistake, beside those that have a word list.
     """
     text = "\n".join(islice(lines, _LANGUAGE_PAIRS))
-    shares = {}
-    for code in (language, *others, *WORDS):
-        if (mark := _mark(code)) is not None:
-            shares[code] = sum(map(len, mark.findall(text))) / max(len(text), 1)
+    found = {code: mark.findall(text) for code in (language, *others, *WORDS)
+             if (mark := _mark(code)) is not None}  # fmt: skip
+    shares = {code: sum(map(len, marks)) / max(len(text), 1) for code, marks in found.items()}
     likeliest = max(shares, key=lambda code: shares[code])
     own = shares.get(language)
-    return likeliest if own is not None and _is_clear(shares[likeliest], own) else None
+    # One letter again and again ("a") is a word of many languages: a sign is several words.
+    several = len({*map(str.lower, found[likeliest])}) >= _FEWEST_MARKS
+    return likeliest if several and own is not None and _is_clear(shares[likeliest], own) else None
 
 
 def likely_language(lines: Iterable[str]) -> str | None:

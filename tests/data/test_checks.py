@@ -74,6 +74,7 @@ def test_text_of_another_language_is_named(multi30k: Pairs, shared_data: Path) -
         assert other_language(text[:9], language, ["en", "de", "ary"]) is None
     assert other_language(english, "de", ["cs"]) == "en"
     assert other_language(moroccan, "en", ["ary"]) == "ary"
+    assert other_language(["a"] * 50, "de", ["en"]) is None  # a letter of five languages
     assert other_language(english, "xx", ["de"]) is None  # nobody knows what xx looks like
 
 
