@@ -84,7 +84,7 @@ class Start:
     @property
     def name(self) -> str:
         """Name of the experiment."""
-        return self.config.absolute().parent.name
+        return self.config.parent.resolve().name
 
     @property
     def scale(self) -> Scale:
@@ -318,7 +318,9 @@ def _config_text(
     )
     files = {part: [f'"@config/{part}.{code}"' for code in codes] for part in _HELD_OUT}
     for part, paths in given.items():
-        files[part] = [json.dumps(str(path.absolute()), ensure_ascii=False) for path in paths]
+        # A file's own link is kept: what it leads to may be named by a checksum, without ".gz".
+        full = [str(path.parent.resolve() / path.name) for path in paths]
+        files[part] = [json.dumps(path, ensure_ascii=False) for path in full]
     held_out = {"valid_files": files["valid"], "test_files": files["test"], "origin": start.origin}
     names = {"name": start.name, "source": codes[0], "target": codes[1]}
     values = {**names, **held_out, **start.counts, "size": start.num_characters}

@@ -78,7 +78,8 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
     for name in names:
         for code, text in zip(("de", "en"), given[name], strict=True):
             Path(f"own {name}.{code}").write_text(f"{text}\n", "utf-8")
-        command += [f"--{name}", f"own {name}.de", f"own {name}.en"]
+        here = f"../{Path.cwd().name}"
+        command += [f"--{name}", f"{here}/own {name}.de", f"{here}/own {name}.en"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     assert f"({' and '.join(names)} as given" in result.stdout
@@ -91,6 +92,7 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
         assert each.source is not None
         assert each.target is not None
         assert each.source.is_absolute() == (name in names)
+        assert ".." not in each.source.parts
         sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
         texts[name] = list(zip(*sides, strict=True))
     assert all(texts[name] == [given[name]] for name in names)
