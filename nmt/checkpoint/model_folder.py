@@ -149,8 +149,10 @@ def _refuse_no_folder(folder: Path) -> None:
         what = "is not a folder" if folder.exists() else "does not exist"
         there = _runs_in(folder.parent, Path("runs"))
         such_as = f"there is {there}" if there else "no run is there yet: `nmt train CONFIG`"
+        whence = "" if folder.is_absolute() else "; relative paths start at the working directory"
         raise CheckpointError(
-            f"{folder} {what}.", fix=f"Name the run folder that `nmt train` wrote; {such_as}."
+            f"{folder} {what}.",
+            fix=f"Name the run folder that `nmt train` wrote; {such_as}{whence}.",
         )
 
 

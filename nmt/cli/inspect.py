@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import webbrowser
 from dataclasses import dataclass
@@ -119,6 +120,9 @@ def inspect(
 
     if model is None and not worked_examples:
         raise ConfigError("MODEL is missing.", fix="Name a run folder or a configuration.")
+    if what not in (None, *CATALOG) and str(model) in CATALOG:
+        fix = f"Type: nmt inspect {shlex.join([str(what), str(model)])}"
+        raise ConfigError(f"The model comes before {model}.", fix=fix)
     is_page = what is None and not worked_examples
     style = recipe.style_of(output_file, format_, is_opened=open_, is_page=is_page)
     check_output(output_file, model)

@@ -230,10 +230,15 @@ class Spelling:
             if (name := _name(each)) not in given
         ]
         command = " ".join([self._path, *map(shlex.quote, args), *missing])
-        about = f"{parameter.help.rstrip('.')}; {more}"
-        return ConfigError(
-            f"{self._path} needs {_name(parameter)}.", fix=f"Type: {command} ({about})"
-        )
+        fix = f"Type: {command} ({parameter.help.rstrip('.')}; {more})"
+        table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
+        if table and missing == ["TARGET"]:
+            corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"
+            fix = (
+                f"Write a configuration, as in the README: {corpus}. It reads tables; this command "
+                "takes two files of lines."
+            )
+        return ConfigError(f"{self._path} needs {_name(parameter)}.", fix=fix)
 
     def _refuse_extra(self, typed: list[str], places: Sequence[int]) -> None:
         flags = _BY_POSITION.get(self._path.rpartition(" ")[2], ())

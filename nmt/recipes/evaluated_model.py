@@ -153,17 +153,15 @@ class EvaluatedModel:
 
         What is gone, or other by now, is left out with a note; None if that is all.
         """
-        found: dict[Path, PreparedData | None] = {}
+        found: dict[Path, PreparedData | str] = {}
         folder: Path | None = self.use.folder
         while folder is not None and folder not in found:
             found[folder], folder = _trained_on(folder)
-        lost = [str(folder) for folder, data in found.items() if data is None]
-        if lost:
-            text = (
-                "the training text of %s is gone, or is another now: not searched for the test set"
-            )
-            logger.info(text, " and ".join(lost))
-        known = [data for data in found.values() if data is not None]
+        for place, data in found.items():
+            if isinstance(data, str):
+                text = "the test set is not searched for in the training text of %s: %s"
+                logger.info(text, place, data)
+        known = [data for data in found.values() if isinstance(data, PreparedData)]
         return TrainingText(known) if known else None
 
     def release(self) -> None:
@@ -241,13 +239,19 @@ class TrainingText:
                 progress(len(rows))
 
 
-def _trained_on(folder: Path) -> tuple[PreparedData | None, Path | None]:
-    """Return the prepared data of a model, if they are there, and the model that it began with."""
+def _trained_on(folder: Path) -> tuple[PreparedData | str, Path | None]:
+    """Return the prepared data of a model, or why there are none, and what it began with."""
     path = folder / "config.yaml"
     if not path.is_file():
-        return None, None
+        return "the folder is gone", None
     config = load_config(path)
-    data = PreparedData.open(config.prepared_dir) if trained_on(folder, config) else None
+    data: PreparedData | str
+    if trained_on(folder, config):
+        data = PreparedData.open(config.prepared_dir)
+    elif checkpoints_dir(folder).is_dir():
+        data = f"{config.prepared_dir} does not hold it; nmt prepare {path} prepares it again"
+    else:
+        data = "only run folders say what it was"
     return data, config.training.start_from
 
 

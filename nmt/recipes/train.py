@@ -59,6 +59,7 @@ from nmt.translation.translator import Translator
 logger = logging.getLogger(__name__)
 
 _LIMITS = "max_minutes", "max_steps", "max_epochs"
+_UNMEASURED = "The weights are saved; the same command measures the rest."
 
 
 def train(
@@ -270,13 +271,15 @@ def _run(
         if is_first and trained.step == begun and trained.reason != "signal":
             logger.info(_ended(config, trained))
         if is_first and trained.reason != "signal":
-            logger.info("measuring thresholds of the guard, and confidence, by validation text")
-            with stop.ending_at_once():  # all is saved
+            logger.info(
+                "the weights are saved; measuring the guard and confidence (validation)"
+            )
+            with stop.ending_at_once(_UNMEASURED):
                 make_shortlist(run_dir, data)
                 calibrate_guard(run_dir, data)
         summary = average_at_end(setup, trained, validator, reporter)
         if is_first and trained.reason != "signal":
-            with stop.ending_at_once():
+            with stop.ending_at_once(_UNMEASURED):
                 calibrate_confidence(run_dir, data, partial(_translator, config))
         return summary
     finally:

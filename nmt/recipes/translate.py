@@ -36,9 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LINES_OF_A_LANGUAGE = 20
+_BYTES_OF_A_LANGUAGE = 300
 """Fewer say too little of a language."""
-_JSON_NAME = re.compile(r"\.jsonl?(\.\w+)?$")
+_NO_TEXT = {
+    "jsonl?": "--input-format json reads JSON objects",
+    "csv|tsv": "each line is translated whole, columns and all",
+}
+"""Ends of names, and what to know of such a file."""
 
 
 def translate(
@@ -91,9 +95,10 @@ def translate(
         run = partial(team.translate_files if team else translate_files, turns=turns)
         style = replace(style, n_best=translator.options.n_best)
         shown = team is None or team.is_first
-        if shown and source and _JSON_NAME.search(source.name) and not style.reads_json:
-            advice = "--input-format json reads JSON objects"
-            logger.warning("%s is read as plain text; %s", source.name, advice)
+        if shown and source and not style.reads_json:
+            for name, advice in _NO_TEXT.items():
+                if re.search(rf"\.({name})(\.\w+)?$", source.name):
+                    logger.warning("%s is read as plain text; %s", source.name, advice)
         with file_bar("translating", source, unit="lines", shown=shown) as bar:
             # What is searched may not be written yet: then only what is written counts.
             counted = (
@@ -109,8 +114,8 @@ def _with_language_check(lines: LineTranslator, model: Path) -> LineTranslator:
     """Return ``lines``, which warns once if its input is in another language than the model's."""
 
     def translate(chunk: Sequence[bytes], first_number: int) -> TranslationRun:
-        if first_number == 1 and len(chunk) >= _LINES_OF_A_LANGUAGE:
-            from nmt.data.checks import other_language  # noqa: PLC0415 - few lines need none
+        if first_number == 1 and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
+            from nmt.data.checks import other_language  # noqa: PLC0415 - short text needs none
 
             config = load_config(model / "config.yaml")
             texts = (line.decode("utf-8", "replace") for line in chunk)

@@ -56,8 +56,8 @@ def advise(config: RunConfig, plan: Plan) -> Iterator[str]:
             if config.training.max_steps is not None:
                 change += " --set training.max_steps=null"
         yield (
-            f"training ends after {total:,} updates, and an epoch has {in_epoch:,.0f}: "
-            f"{1 - total / in_epoch:.0%} of the pairs are never read; for all of them, "
+            f"training ends at update {total:,}, and an epoch has {in_epoch:,.0f}: "
+            f"{int(100 * (1 - total / in_epoch))}% of the pairs are never read; for all of them, "
             f"{change}"
         )
     num_pairs = _num_pairs(config, plan.report) if plan.report else 0

@@ -138,10 +138,13 @@ class TimePlan:
         beside = self.beside(updates, training) / 60
         whole = beside + (self.spent + updates * self.update) / 60
         if beside > minutes / 2 and whole > _OVER_BUDGET * minutes:
+            rarer = "raise training.validate_every and save_every, or "
+            if updates < min(training.validate_every, training.save_every):
+                rarer = "give it more time, or "  # both come at the end only
             yield (
                 f"validation, saving and the end of training take about {beside:,.1f} minutes, and "
-                f"training.max_minutes is {minutes:g}: raise training.validate_every and "
-                "save_every, or use a smaller validation set (data.valid.max_pairs)"
+                f"training.max_minutes is {minutes:g}: {rarer}use a smaller validation set "
+                "(data.valid.max_pairs)"
             )
 
     def beside(self, updates: int, training: TrainingConfig) -> float:

@@ -61,7 +61,7 @@ class StopSignal:
         self.in_update = False
         """Whether a signal meets an update, which is finished; anything else is left."""
         self._before: dict[int, Any] = {}
-        self._ends = self._is_ending = False
+        self._ends, self._is_ending = "", False
         self._has_ended = threading.Event()
         self._notices = -1, -1
 
@@ -80,8 +80,11 @@ class StopSignal:
             raise Interrupted(self.number)
 
     @contextmanager
-    def ending_at_once(self) -> Iterator[None]:
+    def ending_at_once(self, answer: str = "Lost: nothing.") -> Iterator[None]:
         """Let a signal end the process while this is open, as there is nothing to save.
+
+        Args:
+            answer: What the user reads then, behind "ended at once."
 
         Compilers take minutes, and Python runs no handler while the main thread waits inside of
         one; so a thread ends the process some seconds after the signal, if it is still there.
@@ -89,11 +92,11 @@ class StopSignal:
         Raises:
             StoppedBySignal: A signal came.
         """
-        self._ends = True
+        self._ends = answer
         try:
             yield
         finally:
-            self._ends = False
+            self._ends = ""
 
     def _end_late(self, notices: int) -> None:
         """Read the signals from where Python writes them when they come, whatever else it does."""
@@ -111,7 +114,7 @@ class StopSignal:
             os._exit(128 + number)
         if self._ends:
             self.number, self._is_ending = number, True
-            _answer("ended at once. Lost: nothing.")
+            _answer(f"ended at once. {self._ends}")
             raise StoppedBySignal(number)
         if not self.requested and self.unsaved is None:
             _answer("stopping before the first update: there is nothing to save.")

@@ -28,6 +28,7 @@ training: {max_steps: 2}
 PAIR = "{source: in.de, target: in.en}"
 KEYS = "training.schedule.peak_lr"
 PATH = "Check the path; relative paths start at the working directory."
+RELATIVE = "relative paths start at the working directory"
 LONG = "x" * 300
 
 TRY = "try training.schedule.warmup 0.06, a share of the run"
@@ -310,9 +311,12 @@ def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, com
         ("translate c.yaml", "Train first: `nmt train c.yaml`."),
         ("translate made", "Train first: `nmt train made/config.yaml`."),
         ("translate done.yaml", "Name M."),
-        ("translate N", "Name the run folder that `nmt train` wrote; there is M."),
+        ("translate N", f"Name the run folder that `nmt train` wrote; there is M; {RELATIVE}."),
         ("translate runs/N", "Name the run folder that `nmt train` wrote; no run is there yet: "
-         "`nmt train CONFIG`."),
+         f"`nmt train CONFIG`; {RELATIVE}."),
+        ("init in.csv", "Write a configuration, as in the README: data: {train: [{csv: in.csv}]}. "
+         "It reads tables; this command takes two files of lines."),
+        ("inspect attention M --source a", "Type: nmt inspect M attention"),
         ("init in.de in.en -o made", "Go on with `nmt train made/config.yaml`, or name another "
          "with --output."),
         ("init in.de in.en -o runs", "Name another folder with --output."),
@@ -363,6 +367,13 @@ def test_text_and_translations_may_stand_without_flags() -> None:
     scored = nmt("evaluate in.en in.en --json --resamples 0")
     named = nmt("evaluate --hypothesis in.en --reference in.en --json --resamples 0")
     assert (scored.exit_code, scored.stdout) == (0, named.stdout)
+
+
+def test_a_table_that_would_be_translated_as_text_is_noticed() -> None:
+    Path("in.csv").write_text("ein Hund,a dog\n", "utf-8")
+    warning = "in.csv is read as plain text; each line is translated whole, columns and all"
+
+    assert warning in nmt("translate M in.csv --device cpu --threads 1").stderr
 
 
 def test_json_that_would_be_translated_as_text_is_noticed() -> None:

@@ -86,7 +86,7 @@ def test_a_share_needs_a_budget_and_is_below_1() -> None:
 
 def test_an_epoch_that_is_never_finished_is_named() -> None:
     plan = Plan(total_steps=5000, updates_per_epoch=20_000, report=None)
-    text = "training ends after 5,000 updates, and an epoch has 20,000: 75% of the pairs are never"
+    text = "training ends at update 5,000, and an epoch has 20,000: 75% of the pairs are never"
     assert text in found(config(), plan)
     assert found(config(), plan).endswith("--set training.max_steps=20000")
     # 7 minutes hold a quarter of an epoch.

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.checkpoint.model_folder import load_model
+from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse
+from nmt.recipes.export import export
 from nmt.recipes.train import train
 from nmt.text.tokenizer import tokenizer_hash
 from tests.training.toy import CONFIG, write_corpus
@@ -147,7 +149,10 @@ def test_what_one_may_not_expect_is_told() -> None:
     assert "the vocabulary is" not in log
 
 
-def test_sentences_that_its_start_was_trained_on_are_leaks(base: Path) -> None:
+def test_sentences_that_its_start_was_trained_on_are_leaks(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     run_dir = start(tuned(max_steps=1))
     lines, own = (Path(name).read_text().splitlines() for name in ("train.de", "other.de"))
     text = EvaluatedModel(ModelUse(folder=run_dir)).training_text()
@@ -162,6 +167,16 @@ def test_sentences_that_its_start_was_trained_on_are_leaks(base: Path) -> None:
     assert text is not None
     assert text.leaks(long) == {1: "exact"}
     assert text.counts(long)[1] == words[1]
+    missing = "the test set is not searched for in the training text of %s: %s"
+    assert caplog.messages[-1] == missing % (base, "the folder is gone")
+    prepared = load_config(run_dir / "config.yaml").prepared_dir
+    shutil.rmtree(prepared)
+    assert EvaluatedModel(ModelUse(folder=run_dir)).training_text() is None
+    again = f"{prepared} does not hold it; nmt prepare {run_dir / 'config.yaml'} prepares it again"
+    assert missing % (run_dir, again) in caplog.messages
+    export(run_dir, Path("exported"), "safetensors")
+    assert EvaluatedModel(ModelUse(folder=Path("exported"))).training_text() is None
+    assert missing % ("exported", "only run folders say what it was") in caplog.messages
 
 
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(

@@ -86,11 +86,11 @@ def test_where_nothing_is_to_be_saved_a_signal_ends_the_process_at_once(
 ) -> None:
     """Compiling takes minutes, and who asked for the end may not wait for so long."""
     with StopSignal() as stop:
-        with pytest.raises(StoppedBySignal) as caught, stop.ending_at_once():
+        with pytest.raises(StoppedBySignal) as caught, stop.ending_at_once("Lost: all."):
             os.kill(os.getpid(), number)
         assert caught.value.code == code
         assert stop.requested  # should a library have swallowed the exception
-    assert "ended at once. Lost: nothing." in capfd.readouterr().err
+    assert "ended at once. Lost: all." in capfd.readouterr().err
 
 
 # The main thread waits inside of a library, where Python runs no handler: as `backward` does while
