@@ -271,9 +271,7 @@ def _run(
         if is_first and trained.step == begun and trained.reason != "signal":
             logger.info(_ended(config, trained))
         if is_first and trained.reason != "signal":
-            logger.info(
-                "the weights are saved; measuring the guard and confidence (validation)"
-            )
+            logger.info("the weights are saved; measuring the guard and confidence (validation)")
             with stop.ending_at_once(_UNMEASURED):
                 make_shortlist(run_dir, data)
                 calibrate_guard(run_dir, data)
