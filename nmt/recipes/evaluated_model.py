@@ -249,9 +249,9 @@ def _trained_on(folder: Path) -> tuple[PreparedData | str, Path | None]:
     if trained_on(folder, config):
         data = PreparedData.open(config.prepared_dir)
     elif checkpoints_dir(folder).is_dir():
-        data = f"{config.prepared_dir} does not hold it; nmt prepare {path} prepares it again"
+        data = f"{config.prepared_dir} does not hold that text; nmt prepare {path} makes it again"
     else:
-        data = "only run folders say what it was"
+        data = "only a run folder says what that was"
     return data, config.training.start_from
 
 

@@ -83,11 +83,11 @@ class StopSignal:
     def ending_at_once(self, answer: str = "Lost: nothing.") -> Iterator[None]:
         """Let a signal end the process while this is open, as there is nothing to save.
 
-        Args:
-            answer: What the user reads then, behind "ended at once."
-
         Compilers take minutes, and Python runs no handler while the main thread waits inside of
         one; so a thread ends the process some seconds after the signal, if it is still there.
+
+        Args:
+            answer: What the user reads then, behind "ended at once."
 
         Raises:
             StoppedBySignal: A signal came.

@@ -58,6 +58,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, kind: str, number: signal.Signals) -> None:
     """Finding 19: a terminal that is closed."""
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("these tests run under nohup, whose children ignore it too")
     status = end(begin(kind, tmp_path / "out"), number)
 
     assert status in (128 + number, -number)

@@ -172,11 +172,12 @@ def test_sentences_that_its_start_was_trained_on_are_leaks(
     prepared = load_config(run_dir / "config.yaml").prepared_dir
     shutil.rmtree(prepared)
     assert EvaluatedModel(ModelUse(folder=run_dir)).training_text() is None
-    again = f"{prepared} does not hold it; nmt prepare {run_dir / 'config.yaml'} prepares it again"
-    assert missing % (run_dir, again) in caplog.messages
+    again = f"nmt prepare {run_dir / 'config.yaml'} makes it again"
+    reason = f"{prepared} does not hold that text; {again}"
+    assert missing % (run_dir, reason) in caplog.messages
     export(run_dir, Path("exported"), "safetensors")
     assert EvaluatedModel(ModelUse(folder=Path("exported"))).training_text() is None
-    assert missing % ("exported", "only run folders say what it was") in caplog.messages
+    assert missing % ("exported", "only a run folder says what that was") in caplog.messages
 
 
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(
