@@ -121,7 +121,7 @@ def inspect(
     if model is None and not worked_examples:
         raise ConfigError("MODEL is missing.", fix="Name a run folder or a configuration.")
     if what not in (None, *CATALOG) and str(model) in CATALOG:
-        fix = f"Type: nmt inspect {shlex.join([str(what), str(model)])}"
+        fix = f"Type: nmt inspect {shlex.join([str(what), str(model)])}, then the same flags."
         raise ConfigError(f"The model comes before {model}.", fix=fix)
     is_page = what is None and not worked_examples
     style = recipe.style_of(output_file, format_, is_opened=open_, is_page=is_page)

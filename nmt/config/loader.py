@@ -151,5 +151,5 @@ def dump_config(config: RunConfig) -> str:
     values = config.model_dump(mode="json")
     schedule, usual = values["training"]["schedule"], ScheduleConfig().warmup_steps
     if schedule["warmup"] is not None and schedule["warmup_steps"] == usual:
-        del schedule["warmup_steps"]  # in place of which the share counts
+        del schedule["warmup_steps"]  # training.schedule.warmup is used instead
     return dump_document(values)

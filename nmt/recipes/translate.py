@@ -96,9 +96,7 @@ def translate(
         style = replace(style, n_best=translator.options.n_best)
         shown = team is None or team.is_first
         if shown and source and not style.reads_json:
-            for name, advice in _NO_TEXT.items():
-                if re.search(rf"\.({name})(\.\w+)?$", source.name):
-                    logger.warning("%s is read as plain text; %s", source.name, advice)
+            _warn_of_no_text(source.name)
         with file_bar("translating", source, unit="lines", shown=shown) as bar:
             # What is searched may not be written yet: then only what is written counts.
             counted = (
@@ -108,6 +106,13 @@ def translate(
             if shown and not (style.reads_json or style.tag):
                 lines = _with_language_check(lines, Path(model))
             return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)
+
+
+def _warn_of_no_text(name: str) -> None:
+    """Warn of a file that would be read line by line, though its name says that it is no text."""
+    for ending, advice in _NO_TEXT.items():
+        if re.search(rf"\.({ending})(\.\w+)?$", name):
+            logger.warning("%s is read as plain text; %s", name, advice)
 
 
 def _with_language_check(lines: LineTranslator, model: Path) -> LineTranslator:

@@ -297,7 +297,7 @@ class Service:
     async def _translated(
         self, asked: Wanted, lines: Sequence[Request], client: str
     ) -> list[TranslationResult]:
-        """Return the translations of lines, all of which must have one."""
+        """Return the translations of lines; each line must have one."""
         asked.check()
         futures = self._submit(asked, lines, client)
         try:

@@ -23,7 +23,7 @@ _RESERVED = {"low_confidence", "prefix", "required", "forbidden", "tag", ERROR, 
 _REQUESTS = {"source": "source", "prefix": "prefix", "required": "required", "tag": "tag"}
 _REQUESTS |= {"forbidden": "forbidden", "forced": "required", "constraints": "required"}
 _REQUESTS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
-"""What somebody means who writes such a field, or one spelt like it."""
+"""The field that is meant, by a name that is written or is near to it."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 

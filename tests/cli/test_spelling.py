@@ -316,7 +316,7 @@ def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, com
          f"`nmt train CONFIG`; {RELATIVE}."),
         ("init in.csv", "Write a configuration, as in the README: data: {train: [{csv: in.csv}]}. "
          "It reads tables; this command takes two files of lines."),
-        ("inspect attention M --source a", "Type: nmt inspect M attention"),
+        ("inspect attention M --source a", "Type: nmt inspect M attention, then the same flags."),
         ("init in.de in.en -o made", "Go on with `nmt train made/config.yaml`, or name another "
          "with --output."),
         ("init in.de in.en -o runs", "Name another folder with --output."),
