@@ -21,22 +21,22 @@ from nmt.errors import (
 from nmt.version import __version__
 
 if TYPE_CHECKING:
+    from nmt.commands.evaluate import evaluate
+    from nmt.commands.prepare import prepare
+    from nmt.commands.score import score
+    from nmt.commands.train import train
+    from nmt.commands.translate import translate
     from nmt.data.size import load_config
+    from nmt.extras.exchange.export import average, export
+    from nmt.extras.exchange.import_model import import_model
+    from nmt.extras.exchange.publish import publish, pull
+    from nmt.extras.inspection.command import inspect
+    from nmt.extras.planning.doctor import doctor
+    from nmt.extras.planning.init import init
+    from nmt.extras.serving.command import serve
+    from nmt.inference.result import TranslationResult
+    from nmt.inference.translator import Translator
     from nmt.metrics.metric import Score
-    from nmt.recipes.doctor import doctor
-    from nmt.recipes.evaluate import evaluate
-    from nmt.recipes.export import average, export
-    from nmt.recipes.import_model import import_model
-    from nmt.recipes.init import init
-    from nmt.recipes.inspect import inspect
-    from nmt.recipes.prepare import prepare
-    from nmt.recipes.publish import publish, pull
-    from nmt.recipes.score import score
-    from nmt.recipes.serve import serve
-    from nmt.recipes.train import train
-    from nmt.recipes.translate import translate
-    from nmt.translation.result import TranslationResult
-    from nmt.translation.translator import Translator
 
 __all__ = [
     "CheckpointError",
@@ -71,18 +71,25 @@ __all__ = [
 
 _HOMES = {
     "Score": "nmt.metrics.metric",
-    "TranslationResult": "nmt.translation.result",
-    "Translator": "nmt.translation.translator",
-    "average": "nmt.recipes.export",
+    "doctor": "nmt.extras.planning.doctor",
+    "export": "nmt.extras.exchange.export",
+    "import_model": "nmt.extras.exchange.import_model",
+    "init": "nmt.extras.planning.init",
+    "inspect": "nmt.extras.inspection.command",
+    "publish": "nmt.extras.exchange.publish",
+    "serve": "nmt.extras.serving.command",
+    "TranslationResult": "nmt.inference.result",
+    "Translator": "nmt.inference.translator",
+    "average": "nmt.extras.exchange.export",
     "load_config": "nmt.data.size",
-    "pull": "nmt.recipes.publish",
+    "pull": "nmt.extras.exchange.publish",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, f"nmt.recipes.{name}")), name)
+    return getattr(import_module(_HOMES.get(name, f"nmt.commands.{name}")), name)
 
 
 def __dir__() -> list[str]:

@@ -29,11 +29,11 @@ from torch import Tensor
 from nmt.checkpoint.model_folder import load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.engine.device import prepare_process
+from nmt.device.device import prepare_process
 from nmt.files.lines import read_lines
+from nmt.inference.stepper import ModelStepper
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.runtime.stepper import ModelStepper
 from nmt.search.hypothesis import Hypothesis, length_penalty
 from nmt.search.loop import search
 from nmt.search.rules import delay_end, end_at_limit, length_limits

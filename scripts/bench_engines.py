@@ -41,8 +41,8 @@ from widen_model import write_widened
 
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.model import ModelConfig
-from nmt.engine import usable_cores
-from nmt.exchange.ctranslate2 import import_ctranslate2
+from nmt.device import usable_cores
+from nmt.extras.exchange.ctranslate2 import import_ctranslate2
 from nmt.files.lines import read_lines
 
 SETTLING_SECONDS = 0.3

@@ -35,7 +35,7 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from nmt.engine import own_cores
+from nmt.device import own_cores
 from nmt.files.lines import read_lines
 
 NMT = Path(sys.executable).with_name("nmt")
@@ -179,7 +179,7 @@ def post(connection: http.client.HTTPConnection, body: Any, key: str = "") -> An
 
 def one_at_a_time(model: str, threads: str) -> None:
     """Serve as simple servers do: a thread a request, one text translated at a time."""
-    from nmt.translation.translator import Translator  # noqa: PLC0415 - in a process of its own
+    from nmt.inference.translator import Translator  # noqa: PLC0415 - in a process of its own
 
     translator, lock = Translator.load(model, threads=int(threads)), threading.Lock()
 

@@ -42,9 +42,9 @@ from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.data.prepared import PreparedData
-from nmt.engine.device import prepare_process
-from nmt.engine.memory import use_huge_pages
-from nmt.engine.precision import has_fast_bf16
+from nmt.device.device import prepare_process
+from nmt.device.memory import use_huge_pages
+from nmt.device.precision import has_fast_bf16
 from nmt.model.positions import sinusoids
 from nmt.training.setup import TrainingSetup
 

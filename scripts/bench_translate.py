@@ -26,15 +26,15 @@ from typing import IO, cast, get_args
 import sacrebleu
 
 from nmt.checkpoint.model_folder import SHORTLIST
-from nmt.engine import usable_cores
+from nmt.device import usable_cores
 from nmt.files.lines import read_lines
-from nmt.runtime.engine import Dtype
+from nmt.inference.engine import Dtype
 
 NMT = Path(sys.executable).with_name("nmt")
 EXPORTED = ("float32", "int8")
 """What weights are exported in."""
 HAS_BF16 = (
-    "import sys, torch; from nmt.engine.precision import has_fast_bf16; "
+    "import sys, torch; from nmt.device.precision import has_fast_bf16; "
     "sys.exit(not has_fast_bf16(torch.device('cpu')))"
 )
 

@@ -26,15 +26,15 @@ from torch import Tensor
 from nmt.checkpoint.model_folder import SHORTLIST, ModelBundle
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.engine.precision import has_fast_bf16
+from nmt.device.precision import has_fast_bf16
 from nmt.errors import NmtError
-from nmt.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
+from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
+from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
+from nmt.extras.exchange.export import export
+from nmt.inference.engine import Dtype, Engine, EngineOptions, Task
+from nmt.inference.torch_engine import load_torch_engine
 from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
-from nmt.recipes.export import export
-from nmt.runtime.ctranslate2_engine import CTranslate2Engine
-from nmt.runtime.engine import Dtype, Engine, EngineOptions, Task
-from nmt.runtime.torch_engine import load_torch_engine
 from nmt.search.hypothesis import limits_of
 
 Ids = Sequence[Sequence[int]]

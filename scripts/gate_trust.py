@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.evaluation.gates import USUAL_ALPHA, check_regressions
-from nmt.evaluation.result import System
-from nmt.evaluation.scoring import Resampling, score_systems
+from nmt.extras.analysis.gates import USUAL_ALPHA, check_regressions
 from nmt.files.lines import read_lines
+from nmt.inference.engine import EngineChoice
+from nmt.inference.segment import joiner_for
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
 from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.result import System
+from nmt.metrics.scoring import Resampling, score_systems
 from nmt.model.transformer import Transformer
-from nmt.runtime.engine import EngineChoice
-from nmt.runtime.torch_engine import TorchEngine
-from nmt.translation.segment import joiner_for
-from nmt.translation.translator import Translator
 
 METRICS = ("bleu", "chrf")
 PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}

@@ -41,24 +41,24 @@ from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.loader import plan_batches
-from nmt.engine import compilation
-from nmt.engine.compilation import compile_layers
-from nmt.engine.compilation import compiled as compile_function
-from nmt.engine.device import choose_device, deterministic, prepare_process
-from nmt.engine.precision import Precision, choose_precision
+from nmt.device import compilation
+from nmt.device.compilation import compile_layers
+from nmt.device.compilation import compiled as compile_function
+from nmt.device.device import choose_device, deterministic, prepare_process
+from nmt.device.precision import Precision, choose_precision
+from nmt.extras.planning.cost import LengthSums, training_flops
+from nmt.inference.segment import segment_lines
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
 from nmt.model import decoder_state
 from nmt.model.attention import FLASH
-from nmt.model.cost import LengthSums, training_flops
 from nmt.model.transformer import Transformer, build_model
-from nmt.runtime.torch_engine import TorchEngine
 from nmt.training.checkpoints import CheckpointWriter
 from nmt.training.losses import choose_form
 from nmt.training.objectives import CrossEntropy
 from nmt.training.optimizers import build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.update import Updater, read_together
-from nmt.translation.segment import segment_lines
-from nmt.translation.translator import Translator
 
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}
 SMALL = ModelConfig(

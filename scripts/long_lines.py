@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=500, help="lines of a class")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
-    logging.getLogger("nmt.translation").setLevel(logging.ERROR)  # each cut line is told
+    logging.getLogger("nmt.inference").setLevel(logging.ERROR)  # each cut line is told
     rows: dict[str, list[str]] = defaultdict(list)
     classes: dict[str, list[SentencePair]] = {}
     for kind in options.kinds:

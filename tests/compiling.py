@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.fx import GraphModule
 
-from nmt.engine import compilation
+from nmt.device import compilation
 
 
 class Backend:

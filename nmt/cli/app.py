@@ -44,7 +44,7 @@ from nmt.cli import inspect as inspect_model
 from nmt.cli.options import OF_THE_MODEL, flag
 from nmt.cli.spelling import COMMANDS, Spelling
 from nmt.config.keys import nearest_word
-from nmt.engine import is_first
+from nmt.device import is_first
 from nmt.errors import ConfigError, NmtError
 from nmt.version import __version__
 

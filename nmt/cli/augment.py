@@ -53,7 +53,7 @@ def augment(
     By default the text becomes the target (back-translation). What the guard still finds wrong
     after its second search is dropped and counted. The same command resumes by shards.
     """
-    from nmt.recipes.augment import augment as run
+    from nmt.commands.augment import augment as run
 
     loading: dict[str, Any] = {"checkpoint": checkpoint, "threads": threads}
     decoding = given(sampling=sample or None, seed=seed, beam_size=beam_size)

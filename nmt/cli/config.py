@@ -53,7 +53,7 @@ def check(
     from nmt.data.checks import swapped_sets
     from nmt.data.corpus import check_files
     from nmt.data.size import load_config
-    from nmt.training.advice import Plan, advise
+    from nmt.extras.planning.advice import Plan, advise
 
     failed = 0
     for path in configs:

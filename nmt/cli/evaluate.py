@@ -28,9 +28,9 @@ from nmt.cli.options import (
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nmt.evaluation.result import EvaluationReport
-    from nmt.recipes.evaluate_options import EvaluateOptions
-    from nmt.recipes.evaluated_model import ModelUse
+    from nmt.commands.evaluate_options import EvaluateOptions
+    from nmt.commands.evaluated_model import ModelUse
+    from nmt.metrics.result import EvaluationReport
 
 EPILOG = """\b
 Examples:
@@ -68,12 +68,12 @@ def evaluate(
     json: bool = JSON,
 ) -> None:
     """Score models or files with BLEU, chrF, chrF++ or TER."""
-    from nmt.evaluation.gates import raise_if_missed
-    from nmt.recipes.evaluate import run_evaluation
+    from nmt.commands.evaluate import run_evaluation
+    from nmt.extras.analysis.gates import raise_if_missed
 
     folders, test = _named_by_position(models, test)
     if test.list_:
-        from nmt.recipes.evaluated_model import list_tests
+        from nmt.commands.evaluated_model import list_tests
 
         names = list_tests(folders)
         print_result("\n".join(names), {"tests": names}, json=json)
@@ -99,9 +99,9 @@ def _options(
     mbr: MbrOptions,
     engine: EngineOptions,
 ) -> EvaluateOptions:
-    from nmt.evaluation.gates import parse_gates
-    from nmt.recipes.evaluate_options import EvaluateOptions
-    from nmt.recipes.evaluated_model import ModelUse
+    from nmt.commands.evaluate_options import EvaluateOptions
+    from nmt.commands.evaluated_model import ModelUse
+    from nmt.extras.analysis.gates import parse_gates
 
     use = partial(ModelUse, overrides=search.set_, decoding=search.decoding(), tag=test.tag)
     loading = engine.loading() | search.loading()
@@ -137,7 +137,7 @@ def _options(
 
 
 def _print_found(found: EvaluationReport, *, sentence_level: bool, json: bool) -> None:
-    from nmt.evaluation.render import as_text
+    from nmt.metrics.render import as_text
 
     if not sentence_level:
         print_result(as_text(found), found.as_dict(), json=json)

@@ -12,8 +12,8 @@ from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import METRICS
 
 if TYPE_CHECKING:
-    from nmt.evaluation.scoring import Resampling
-    from nmt.evaluation.test_set import SetChoice
+    from nmt.metrics.scoring import Resampling
+    from nmt.metrics.test_set import SetChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class TestOptions:
 
     def sets(self) -> tuple[SetChoice, ...]:
         """Return the test sets that are named; one of files, or the model's own, where none is."""
-        from nmt.evaluation.test_set import SetChoice
+        from nmt.metrics.test_set import SetChoice
 
         sets = [SetChoice(name=name, pair=self.languages) for name in self.test]
         if self.reference or self.source or not sets:
@@ -142,7 +142,7 @@ class GateOptions:
 
     def resampling(self) -> Resampling:
         """Return what is behind intervals and p-values."""
-        from nmt.evaluation.scoring import Resampling
+        from nmt.metrics.scoring import Resampling
 
         return Resampling(
             count=DEFAULT_RESAMPLES if self.resamples is None else self.resamples,

@@ -61,7 +61,7 @@ def average(
     FOLDER`. Its average.json lists the averaged checkpoints. Prints FOLDER.
     """
     from nmt.checkpoint.model_folder import load_folder_config
-    from nmt.recipes.export import average as write
+    from nmt.extras.exchange.export import average as write
 
     summary = write(run, output, last=last, best=best, steps=step)
     values = {"output": str(summary.output), "steps": list(summary.steps)}
@@ -95,7 +95,7 @@ def export(
     FOLDER`, `nmt evaluate FOLDER`. Prints FOLDER.
     """
     from nmt.checkpoint.model_folder import load_folder_config
-    from nmt.recipes.export import export as write
+    from nmt.extras.exchange.export import export as write
 
     summary = write(model, output, to, quantization=quantization, checkpoint=checkpoint)
     values = {

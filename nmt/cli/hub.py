@@ -48,7 +48,7 @@ def publish(
     Files are compared with their manifest beforehand. HF_TOKEN holds who you are, HF_ENDPOINT
     another hub. Prints the address of the commit.
     """
-    from nmt.recipes.publish import publish as run
+    from nmt.extras.exchange.publish import publish as run
 
     found = run(folder, name, license=license, scores=scores, private=private, dry_run=dry_run)
     files = [f"{size:>12,}  {file}" for file, size in found.files.items()]
@@ -68,7 +68,7 @@ def pull(name: str = _NAME, output: Path = OUTPUT_FOLDER, json: bool = JSON) -> 
     Every file is compared with the manifest; only files that cannot hold code are read. Prints the
     name with the commit, by which the same model can be had again.
     """
-    from nmt.recipes.publish import pull as run
+    from nmt.extras.exchange.publish import pull as run
 
     pinned = run(name, output)
     print_result(pinned, {"name": pinned, "output": str(output)}, json=json)

@@ -53,7 +53,7 @@ def import_model(
     (training.start_from). Models of Marian are searched as Marian searches them; `nmt export FOLDER
     --to ctranslate2` makes a folder that is faster on CPUs. Prints FOLDER.
     """
-    from nmt.recipes.import_model import import_model as run
+    from nmt.extras.exchange.import_model import import_model as run
 
     summary = run(source, output, languages=languages, positions=positions, check=check)
     scores = [f"{name}: {value:.4f} a token" for name, value in summary.check.items()]

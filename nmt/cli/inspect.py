@@ -16,8 +16,8 @@ import typer
 
 from nmt.cli.options import OUTPUT_FILE, SET, TAG, file_name, flag, given
 from nmt.errors import ConfigError
+from nmt.extras.inspection.catalog import CATALOG
 from nmt.files.atomic import check_output, open_output
-from nmt.inspection.catalog import CATALOG
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def inspect(
 
     Layers and heads are numbered from 1. A page is one file that needs no network.
     """
-    from nmt.recipes import inspect as recipe
+    from nmt.extras.inspection import command as recipe
 
     if model is None and not worked_examples:
         raise ConfigError("MODEL is missing.", fix="Name a run folder or a configuration.")

@@ -21,8 +21,8 @@ from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from nmt.config.run import RunConfig
-    from nmt.runtime.engine import Ensemble
-    from nmt.translation.mbr import Mbr
+    from nmt.inference.engine import Ensemble
+    from nmt.inference.mbr import Mbr
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _device(text: str) -> str:
     """
     if text == "auto":  # the default loads nothing
         return text
-    from nmt.runtime.engine import parse_device
+    from nmt.inference.engine import parse_device
 
     return parse_device(text)
 
@@ -126,7 +126,7 @@ def dtype_name(text: str) -> str:
     """
     if text == "auto":
         return text
-    from nmt.runtime.engine import parse_dtype
+    from nmt.inference.engine import parse_dtype
 
     return parse_dtype(text) or "auto"
 
@@ -221,7 +221,7 @@ class ModelOptions:
             )
         if not self.with_ and self.weights is None:
             return None
-        from nmt.runtime.engine import Ensemble, parse_weights
+        from nmt.inference.engine import Ensemble, parse_weights
 
         mean = self.ensemble_mean or "arithmetic"
         ensemble = Ensemble(tuple(self.with_), parse_weights(self.weights), mean)
@@ -337,7 +337,7 @@ class MbrOptions:
                 flag = "--mbr-from" if self.mbr_candidates is None else "--mbr-candidates"
                 raise ConfigError(f"{flag} needs --mbr.", fix="Add --mbr chrf, or leave it out.")
             return None
-        from nmt.translation.mbr import Mbr
+        from nmt.inference.mbr import Mbr
 
         choice = Mbr(self.mbr, self.mbr_candidates or 32, self.mbr_from or "samples")
         if beam_size is not None:

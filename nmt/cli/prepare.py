@@ -55,9 +55,9 @@ def prepare(
     json: bool = JSON,
 ) -> None:
     """Filter and tokenize corpora into a folder; print a report."""
+    from nmt.commands import prepare as recipe
     from nmt.data.size import load_config
     from nmt.errors import ConfigError
-    from nmt.recipes import prepare as recipe
 
     loaded = load_config(config, set_)
     if verify:

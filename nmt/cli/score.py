@@ -64,8 +64,8 @@ def score(
     ending at once; a translation of a blank line, and a pair too long for the model, is -inf (JSON:
     null).
     """
-    from nmt.recipes.score import ScoreFormat
-    from nmt.recipes.score import score as run
+    from nmt.commands.score import ScoreFormat
+    from nmt.commands.score import score as run
 
     run(
         model,

@@ -133,8 +133,8 @@ def serve(
     Requests of all clients share batches. SIGTERM: /health/ready answers 503, what was accepted is
     answered, and the exit code is 0. Needs `pip install 'nmt[serve]'`.
     """
-    from nmt.recipes.serve import serve as run
-    from nmt.serving import options as of
+    from nmt.extras.serving import options as of
+    from nmt.extras.serving.command import serve as run
 
     options = of.ServerOptions(
         host=reach.host,

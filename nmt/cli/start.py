@@ -61,7 +61,7 @@ def init(
     Its values go with the size of the text. Draws up to 1,000 pairs each for validation and
     testing, keeps their sentences out of the training text, and prints the next command.
     """
-    from nmt.recipes.init import init as run
+    from nmt.extras.planning.init import init as run
 
     start = run(source, target, output, languages=languages, seed=seed, valid=valid, test=test)
     values = asdict(start) | {"config": str(start.config)}
@@ -74,7 +74,7 @@ def doctor() -> None:
     Trains and translates for a few seconds, too. A line that reports a problem is followed by its
     fix; then the exit code is 1.
     """
-    from nmt.recipes.doctor import doctor as run
+    from nmt.extras.planning.doctor import doctor as run
 
     is_well = True
     for finding in run():

@@ -99,10 +99,10 @@ def _check_alone(ctx: typer.Context, mode: str) -> None:
 
 
 def _train(config: RunConfig, *, strict_resume: bool, exact: bool, json: bool) -> None:
-    from nmt.recipes.train import train as run
+    from nmt.commands.train import train as run
 
     summary = run(config, strict_resume=strict_resume, exact=exact)
-    from nmt.engine import is_first
+    from nmt.device import is_first
 
     if is_first():
         best, metric = summary.best or "none", config.training.validation.metric
@@ -114,23 +114,23 @@ def _train(config: RunConfig, *, strict_resume: bool, exact: bool, json: bool) -
 
 
 def _dry_run(config: RunConfig, *, json: bool) -> None:
-    from nmt.engine import is_first
+    from nmt.device import is_first
 
     if is_first():  # the others of torchrun would measure and say the same
-        from nmt.recipes.train import dry_run
+        from nmt.commands.train import dry_run
 
         report = dry_run(config)
         print_result(report.as_text(), report.as_dict(), json=json)
 
 
 def _prove_resume(config: Path, overrides: list[str], *, json: bool) -> None:
-    from nmt.engine import is_one_of_torchrun
+    from nmt.device import is_one_of_torchrun
 
     if is_one_of_torchrun():
         raise ConfigError(
             "--prove-resume starts processes of its own.", fix="Start it without torchrun."
         )
-    from nmt.recipes.train import prove_resume
+    from nmt.commands.train import prove_resume
 
     proof = prove_resume(config, overrides)
     print_result(proof.as_text(), asdict(proof), json=json)

@@ -30,7 +30,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.files.lines import CHECK_PATH, near_file
 
 if TYPE_CHECKING:
-    from nmt.translation.line_format import LineFormat
+    from nmt.inference.line_format import LineFormat
 
 logger = logging.getLogger(__name__)
 EPILOG = """\b
@@ -101,7 +101,7 @@ class InputOutput:
 
     def style(self) -> LineFormat:
         """Return how lines are read and written."""
-        from nmt.translation.line_format import LineFormat
+        from nmt.inference.line_format import LineFormat
 
         return LineFormat(
             self.format_,
@@ -171,7 +171,7 @@ def translate(
             f"Both {file} and --input {files.input_file} are to be translated.",
             fix="Name one of them.",
         )
-    from nmt.recipes import translate as recipe
+    from nmt.commands import translate as recipe
 
     _refuse_sentence(model, file)
     style = files.style()
@@ -179,7 +179,7 @@ def translate(
     loading = engine.loading() | search.loading()
     choice = mbr.choice(search.beam_size)
     if selfcheck:
-        from nmt.diagnostics.selfcheck import report
+        from nmt.extras.planning.selfcheck import report
 
         promises = recipe.selfcheck(
             model, mbr=choice, overrides=search.set_, loading=loading, **decoding

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from nmt.data.workers import InlineExecutor, Mapped, ProcessExecutor, map_here, map_in_order
-from nmt.engine import usable_cores
+from nmt.device import usable_cores
 from nmt.errors import ConfigError
 
 LOCAL = "local"

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.findings import Finding
-from nmt.data.ranges import Range
 from nmt.data.repeats import Repeats
 from nmt.data.scores import LineScores
+from nmt.extras.cleaning.ranges import Range
 
 
 @dataclass(slots=True)

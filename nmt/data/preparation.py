@@ -50,7 +50,7 @@ from nmt.data.scores import (
 from nmt.data.statistics import SideStatistics
 from nmt.data.store import StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
-from nmt.data.xray import XRay, x_ray
+from nmt.extras.cleaning.xray import XRay, x_ray
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 

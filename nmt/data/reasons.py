@@ -11,7 +11,8 @@ from functools import partial
 from nmt.config.filters import Action, FilterLimits
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding
-from nmt.data.languages import (
+from nmt.errors import ConfigError
+from nmt.extras.cleaning.languages import (
     are_swapped,
     foreign_share,
     is_identifiable,
@@ -19,8 +20,7 @@ from nmt.data.languages import (
     script_of,
     wrong_language,
 )
-from nmt.data.numbers import Numbers
-from nmt.errors import ConfigError
+from nmt.extras.cleaning.numbers import Numbers
 
 _WORD = re.compile(r"\w+")
 _MIN_COPIED_WORDS = 5

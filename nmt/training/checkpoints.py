@@ -32,7 +32,7 @@ from nmt.checkpoint.files import (
 from nmt.checkpoint.model_folder import EXTRAS
 from nmt.checkpoint.retention import RECORD, average_weights, expired, newest, rank, write_average
 from nmt.config.run import RunConfig
-from nmt.engine.distributed import Processes
+from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.manifest import Manifest

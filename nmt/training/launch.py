@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nmt.engine import usable_cores
-from nmt.engine.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
+from nmt.device import usable_cores
+from nmt.device.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
 from nmt.errors import DeviceError, NmtError
 from nmt.training.signals import StoppedBySignal
 

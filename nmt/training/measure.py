@@ -23,10 +23,10 @@ from nmt.checkpoint.run import read_measured, write_measured
 from nmt.config.data import BatchConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
-from nmt.engine import local_size, shared_cores
-from nmt.engine.device import random_state, restore_random_state
-from nmt.engine.distributed import Processes
-from nmt.engine.memory import free_bytes, measure_peak
+from nmt.device import local_size, shared_cores
+from nmt.device.device import random_state, restore_random_state
+from nmt.device.distributed import Processes
+from nmt.device.memory import free_bytes, measure_peak
 from nmt.errors import DeviceError
 from nmt.files.progress import progress_bar
 from nmt.training.progress import Progress

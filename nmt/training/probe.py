@@ -19,11 +19,11 @@ import torch
 
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.engine.device import choose_device
-from nmt.engine.memory import free_bytes
-from nmt.engine.precision import PrecisionName, precisions_to_compare
+from nmt.device.device import choose_device
+from nmt.device.memory import free_bytes
+from nmt.device.precision import PrecisionName, precisions_to_compare
+from nmt.extras.planning.advice import Plan
 from nmt.model.transformer import build_model, count_parameters
-from nmt.training.advice import Plan
 from nmt.training.setup import Rows, TrainingSetup
 
 logger = logging.getLogger(__name__)

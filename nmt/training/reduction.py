@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from nmt.engine.distributed import PendingSum, Processes
+from nmt.device.distributed import PendingSum, Processes
 from nmt.training.optimizer import FlatParameters
 
 _SLICE_SIZE = 1 << 23

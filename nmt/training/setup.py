@@ -21,11 +21,11 @@ from nmt.data.loader import Loader
 from nmt.data.mixing import build_stages, tempered_weights
 from nmt.data.prepared import KEPT, READ, PreparedData
 from nmt.data.resegment import InTurn, Resegment, Resegmenter
-from nmt.engine import own_cores
-from nmt.engine.compilation import Compilation, compile_layers, pays
-from nmt.engine.device import choose_device, seed_rank
-from nmt.engine.distributed import Processes
-from nmt.engine.precision import choose_precision
+from nmt.device import own_cores
+from nmt.device.compilation import Compilation, compile_layers, pays
+from nmt.device.device import choose_device, seed_rank
+from nmt.device.distributed import Processes
+from nmt.device.precision import choose_precision
 from nmt.errors import ConfigError
 from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self, TypeVar
 
-from nmt.engine import local_rank
-from nmt.engine.distributed import PEER_LOST, PeerLostError, Processes, tell_launcher
+from nmt.device import local_rank
+from nmt.device.distributed import PEER_LOST, PeerLostError, Processes, tell_launcher
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

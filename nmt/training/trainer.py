@@ -17,7 +17,7 @@ from typing import Any
 from nmt.checkpoint.files import Checkpoint
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
-from nmt.engine.device import random_state, restore_random_state
+from nmt.device.device import random_state, restore_random_state
 from nmt.errors import CheckpointError, DivergedError, NmtError
 from nmt.training.checkpoints import CheckpointWriter, Saved
 from nmt.training.progress import Progress, TrainingSummary

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Batch
-from nmt.engine.device import (
+from nmt.device.device import (
     choose_device_queue,
     is_out_of_memory,
     random_state,
     restore_random_state,
 )
-from nmt.engine.distributed import Processes
-from nmt.engine.precision import LossScale, Precision
+from nmt.device.distributed import Processes
+from nmt.device.precision import LossScale, Precision
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.losses import choose_form

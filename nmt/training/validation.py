@@ -17,17 +17,17 @@ import torch
 from nmt.config.decoding import DecodingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, plan_batches
-from nmt.engine.distributed import Processes, interleave
+from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
+from nmt.inference.guard import Guard, GuardThresholds
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
-from nmt.runtime.torch_engine import TorchEngine
 from nmt.text.tokenizer import load_tokenizers
 from nmt.training.report import Event
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import SharedStop
-from nmt.translation.guard import Guard, GuardThresholds
-from nmt.translation.translator import Translator
 
 T = TypeVar("T")
 REPORTED_METRICS = ("bleu", "chrf")

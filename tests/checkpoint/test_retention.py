@@ -24,7 +24,7 @@ from nmt.checkpoint.model_folder import GUARD
 from nmt.checkpoint.retention import average_weights, by_score, expired, newest, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
-from nmt.translation.guard import GuardThresholds, read_thresholds
+from nmt.inference.guard import GuardThresholds, read_thresholds
 from tests.checkpoint.test_files import contents, flip_bit
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nmt.text.tokenizer import load_tokenizers
-from tests.translation.models import (
+from tests.inference.models import (
     run_config,
     save_run,
     small_model,

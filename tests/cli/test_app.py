@@ -35,7 +35,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def prepare(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("nmt.recipes.prepare.prepare", prepare)
+    monkeypatch.setattr("nmt.commands.prepare.prepare", prepare)
 
 
 def test_help_tells_the_exit_codes_that_the_readme_tells() -> None:

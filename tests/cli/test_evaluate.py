@@ -20,12 +20,12 @@ from typer.testing import CliRunner, Result
 
 from nmt import Score, evaluate
 from nmt.cli.app import app
+from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.evaluated_model import ModelUse
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-from nmt.recipes.evaluate_options import EvaluateOptions
-from nmt.recipes.evaluated_model import ModelUse
-from nmt.runtime.engine import Ensemble
+from nmt.inference.engine import Ensemble
 
 METRIC_OF_COLUMN = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf++"}
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
@@ -274,7 +274,7 @@ def test_a_model_as_the_baseline_changes_nothing_for_the_others(
         asked.append(options)
         raise ConfigError("Enough.", fix="None.")
 
-    monkeypatch.setattr("nmt.recipes.evaluate.run_evaluation", stop)
+    monkeypatch.setattr("nmt.commands.evaluate.run_evaluation", stop)
     model, base = tmp_path / "model", tmp_path / "base"
     for folder in (model, base):
         folder.mkdir()
@@ -444,7 +444,7 @@ class UpperCaser:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder whose translator writes capitals; its tests are ``one`` and ``two``."""
-    module = ModuleType("nmt.translation.translator")
+    module = ModuleType("nmt.inference.translator")
     module.__dict__["Translator"] = UpperCaser
     monkeypatch.setitem(sys.modules, module.__name__, module)
     source = write(tmp_path / "test.lower", SENTENCES)

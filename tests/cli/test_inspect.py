@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
-from nmt.exchange.ctranslate2 import MODEL
-from nmt.inspection.catalog import CATALOG
+from nmt.extras.exchange.ctranslate2 import MODEL
+from nmt.extras.inspection.catalog import CATALOG
 from tests.cli.commands import refused
 
 HELLO = Path(__file__).parents[2] / "configs" / "hello.yaml"

@@ -19,7 +19,7 @@ LIBRARY = "library: debug: detail\n"
 
 
 def log(*_: object, **__: object) -> None:
-    logger = logging.getLogger("nmt.recipes.prepare")
+    logger = logging.getLogger("nmt.commands.prepare")
     logger.info("%d lines", 7)
     logger.warning("odd")
     logger.debug("detail")
@@ -40,7 +40,7 @@ def log(*_: object, **__: object) -> None:
 def test_messages_go_to_standard_error_by_level(
     flags: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.recipes.prepare.prepare", log)
+    monkeypatch.setattr("nmt.commands.prepare.prepare", log)
     result = CliRunner().invoke(app, ["prepare", DEMO, *flags])
 
     assert result.stderr.removesuffix("nmt: stopped by Ctrl-C\n") == expected

@@ -19,7 +19,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Mock:
     recipe = Mock()
     recipe.return_value.as_dict.return_value = REPORT
     recipe.return_value.as_text.return_value = "3 pairs kept"
-    monkeypatch.setattr("nmt.recipes.prepare.prepare", recipe)
+    monkeypatch.setattr("nmt.commands.prepare.prepare", recipe)
     return recipe
 
 
@@ -51,7 +51,7 @@ def test_json_is_one_object_on_one_line() -> None:
 def test_verify_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     verified = Mock()
     verified.return_value.as_text.return_value = "all as written"
-    monkeypatch.setattr("nmt.recipes.prepare.verify", verified)
+    monkeypatch.setattr("nmt.commands.prepare.verify", verified)
     result = CliRunner().invoke(app, ["prepare", DEMO, "--verify"])
     assert (result.exit_code, result.stdout) == (0, "all as written\n")
     refused(CliRunner().invoke(app, ["prepare", DEMO, "--verify", "--force"]), 2, "--verify")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from nmt.diagnostics.selfcheck import NUM_LINES
-from nmt.evaluation.scoring import Resampling
-from nmt.evaluation.test_set import SetChoice
-from nmt.recipes.evaluate import run_evaluation
-from nmt.recipes.evaluate_options import EvaluateOptions
-from nmt.recipes.evaluated_model import ModelUse
-from nmt.recipes.export import export
-from nmt.recipes.score import score
-from nmt.recipes.translate import selfcheck, translate
+from nmt.commands.evaluate import run_evaluation
+from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.evaluated_model import ModelUse
+from nmt.commands.score import score
+from nmt.commands.translate import selfcheck, translate
+from nmt.extras.exchange.export import export
+from nmt.extras.planning.selfcheck import NUM_LINES
+from nmt.metrics.scoring import Resampling
+from nmt.metrics.test_set import SetChoice
+from tests.inference.conftest import sentences
 from tests.terminal import Frames, terminal
-from tests.translation.conftest import sentences
 
 LOADING = {"device": "cpu", "threads": 1, "engine": "torch"}
 LINES = ["", *sentences(7, seed=4, longest=8), " "]
@@ -69,7 +69,7 @@ def test_lines_with_errors_leave_the_count_right(
 ) -> None:
     """Lines are tried in halves; some are translated twice."""
     from nmt.errors import DataError
-    from nmt.translation.line_format import LineFormat
+    from nmt.inference.line_format import LineFormat
 
     source.write_text('{"source": "a"}\n' * 8 + "no JSON\n")
     style = LineFormat("json", reads_json=True)

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
-from nmt.recipes import score as score_module
+from nmt.commands import score as score_module
 from tests.cli.commands import FLAGS, call, lines_of, refused
-from tests.translation.conftest import sentences
+from tests.inference.conftest import sentences
 
 SOURCE, TARGET = sentences(30, seed=4, longest=8), sentences(30, seed=5, longest=8)
 TABLE = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCE, TARGET, strict=True))

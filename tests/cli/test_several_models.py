@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from nmt.cli.app import app
 from tests.cli.commands import call as call_model
 from tests.cli.commands import lines_of, refused
-from tests.translation.conftest import sentences
+from tests.inference.conftest import sentences
 
 LINES = ["", *sentences(9, seed=4, longest=8)]
 

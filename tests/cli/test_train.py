@@ -27,7 +27,7 @@ class Summary:
 def train(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Stands for the recipe, without torch."""
     recipe = Mock(return_value=Summary())
-    monkeypatch.setitem(sys.modules, "nmt.recipes.train", SimpleNamespace(train=recipe))
+    monkeypatch.setitem(sys.modules, "nmt.commands.train", SimpleNamespace(train=recipe))
     return recipe
 
 

@@ -21,12 +21,12 @@ from typer.testing import Result
 
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.cli.app import app
-from nmt.runtime import shortlist_file
-from nmt.runtime.shortlist_file import shortlist_bytes
+from nmt.inference import shortlist_file
+from nmt.inference.guard import GuardThresholds
+from nmt.inference.shortlist_file import shortlist_bytes
 from nmt.text.tokenizer import Tokenizer
-from nmt.translation.guard import GuardThresholds
 from tests.cli.commands import FLAGS, call, lines_of, refused
-from tests.translation.conftest import sentences
+from tests.inference.conftest import sentences
 
 LINES = sentences(9, seed=4, longest=8)
 COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "translate")

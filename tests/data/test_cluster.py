@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from nmt.data import lexicon, passes
+from nmt.commands.prepare import prepare
+from nmt.data import passes
 from nmt.data.cluster import open_workers
 from nmt.data.corpus import read_blocks
 from nmt.data.prepared import REPORT
 from nmt.errors import ConfigError
-from nmt.recipes.prepare import prepare
-from tests.recipes.test_prepare import config_for, corpus, write_pairs
+from nmt.extras.cleaning import lexicon
+from tests.commands.test_prepare import config_for, corpus, write_pairs
 
 needs_dask = pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None, reason="needs the extra `cluster` (Dask)"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.commands.prepare import prepare
 from nmt.config.filters import FilterConfig
 from nmt.config.loader import load_config
 from nmt.data.filter import Filter
@@ -21,7 +22,6 @@ from nmt.data.filters import (
     training_filters,
 )
 from nmt.errors import ConfigError
-from nmt.recipes.prepare import prepare
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from nmt.commands import prepare as recipe
 from nmt.data import passes
 from nmt.data.blocks import Look
 from nmt.data.corpus import read_blocks
 from nmt.data.lines import Encode
 from nmt.data.prepared import MANIFEST, REPORT
-from nmt.recipes import prepare as recipe
+from tests.commands.test_prepare import config_for
 from tests.data.test_cluster import prepared
-from tests.recipes.test_prepare import config_for
 
 _SIZE = 13
 _BLOCKS = 10  # of 120 pairs: 9 whole ones and a rest

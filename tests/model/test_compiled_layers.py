@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.engine.compilation import compile_layers, compiled
-from nmt.engine.precision import Precision
+from nmt.device.compilation import compile_layers, compiled
+from nmt.device.precision import Precision
 from nmt.model.rectangle import Rectangle
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend, use_backend

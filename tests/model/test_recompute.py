@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
-from nmt.engine.precision import Precision
+from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import freeze
 from nmt.training.optimizers import build_optimizer

@@ -12,17 +12,17 @@ import torch
 from nmt.checkpoint.model_folder import load_model
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
+from nmt.extras.exchange.export import export
+from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.recipes.export import export
-from nmt.translation.translator import Translator
-from tests.runtime.exported import (
+from tests.inference.conftest import sentences
+from tests.inference.exported import (
     needs_ctranslate2,
     run_config,
     train_tokenizers,
     write_run,
 )
-from tests.translation.conftest import sentences
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "widen_model.py"))
 SIZE = 40

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
+from nmt.inference.cuda_graphs import GraphedDecodeToken
+from nmt.inference.stepper import ModelStepper
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
-from nmt.runtime.cuda_graphs import GraphedDecodeToken
-from nmt.runtime.stepper import ModelStepper
 from nmt.search import ahead
 from nmt.search.ahead import greedy_ahead
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
+from nmt.inference.guard import longest_loop
 from nmt.search.hypothesis import NONE, Constraints, length_penalty, limits_of
 from nmt.search.rules import (
     ForbiddenPhrases,
@@ -19,7 +20,6 @@ from nmt.search.rules import (
     penalize_repetition,
 )
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.translation.guard import longest_loop
 
 INFINITY = float("inf")
 

@@ -244,7 +244,7 @@ def _serve() -> None:
     os.chdir(sys.argv[1])
     Path("sitecustomize.py").write_text("from tests.training.runs import arm\narm()\n")
     for name in (
-        "nmt.recipes.train",
+        "nmt.commands.train",
         "nmt.training.launch",
         "nmt.cli.app",
         "jinja2",
@@ -362,7 +362,7 @@ def arm() -> None:  # noqa: C901 - the places are not worth a class
 
     from nmt.checkpoint import files
     from nmt.data.store import StoreWriter
-    from nmt.engine.device import DeviceQueue
+    from nmt.device.device import DeviceQueue
     from nmt.training import update
     from nmt.training.update import Updater
     from nmt.training.validation import Validator

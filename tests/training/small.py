@@ -15,7 +15,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
-from nmt.engine.precision import Precision
+from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.training.losses import choose_form

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from nmt.checkpoint import model_folder
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.checkpoint.model_folder import GUARD, SHORTLIST
+from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
-from nmt.recipes.export import average, export
-from nmt.recipes.train import train
-from nmt.runtime.shortlist_file import make_shortlist
+from nmt.extras.exchange.export import average, export
+from nmt.inference.shortlist_file import make_shortlist
+from nmt.inference.translator import Translator
 from nmt.training.signals import StoppedBySignal
-from nmt.translation.translator import Translator
 from tests.training.toy import make_config, write_corpus
 
 BOTH = (SHORTLIST, GUARD)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.checkpoint.model_folder import load_model
+from nmt.commands.evaluated_model import EvaluatedModel, ModelUse
+from nmt.commands.train import train
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-from nmt.recipes.evaluated_model import EvaluatedModel, ModelUse
-from nmt.recipes.export import export
-from nmt.recipes.train import train
+from nmt.extras.exchange.export import export
 from nmt.text.tokenizer import tokenizer_hash
 from tests.training.toy import CONFIG, write_corpus
 

@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.engine.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
+from nmt.device.distributed import CAUSE, LAUNCHED, PEER_LOST, PeerLostError
 from nmt.errors import DeviceError
 from nmt.training.launch import ProcessKilledError, launch
 from nmt.training.signals import StoppedBySignal

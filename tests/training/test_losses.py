@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from nmt.engine.compilation import compiled
+from nmt.device.compilation import compiled
 from nmt.training import losses
 from nmt.training.losses import (
     CrossEntropyForm,

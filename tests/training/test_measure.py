@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_checkpoint
+from nmt.commands.prepare import prepare
+from nmt.commands.train import _fitted, train
 from nmt.config.data import BatchConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
-from nmt.engine import shared_cores
-from nmt.engine.distributed import Processes
-from nmt.engine.memory import measure_peak
+from nmt.device import shared_cores
+from nmt.device.distributed import Processes
+from nmt.device.memory import measure_peak
 from nmt.errors import ConfigError, DeviceError
-from nmt.recipes.prepare import prepare
-from nmt.recipes.train import _fitted, train
-from nmt.runtime.torch_engine import TorchEngine
+from nmt.inference.torch_engine import TorchEngine
 from nmt.training import measure
 from nmt.training.measure import TimePlan, count_updates, time_plan, tokens_that_fit
 from nmt.training.setup import TrainingSetup

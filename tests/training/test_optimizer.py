@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.engine.precision import Precision
+from nmt.device.precision import Precision
 from nmt.errors import CheckpointError
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import ModelOptimizer

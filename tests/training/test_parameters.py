@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.engine.precision import Precision
+from nmt.device.precision import Precision
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import FlatParameters, copy_tensors, freeze, is_matrix

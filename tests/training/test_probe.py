@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.files import load_checkpoint, newest_checkpoint
+from nmt.commands import train as recipe
+from nmt.commands.prepare import prepare
+from nmt.commands.train import dry_run, prove_resume, train
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.recipes import train as recipe
-from nmt.recipes.prepare import prepare
-from nmt.recipes.train import dry_run, prove_resume, train
 from nmt.training import probe
 from nmt.training.probe import Comparison, compare, compare_precisions, to_compare
 from nmt.training.setup import Rows, TrainingSetup

@@ -17,7 +17,7 @@ from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
 from nmt.config.data import BatchConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
-from nmt.engine.distributed import PEER_LOST, Processes
+from nmt.device.distributed import PEER_LOST, Processes
 from nmt.training.validation import _fixed_batches
 from tests.training.runs import Harm, Result, Run, Server, Shot, all_stderr, assert_equal, codes
 
@@ -603,7 +603,7 @@ def test_processes_train_in_the_precision_that_the_first_has_found_fastest(
 import os
 import torch
 import nmt
-from nmt.recipes import train
+from nmt.commands import train
 from nmt.training import probe
 torch.cpu.get_capabilities = lambda: {{"avx512_bf16": True, "avx512_bw": True}}
 probe._LEAST_FLOPS = 1.0
@@ -632,7 +632,7 @@ def test_what_processes_tell_each_other(server: Server) -> None:
         """
 import json, time
 import torch
-from nmt.engine.distributed import join
+from nmt.device.distributed import join
 me = join()
 numbers = torch.tensor([1, 10 ** me.rank])
 me.sum(numbers)
@@ -676,7 +676,7 @@ def test_a_new_attempt_of_the_launcher_does_not_see_what_was_told_in_the_last(
     result = server.script(
         """
 import os
-from nmt.engine.distributed import Processes
+from nmt.device.distributed import Processes
 for attempt in ("0", "1"):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
     me = Processes(launched=True)
@@ -692,7 +692,7 @@ for attempt in ("0", "1"):
 
 WATCHED = """
 import os, signal, time
-from nmt.engine import distributed
+from nmt.device import distributed
 distributed._BEAT_SECONDS, distributed._MAX_SILENT_SECONDS = 0.02, 0.5
 me = distributed.join()
 me.wait()
@@ -729,7 +729,7 @@ def test_every_call_notices_that_a_peer_has_gone(server: Server, call: str) -> N
         f"""
 import os
 import torch
-from nmt.engine.distributed import PeerLostError, join
+from nmt.device.distributed import PeerLostError, join
 me = join()
 me.wait()
 if me.rank == 1:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nmt.engine.compilation import compile_layers
-from nmt.engine.device import deterministic
-from nmt.engine.distributed import PendingSum, Processes
-from nmt.engine.precision import Precision
+from nmt.device.compilation import compile_layers
+from nmt.device.device import deterministic
+from nmt.device.distributed import PendingSum, Processes
+from nmt.device.precision import Precision
 from nmt.training.reduction import GradientReduction
 from nmt.training.update import Updater
 from tests.training.runs import Run, Server, all_stderr, codes

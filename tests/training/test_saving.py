@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
-from nmt.engine.device import DeviceQueue
+from nmt.device.device import DeviceQueue
 from nmt.errors import CheckpointError
 from tests.training import test_trouble
 from tests.training.runs import Harm, Run, assert_equal

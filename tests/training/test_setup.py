@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
+from nmt.commands.train import dry_run, train
 from nmt.config.run import RunConfig
-from nmt.engine.compilation import Compilation
+from nmt.device.compilation import Compilation
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
-from nmt.recipes.train import dry_run, train
 from tests.compiling import Backend, use_backend
 from tests.training.toy import CONFIG, write_corpus
 

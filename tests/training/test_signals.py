@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import pytest
 from typing_extensions import override
 
-from nmt.engine.distributed import Processes
+from nmt.device.distributed import Processes
 from nmt.training.signals import Interrupted, SharedStop, StoppedBySignal, StopSignal
 
 T = TypeVar("T")

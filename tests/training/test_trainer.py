@@ -14,8 +14,8 @@ from torch import Tensor
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
-from nmt.engine.device import random_state
-from nmt.engine.precision import Precision
+from nmt.device.device import random_state
+from nmt.device.precision import Precision
 from nmt.training.measure import measure_update_seconds
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.optimizers import build_optimizer

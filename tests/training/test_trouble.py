@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
+from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader
 from nmt.errors import DeviceError, DivergedError
-from nmt.recipes.train import train
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.signals import StoppedBySignal
 from nmt.training.update import Updater

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.data.batch import Batch
-from nmt.engine import precision as precision_module
-from nmt.engine.precision import Precision
+from nmt.device import precision as precision_module
+from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
 from nmt.training.losses import chunked_cross_entropy

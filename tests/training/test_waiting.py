@@ -25,8 +25,8 @@ from nmt.checkpoint.files import list_checkpoints
 from nmt.config.model import ModelConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
-from nmt.engine.device import DeviceQueue
-from nmt.engine.precision import Precision
+from nmt.device.device import DeviceQueue
+from nmt.device.precision import Precision
 from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
 from nmt.training.progress import Progress

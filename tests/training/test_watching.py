@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from nmt.commands.train import train
 from nmt.files import progress
-from nmt.recipes.train import train
 from nmt.training.signals import StoppedBySignal, StopSignal
 from nmt.training.update import Updater
 from nmt.training.validation import Validator

@@ -1,0 +1,150 @@
+"""``nmt score``: a model and pairs of lines -> a score for each pair, line by line.
+
+N pairs in, N lines out, in order, written as soon as they are ready. Input is split on LF only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from nmt.commands.translate import decoding_changes
+from nmt.errors import ConfigError, DataError
+from nmt.files.atomic import check_output, open_output
+from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
+from nmt.files.progress import file_bar
+from nmt.inference.scorer import PairScore, Scorer
+
+_Pairs = list[tuple[str, str]]
+_MOST_CHARACTERS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFormat:
+    """How scores are written."""
+
+    kind: Literal["text", "json"] = "text"
+    """``text``: a number. ``json``: one object a line, with the score of every token."""
+    plain_sum: bool = False
+    """Write the log probability itself, without length normalisation."""
+
+    def line(self, found: PairScore) -> str:
+        """Return the output line of a pair."""
+        if self.kind == "json":
+            return json.dumps(found.as_dict(), ensure_ascii=False)
+        return f"{found.log_prob if self.plain_sum else found.score:.6f}"
+
+
+def score(
+    model: Path | str,
+    source: Path | None = None,
+    target: Path | None = None,
+    output: Path | None = None,
+    *,
+    style: ScoreFormat | None = None,
+    tag: str | None = None,
+    overrides: Sequence[str] = (),
+    loading: Mapping[str, Any] | None = None,
+    **decoding: Any,
+) -> int:
+    """Score given translations of two files, or of standard input, line by line.
+
+    Args:
+        model: Run folder or model folder.
+        source: Source lines; ``-`` is standard input. None: ``source<TAB>target`` comes from there.
+        target: Line i translates line i of the source. None as ``source`` is.
+        output: Where scores go; standard output when None. A file appears when it is complete.
+        style: How scores are written; a number per line when None.
+        tag: What sources begin with, if the model was trained with tags.
+        overrides: ``decoding.key=value`` changes of the model's configuration.
+        loading: Arguments of `Scorer.load`, such as device or checkpoint.
+        decoding: Decoding options, such as length_penalty; they beat ``overrides``.
+
+    Returns:
+        The number of pairs.
+
+    Raises:
+        ConfigError: Only one of the files is named, or an option or the tag is wrong.
+        CheckpointError: The model is missing or damaged.
+        DataError: The input cannot be read or is not parallel, or the output cannot be written.
+    """
+    style = style or ScoreFormat()
+    if (source is None) != (target is None):
+        missing = "--source" if source is None else "--target"
+        raise ConfigError(
+            f"{missing} is missing.",
+            fix="Give --source and --target, or neither and source<TAB>target on standard input.",
+        )
+    if source and is_standard(source) and is_standard(target):
+        raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
+    check_output(output, source, target, Path(model))
+    scorer = Scorer.load(model, **(loading or {}))
+    scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
+    scorer.score([], tag=tag)  # an unknown one before anything is read
+    number = 0
+    with (
+        open_output(output) as writer,
+        file_bar("scoring", source, unit="pairs") as bar,
+    ):
+        for chunk in _read_files(source, target) if source and target else _read_table():
+            for found in scorer.score(chunk, tag=tag, progress=bar.update):
+                writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
+            writer.flush()
+            number += len(chunk)
+            bar.reach(number)
+    return number
+
+
+def _read_table() -> Iterator[_Pairs]:
+    """Yield pairs from lines of ``source<TAB>target``, in chunks, as they come."""
+    number, decoder = 0, LineDecoder()
+    with open_input(None) as stream:
+        for chunk in read_chunks(stream):
+            pairs = []
+            for line in decoder.decode(chunk, number + 1):
+                number += 1
+                cells = line.split("\t")
+                if len(cells) != 2 and not line.strip():
+                    cells = ["", ""]
+                if len(cells) != 2:
+                    raise DataError(
+                        f"Standard input, line {number:,} has {len(cells)} "
+                        f"column{'s' if len(cells) > 1 else ''}, not 2.",
+                        fix="Write source, one tab, target; `cut -f 1,2` takes two columns.",
+                    )
+                pairs.append((cells[0], cells[1]))
+            yield pairs
+
+
+def _read_files(*paths: Path) -> Iterator[_Pairs]:
+    """Yield pairs from a source and a target of as many lines, in chunks of bounded size."""
+    decoder = LineDecoder()
+    names = ["standard input" if is_standard(path) else str(path) for path in paths]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(open_input(path)) for path in paths]
+        sides = [_read_texts(*each, decoder) for each in zip(streams, names, strict=True)]
+        size, chunk = 0, []
+        for number, (left, right) in enumerate(zip_longest(*sides)):
+            if left is None or right is None:
+                longer = number + 1 + sum(1 for _ in sides[left is None])
+                counts = (number, longer) if left is None else (longer, number)
+                raise DataError.not_parallel(names[0], names[1], counts)
+            chunk.append((left, right))
+            size += len(left) + len(right)
+            if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_CHARACTERS:
+                yield chunk
+                size, chunk = 0, []
+        if chunk:
+            yield chunk
+
+
+def _read_texts(stream: IO[bytes], name: str, decoder: LineDecoder) -> Iterator[str]:
+    number = 1
+    for chunk in read_chunks(stream, name=name):
+        yield from decoder.decode(chunk, number, f"{name}, ")
+        number += len(chunk)

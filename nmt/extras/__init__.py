@@ -1,0 +1,1 @@
+"""Optional features: deleting a folder removes the feature and nothing else."""

@@ -1,0 +1,69 @@
+"""How well confidence separates good translations from bad ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.result import ConfidenceQuality, System
+from nmt.metrics.significance import Floats
+
+_PARTS = 10
+_FEWEST = 30
+
+
+def confidence_quality(
+    system: System, references: Sequence[Sequence[str]]
+) -> ConfidenceQuality | None:
+    """Compare the confidence of each line with its sentence chrF.
+
+    Args:
+        system: Lines without confidence, blank ones for example, are left out.
+        references: Of all lines.
+
+    Returns:
+        None if fewer than 30 lines have one.
+    """
+    rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
+    if len(rows) < _FEWEST:
+        return None
+    expected = np.array([system.results[row].confidence for row in rows], np.float64)
+    scorer = Scorer(
+        "chrf", [[stream[row] for row in rows] for stream in references], MetricOptions()
+    )
+    table = scorer.statistics([system.lines[row] for row in rows])
+    actual = np.array(scorer.sentence_scores(table), np.float64)
+    parts = np.array_split(np.argsort(expected, kind="stable"), _PARTS)
+    deciles = [(float(expected[part].mean()), float(actual[part].mean())) for part in parts]
+    return ConfidenceQuality(
+        system=system.name,
+        num_sentences=len(rows),
+        pearson=correlation(expected, actual),
+        spearman=correlation(ranks(expected), ranks(actual)),
+        calibration_error=float(np.mean([abs(one - other) for one, other in deciles])),
+        deciles=tuple(deciles),
+    )
+
+
+def correlation(left: Floats, right: Floats) -> float:
+    """Return Pearson's correlation; 0 where one side does not vary.
+
+    >>> round(correlation(np.array([1.0, 2, 3]), np.array([2.0, 4, 7])), 3)
+    0.993
+    """
+    one, other = left - left.mean(), right - right.mean()
+    size = float(np.sqrt((one @ one) * (other @ other)))
+    return float(one @ other) / size if size else 0.0
+
+
+def ranks(values: Floats) -> Floats:
+    """Return ranks from 1; equal values share the mean of theirs.
+
+    >>> ranks(np.array([5.0, 1.0, 5.0])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    found: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return found

@@ -1,0 +1,1 @@
+"""Corpus diagnosis: languages, near duplicates, misaligned blocks, alignment scores."""

@@ -1,0 +1,101 @@
+"""Run folders in the form of CTranslate2, converted once and kept.
+
+A converted model lies in ``RUN/.cache``, or in the user's cache folder where the run cannot be
+written. Its name says what it was made of, so that other weights never find it. It may be removed
+at any time. Processes that need it at the same time convert it once: the first holds a lock, and
+the folder appears whole. Finding one loads no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from nmt.checkpoint.model_folder import ModelFiles, read_weights
+from nmt.errors import CheckpointError
+from nmt.extras.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
+from nmt.files.atomic import atomic_folder, remove_folder
+from nmt.files.lock import NoLocksError, file_lock
+from nmt.files.manifest import Manifest, sha256_of_file, sha256_of_json
+from nmt.inference.shortlist_file import ShortlistFile
+
+logger = logging.getLogger(__name__)
+
+_KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
+
+
+class NoCacheError(Exception):
+    """A model cannot be converted, as there is no place for it. Its text says why."""
+
+
+def converted_model(
+    folder: Path, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
+) -> Path:
+    """Return the folder of a model in the form of CTranslate2, converting it if need be.
+
+    Args:
+        folder: The run or model folder.
+        files: The model.
+        dtype: Type of the weights, by CTranslate2's name.
+        shortlist: Becomes the vocabulary map, if given.
+
+    Raises:
+        CheckpointError: The weights are damaged.
+        NoCacheError: No place can be written.
+    """
+    made_of = {  # whatever changes a byte
+        "conversion": CONVERSION,
+        "weights": files.sha256,
+        "model": files.config.model.model_dump(mode="json"),
+        "positions": num_positions(files.config),
+        "shortlist": sha256_of_file(shortlist.path) if shortlist else None,
+    }
+    name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
+    places = {folder / ".cache": _KEPT_IN_RUN}
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    with suppress(RuntimeError):  # a user without a home
+        users = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+        places[users / "nmt"] = _KEPT_OF_USER
+    for place in places:
+        if _is_whole(place / name):
+            return place / name
+    problems = []
+    for place, kept in places.items():
+        try:
+            return _convert(place / name, kept, files, dtype, shortlist)
+        except OSError as error:
+            problems.append(f"{place} cannot be written ({error.strerror or error})")
+    raise NoCacheError("; ".join(problems))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        Manifest.read(folder).verify(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _convert(
+    folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
+) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with suppress(NoLocksError):  # without locks some work may be done twice
+            stack.enter_context(file_lock(folder.parent / ".lock", wait=True))
+        if _is_whole(folder):  # another process was faster
+            return folder
+        logger.info("converting the model for CTranslate2, once: %s", folder)
+        bundle, parts = read_weights(files), shortlist.parts if shortlist else None
+        with atomic_folder(folder, replace=True) as place:
+            CTranslate2Target().write(place, bundle, dtype, parts)
+            names = sorted(path.name for path in place.iterdir())
+            Manifest.of(place, names, files.step).write(place)
+        # The oldest conversions are of checkpoints that are gone, or of other types.
+        found = sorted(folder.parent.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
+        for old in found[kept:]:
+            logger.debug("removing an old conversion: %s", old)
+            remove_folder(old)
+    return folder

@@ -1,0 +1,250 @@
+"""A CTranslate2 model as an `Engine`. Loads no torch, so that one sentence is translated at once.
+
+The search is CTranslate2's, asked so that it returns what ours would:
+
+- All beams are returned, with EOS, so that a score is our score: CTranslate2 divides by the length
+  of what it returns.
+- Lengths are limited for a whole batch there and for every sentence here. A sentence with a
+  hypothesis that reaches its own limit is searched again, alone or with others of that limit.
+- A hypothesis that reaches its limit is cut off there; here it ends, and pays for EOS.
+
+With short lists, all sentences of a batch may use what one of them may: there the text can depend
+on the batch.
+
+What remains: it shares out the probability of padding, BOS and unknown among the others, which in
+a trained model is next to nothing; and of more than K hypotheses that finish together it returns K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, repeat
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from nmt.config.decoding import DecodingConfig
+from nmt.device import gpu_number, own_cores
+from nmt.errors import CheckpointError, ConfigError, DeviceError
+from nmt.extras.exchange.ctranslate2 import (
+    RECORD,
+    VOCABULARY_MAP,
+    import_ctranslate2,
+    not_followed,
+)
+from nmt.files.json_file import field, read_json
+from nmt.inference.engine import Engine, Request
+from nmt.search.hypothesis import (
+    Constraints,
+    Hypothesis,
+    Limits,
+    length_penalty,
+    limits_of,
+    max_finished,
+)
+from nmt.text import BOS_ID, EOS_ID, PAD_ID
+
+_OUTPUTS = frozenset({"token_scores"})
+"""What CTranslate2 tells besides texts and scores. Its attention is of a single head."""
+_NO_PENALTY = 1e-30  # 0 would also mean another end of the search
+_TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
+_IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
+_Tokens = list[str]
+
+
+def lacking(request: Request) -> list[str]:
+    """Return what is asked and not on the list of what CTranslate2 has.
+
+    >>> lacking(Request(DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
+    ['decoding.sampling true', 'attention']
+    """
+    found = not_followed(request.options)
+    found += ["a prefix or phrases for single lines"] if request.constraints else []
+    return found + sorted(request.outputs - _OUTPUTS)
+
+
+class CTranslate2Engine(Engine):
+    """Searches with a converted model.
+
+    PAD, UNK and BOS take nothing from other tokens in a search; where it scores a given text, and
+    the end of an output that is cut off, they do (less than 1e-4 a token in a trained model).
+
+    Args:
+        folder: Where it is, with `RECORD`.
+        device: Where to compute.
+        threads: CPU threads; CTranslate2's choice when None.
+
+    Raises:
+        ConfigError: CTranslate2 is not installed.
+        CheckpointError: The model cannot be read.
+        DeviceError: There is no such device.
+    """
+
+    name = "ctranslate2"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+    ) -> None:
+        package = import_ctranslate2()
+        num_gpus = package.get_cuda_device_count()
+        has_gpu = num_gpus > 0
+        if device.startswith("cuda") and not has_gpu:
+            raise DeviceError(
+                "CTranslate2 finds no CUDA device.", fix="Use --device cpu, or --device auto."
+            )
+        place = "cuda" if has_gpu and device != "cpu" else "cpu"
+        try:
+            record = read_json(folder / RECORD)
+            self.dtype = record["quantization"]
+            self.max_positions = record["num_positions"]
+            self._threads = threads or own_cores()
+            # A batch for each thread: its steps are too short to be shared by threads.
+            self._model: Any = package.Translator(
+                str(folder),
+                device=place,
+                device_index=gpu_number(device, num_gpus) if place == "cuda" else 0,
+                inter_threads=self._threads,
+                intra_threads=1,
+            )
+            shared = folder / "shared_vocabulary.json"
+            paths = [folder / f"{side}_vocabulary.json" for side in ("source", "target")]
+            self._source_tokens, self._target_tokens = (
+                field(read_json(shared if shared.is_file() else path), kind=list) for path in paths
+            )
+        except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
+            raise CheckpointError(
+                f"{folder} cannot be loaded by CTranslate2: {error}.",
+                fix="Export it again: `nmt export RUN --to ctranslate2 -o FOLDER`.",
+            ) from error
+        self.on_gpu = place == "cuda"
+        self._has_map = (folder / VOCABULARY_MAP).is_file()
+        self._ids = {token: index for index, token in enumerate(self._target_tokens)}
+        self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
+
+    @override
+    def serving(self, request: Request) -> Engine:
+        if refused := lacking(request):
+            raise ConfigError(
+                f"The CTranslate2 engine does not have {', '.join(refused)}.",
+                fix="Leave that out, or translate with the run: --engine torch.",
+            )
+        if request.options.shortlist and not self._has_map:
+            raise ConfigError(
+                "decoding.shortlist is on, but the model was converted without short lists.",
+                fix="Export it again from a run that has them, or add --no-shortlist.",
+            )
+        return self
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return self._threads if self._model.device == "cpu" else 1
+
+    @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        self.serving(Request(options, constraints is not None))
+        texts = self._texts(sources)
+        limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+
+        def run(rows: Iterable[int], key: Callable[[int], Any], *, to_the_limit: bool) -> None:
+            for _, group in groupby(sorted(rows, key=key), key):
+                batch = list(group)
+                longest = max(limits[row].longest for row in batch)
+                together = Limits(limits[batch[0]].shortest, longest)
+                own = [texts[row] for row in batch]
+                outputs = self._run(own, together, options, to_the_limit=to_the_limit)
+                for row, hypotheses in zip(batch, outputs, strict=True):
+                    found[row] = hypotheses
+
+        run(range(len(sources)), lambda row: limits[row].shortest, to_the_limit=False)
+        at_limit = [
+            row
+            for row, limit in enumerate(limits)
+            if any(len(hypothesis.ids) >= limit.longest - 1 for hypothesis in found[row])
+        ]
+        run(at_limit, limits.__getitem__, to_the_limit=True)
+        return [hypotheses[: options.n_best] for hypotheses in found]
+
+    def _run(
+        self,
+        texts: Sequence[_Tokens],
+        limits: Limits,
+        options: DecodingConfig,
+        *,
+        to_the_limit: bool,
+    ) -> list[list[Hypothesis]]:
+        """Search a batch with the same limits: all finished hypotheses, best first.
+
+        With ``to_the_limit`` outputs are known to reach their limit. There a whole beam is cut off,
+        which crowds out what finished before: so all is returned. It changes no step before.
+        """
+        enough = max_finished(options, options.beam_size)
+        wanted = min(options.beam_size, enough)
+        if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis
+            wanted = enough = enough + options.beam_size
+        results = self._model.translate_batch(
+            texts,
+            beam_size=options.beam_size,
+            num_hypotheses=wanted,
+            patience=enough / options.beam_size,
+            length_penalty=options.length_penalty or _NO_PENALTY,
+            min_decoding_length=limits.shortest - 1,
+            max_decoding_length=limits.longest - 1,
+            max_input_length=0,
+            disable_unk=True,
+            suppress_sequences=self._never,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
+            return_end_token=True,
+            return_scores=True,
+            use_vmap=options.shortlist,
+        )
+        outputs = [
+            (row, tokens, score * len(tokens) ** options.length_penalty)
+            for row, result in enumerate(results)
+            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+        ]
+        end, penalty = self._target_tokens[EOS_ID], length_penalty(options)
+        cut = [(texts[row], tokens) for row, tokens, _ in outputs if tokens[-1] != end]
+        # What was cut off at its limit pays for its end.
+        ends = iter(self._score(cut)) if to_the_limit else repeat([0.0])
+        found: list[list[Hypothesis]] = [[] for _ in texts]
+        for row, tokens, log_prob in outputs:
+            is_cut = tokens[-1] != end
+            total = log_prob + next(ends)[-1] if is_cut else log_prob
+            ids = tuple(self._ids[token] for token in tokens[: None if is_cut else -1])
+            if total > _IMPOSSIBLE:  # nor not a number
+                found[row].append(Hypothesis(ids, total, total / penalty(len(ids) + 1)))
+        return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
+
+    @override
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        texts = ([self._target_tokens[index] for index in ids] for ids in targets)
+        return self._score(list(zip(self._texts(sources), texts, strict=True)))
+
+    def _texts(self, sources: Sequence[Sequence[int]]) -> list[_Tokens]:
+        return [[self._source_tokens[index] for index in ids] for ids in sources]
+
+    def _score(self, pairs: Sequence[tuple[_Tokens, _Tokens]]) -> list[list[float]]:
+        """Log probability of every token of each target, and of EOS."""
+        if not pairs:
+            return []
+        results = self._model.score_batch(
+            *map(list, zip(*pairs, strict=True)),
+            max_input_length=0,
+            max_batch_size=_TOKENS_SCORED,
+            batch_type="tokens",
+        )
+        return [list(result.log_probs) for result in results]

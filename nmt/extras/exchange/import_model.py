@@ -1,0 +1,172 @@
+"""``nmt import``: a model of another system -> a model folder."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nmt.checkpoint.new_model_folder import check_new_folder
+from nmt.config.keys import chosen
+from nmt.config.run import check_languages
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.exchange.hugging_face import is_hugging_face, read_hugging_face
+from nmt.extras.exchange.imported import Imported, damaged, write_imported
+from nmt.extras.exchange.marian import is_marian, read_marian
+from nmt.files.lines import read_lines
+
+logger = logging.getLogger(__name__)
+
+POSITIONS = ("sinusoidal-concatenated", "sinusoidal-halves")
+"""Position encodings that other systems give models of Marian: Hugging Face's, and Marian's own."""
+_MOST_BYTES = 1 << 34
+_RATIO = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSummary:
+    """What was written."""
+
+    output: Path
+    """The model folder."""
+    system: str
+    """Where the model is from: ``marian`` or ``hugging-face``."""
+    languages: tuple[str, str]
+    """Codes of source and target."""
+    positions: str
+    """Its position encoding."""
+    check: Mapping[str, float]
+    """Position encoding -> mean natural-log probability of a token of the pairs that were given."""
+
+
+def import_model(
+    source: Path,
+    output: Path,
+    *,
+    languages: str | None = None,
+    positions: str | None = None,
+    check: Path | None = None,
+) -> ImportSummary:
+    """Write the model of another system as a model folder.
+
+    Args:
+        source: Folder of Hugging Face or Marian, an ``.npz`` of Marian with its vocabularies beside
+            it, or a ``.zip`` of such a folder.
+        output: Folder to write; missing or empty.
+        languages: Codes such as ``en-de``; those that the files name if None.
+        positions: Position encoding, in place of the one that ``source``'s system has.
+        check: File of source, tab and translation a line: is scored with each of `POSITIONS`.
+
+    Raises:
+        CheckpointError: The files are missing or damaged, or the model has parts that we lack.
+        ConfigError: ``output`` is taken, or the languages are not known or no codes.
+        DataError: ``check`` holds a line without one tab, or no line.
+    """
+    check_new_folder(output, source)
+    if positions is not None:
+        chosen(dict.fromkeys(POSITIONS), positions, "--positions")
+    pairs = None if check is None else _read_pairs(check)
+    with _unpacked(source) as place:
+        system, found = _read(place, source)
+    if positions is not None:
+        found = replace(found, model=found.model.model_copy(update={"positions": positions}))
+    codes = _codes(languages, found.languages)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported"
+    scores = {} if pairs is None else _mean_log_probs(found, pairs, codes)
+    write_imported(found, output, name, codes)
+    return ImportSummary(
+        output=output,
+        system=system,
+        languages=codes,
+        positions=found.model.positions,
+        check=scores,
+    )
+
+
+def _read(place: Path, source: Path) -> tuple[str, Imported]:
+    if not place.exists():
+        raise CheckpointError(f"{source} does not exist.", fix="Name a folder or file.")
+    if is_hugging_face(place):
+        return "hugging-face", read_hugging_face(place)
+    if is_marian(place):
+        return "marian", read_marian(place)
+    raise CheckpointError(
+        f"{source} holds no config.json of Hugging Face, and no decoder.yml or .npz of Marian.",
+        fix="Name the folder of the model, or Marian's .npz file itself.",
+    )
+
+
+@contextmanager
+def _unpacked(source: Path) -> Iterator[Path]:
+    """Give the folder of a model: of a .zip, a temporary one with the files of its top level."""
+    if source.suffix != ".zip":
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        try:
+            with zipfile.ZipFile(source) as archive:
+                entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+                total = sum(entry.file_size for entry in entries)
+                if total > min(_MOST_BYTES, _RATIO * source.stat().st_size):
+                    raise ValueError("its files claim to be far larger than it is")
+                for entry in entries:  # by their names alone: no path leads out of the folder
+                    name = Path(entry.filename).name
+                    with archive.open(entry) as packed, (place / name).open("xb") as file:
+                        shutil.copyfileobj(packed, file)
+        except Exception as error:  # of zipfile and zlib: each has its own for damage
+            raise damaged(source, error) from error
+        yield place
+
+
+def _read_pairs(path: Path) -> list[tuple[str, str]]:
+    pairs = []
+    for number, line in enumerate(read_lines(path), 1):
+        source, tab, target = line.partition("\t")
+        if not tab or "\t" in target:
+            raise DataError(
+                f"{path}:{number} is not a source, one tab and a translation.",
+                fix="Write one pair a line: paste in.en in.de > pairs.tsv",
+            )
+        pairs.append((source, target))
+    if not pairs:
+        raise DataError(f"{path} holds no line.", fix="Give some hundred pairs.")
+    return pairs
+
+
+def _mean_log_probs(
+    found: Imported, pairs: Sequence[tuple[str, str]], codes: tuple[str, str]
+) -> dict[str, float]:
+    """Score pairs with each of `POSITIONS`."""
+    from nmt.inference.scorer import Scorer  # noqa: PLC0415 - loads torch
+
+    means = {}
+    for name in POSITIONS:
+        model = found.model.model_copy(update={"positions": name})
+        with tempfile.TemporaryDirectory() as folder:
+            write_imported(replace(found, model=model), Path(folder) / "model", "check", codes)
+            scored = Scorer.load(Path(folder) / "model").score(pairs)
+        usable = [pair for pair in scored if pair.tokens]
+        num_tokens = sum(len(pair.tokens) for pair in usable)
+        means[name] = sum(pair.log_prob for pair in usable) / max(num_tokens, 1)
+    return means
+
+
+def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
+    if given is None:
+        if named is None:
+            raise ConfigError(
+                "The files do not name the languages.", fix="Name them, as in --languages en-de."
+            )
+        return named
+    source, _, target = given.partition("-")
+    if not (source and target):
+        raise ConfigError(f"--languages is {given!r}.", fix="Write it as in --languages en-de.")
+    check_languages({"--languages": source, "--languages ": target})
+    return source, target

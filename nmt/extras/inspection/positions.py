@@ -1,0 +1,195 @@
+"""How a model knows where tokens stand (`positions`): its encoding as colours, numbers and laws.
+
+Formulas are worked out here in float64, apart from `nmt.model.positions`, which a model computes
+with: a figure that names a difference compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from nmt.extras.inspection.figure import Figure, Heatmap, Lines, Part, Table, Text
+from nmt.extras.inspection.subject import Subject
+from nmt.model.layers import EncoderLayer
+from nmt.model.positions import POSITIONS, sinusoids
+
+NUM_POSITIONS = 20
+"""Rows of a heatmap."""
+MAX_WIDTH = 512
+"""Columns of a heatmap, at most."""
+TOY_WIDTH = 4
+LAYOUTS = {
+    "sinusoidal": "interleaved",
+    "sinusoidal-concatenated": "concatenated",
+    "sinusoidal-halves": "in halves",
+}
+"""Sinusoidal ``model.positions`` -> where sines and cosines stand."""
+_POSITION, _SHIFT = 2, 3
+
+
+def rates(dim: int, layout: str) -> Tensor:
+    """Return what a position is multiplied with in each pair of sine and cosine: (D / 2,), float64.
+
+    10000^(-2i / D), the paper's; for ``sinusoidal-halves`` 10000^(-i / (D / 2 - 1)).
+    """
+    half = dim // 2
+    steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
+    return 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / steps)
+
+
+def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
+    """Return the features that are sines, and those that are the cosines beside them."""
+    half = torch.arange(dim // 2)
+    return (2 * half, 2 * half + 1) if layout == "sinusoidal" else (half, half + dim // 2)
+
+
+def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
+    """Return the matrix that makes PE(p + shift) of PE(p), for every p: (D, D), float64.
+
+    It turns each pair by the angle shift x rate: sin(a + b) = sin a cos b + cos a sin b, and
+    cos(a + b) = cos a cos b - sin a sin b. Source: Vaswani et al. (2017), section 3.5.
+    """
+    angles = shift * rates(dim, layout)
+    sines, cosines = pair_columns(dim, layout)
+    matrix = torch.zeros(dim, dim, dtype=torch.float64)
+    matrix[sines, sines] = matrix[cosines, cosines] = angles.cos()
+    matrix[sines, cosines], matrix[cosines, sines] = angles.sin(), -angles.sin()
+    return matrix
+
+
+def similarity(table: Tensor) -> list[tuple[float, float]]:
+    """Return the mean cosine of positions at each distance from 0: (distance, mean)."""
+    rows = torch.nn.functional.normalize(table.double(), dim=1)
+    products = rows @ rows.T
+    return [(float(k), products.diagonal(k).mean().item()) for k in range(len(rows))]
+
+
+def written_out(dim: int, layout: str, position: int) -> list[str]:
+    """Return a line for each number of a position's vector, with its formula; the middle is cut.
+
+    >>> written_out(4, "sinusoidal", 1)[1]
+    'PE(1, 1) = cos(1 / 10000^(0/4)) = cos(1 / 1) = 0.540302'
+    """
+    divisors = (1 / rates(dim, layout)).tolist()
+    values = sinusoids(position + 1, dim, layout)[position].tolist()
+    lines = [""] * dim
+    for name, columns in zip(("sin", "cos"), pair_columns(dim, layout), strict=True):
+        for i, feature in enumerate(columns.tolist()):
+            is_long = layout == "sinusoidal-halves"
+            exponent = f"{i}/{max(dim // 2 - 1, 1)}" if is_long else f"{2 * i}/{dim}"
+            lines[feature] = (
+                f"PE({position}, {feature}) = {name}({position} / 10000^({exponent})) = "
+                f"{name}({position} / {divisors[i]:.6g}) = {values[feature]:.6f}"
+            )
+    return lines if dim <= 2 * TOY_WIDTH else [*lines[:TOY_WIDTH], "...", *lines[-TOY_WIDTH:]]
+
+
+def encoding_heatmap(
+    table: Tensor, title: str, *, first: int = 0, across: bool = False, note: str = ""
+) -> Heatmap:
+    """Return vectors of positions (P, D) as colours, with positions down or ``across``."""
+    if table.shape[1] > MAX_WIDTH:
+        note = f"{note} The first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
+    values = table[:, :MAX_WIDTH]
+    rows = [str(first + row) for row in range(len(values))]
+    columns, sides = [str(column) for column in range(values.shape[1])], ("position", "feature")
+    if across:
+        values, rows, columns, sides = values.T, columns, rows, sides[::-1]
+    return Heatmap(title, values.tolist(), rows, columns, note, down=sides[0], across=sides[1])
+
+
+def sinusoid_figures(layout: str, dim: int) -> list[Figure]:
+    """Return one position's vector of a layout in numbers, and the map to a later position."""
+    table = sinusoids(NUM_POSITIONS, dim, layout).double()
+    moved = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
+    error = (moved - table[_SHIFT:]).abs().max().item()
+    title = f"Position {_POSITION} of width {dim:,}, sines and cosines {LAYOUTS[layout]}"
+    note = (
+        f"M turns each pair by an angle that is the same for every position p. Of width {dim:,}, "
+        f"M PE(p) and PE(p + {_SHIFT}) differ by at most {error:.1e} for p below {len(moved)}."
+    )
+    before, after = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)[[_POSITION, _POSITION + _SHIFT]]
+    rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
+    names = f"PE({_POSITION})", f"PE({_POSITION + _SHIFT}) = M PE({_POSITION})"
+    head = "M", *[""] * (TOY_WIDTH - 1), *names
+    return [
+        Text(title, written_out(dim, layout, _POSITION)),
+        Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note),
+    ]
+
+
+def positions(subject: Subject) -> Part:
+    """Show the encoding of the model, its similarity by distance, and the formulas."""
+    config, name = subject.config.model, subject.config.model.positions
+    figures = [*_absolute(subject), *_relative(subject)]
+    if not figures:
+        what = "The model adds none: it reads a set of tokens."
+        if name != "none":
+            what = f"{name} adds no vectors and turns none: there is nothing to draw."
+        figures.append(Text("No positions" if name == "none" else "Positions", [what]))
+    layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
+    figures += sinusoid_figures(layout, dim)
+    for each, where in LAYOUTS.items():
+        toy, title = sinusoids(NUM_POSITIONS, TOY_WIDTH, each), f"Width {TOY_WIDTH}, {where}"
+        figures.append(encoding_heatmap(toy, title, across=True))
+    return Part(
+        "positions",
+        "Positions",
+        f"Attention alone does not see order; here model.positions is {name}. Sinusoids are pairs "
+        "of a sine and a cosine of many wavelengths: the vector some positions further is the same "
+        "linear map of each vector, and the similarity of two depends on their distance alone. "
+        f"Numbers are as in the formulas: the first token stands at {config.first_position}.",
+        figures,
+    )
+
+
+def _absolute(subject: Subject) -> Iterator[Figure]:
+    """Tables that are added to embeddings; of both sides where they differ."""
+    config = subject.config.model
+    if (make := POSITIONS[config.positions].absolute) is None:
+        return
+    first, sides = config.first_position, {"source": config.model_dim, "target": config.decoder_dim}
+    for side, dim in sides.items():
+        own = getattr(subject.model, f"{side}_embedding").positions if subject.has_weights else None
+        module = own or make(config, dim)
+        is_learned, title = next(module.parameters(), None) is not None, "Position vectors"
+        if is_learned or len({*sides.values()}) == 2:
+            title += f", {side}"
+        elif side == "target":
+            return
+        note = "Not trained yet: random." if is_learned and own is None else ""
+        end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
+        table = module.table(end)[first:end].detach()
+        yield encoding_heatmap(table, title, first=first, note=note)
+        yield _similarity_lines(table, title)
+
+
+def _relative(subject: Subject) -> Iterator[Figure]:
+    """The angles by which self-attention turns queries and keys."""
+    config, order = subject.config.model, torch.arange(NUM_POSITIONS)
+    if (make := POSITIONS[config.positions].relative) is None:
+        return
+    dim = config.model_dim // config.num_heads
+    scheme = make(config, dim)
+    if subject.has_weights:
+        scheme = cast(EncoderLayer, subject.model.encoder[0]).self_attention.positions or scheme
+    unit = torch.zeros(NUM_POSITIONS, 1, dim)
+    unit[..., : dim // 2] = 1  # along the first feature of each pair: turns into (cos, sin)
+    turned = scheme.rotate(unit, order)[:, 0].detach()
+    if not torch.equal(turned, unit[:, 0]):
+        cos, sin = turned.chunk(2, dim=1)
+        note = "Radians, below 2 pi: by this a pair of features of a query or key is turned."
+        yield encoding_heatmap(torch.atan2(sin, cos) % math.tau, "Rotation angles", note=note)
+        yield _similarity_lines(turned, "One vector, rotated")
+
+
+def _similarity_lines(table: Tensor, title: str) -> Lines:
+    """Return the similarity of a table's rows as a curve."""
+    note = "Cosine of the vectors of two positions, the mean over all pairs at this distance."
+    curves = {title: similarity(table)}
+    return Lines(f"{title}: similarity by distance", curves, "distance", "cosine", note)

@@ -1,0 +1,122 @@
+"""What the decoder reads and predicts in training, and what it may attend to (`shift`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt.data.batch import Batch, collate
+from nmt.data.store import ParallelStore, StoreWriter
+from nmt.errors import ConfigError
+from nmt.extras.inspection.figure import Figure, Heatmap, Part, Table
+from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
+from nmt.packed import Packed
+from nmt.text import PAD_ID
+from nmt.text.tokenizer import Tokenizer
+
+Pair = tuple[list[int], list[int]]
+"""Ids of source and target, without special ones."""
+_NUM_PAIRS = 3
+
+
+def shift(subject: Subject) -> Part:
+    """Show the batch of the chosen pair and some of the validation set, as training makes it."""
+    bos = subject.config.model.source_bos
+    batch = collate_pairs(pairs_of(subject), max(subject.vocab_sizes), source_bos=bos)
+    source, target = subject.tokenizers
+    gold = Packed(batch.gold, batch.target.cu_seqlens, batch.target.max_length).rows()
+    reads, masks, longest = batch.target.rows(), decoder_mask(batch.target), batch.target.max_length
+    steps = [
+        (f"{number} {name}", ids)
+        for number, pair in enumerate(zip(reads, gold, strict=True), 1)
+        for name, ids in zip(("reads", "predicts"), pair, strict=True)
+    ]
+    sources = [(str(number), ids) for number, ids in enumerate(batch.source.rows(), 1)]
+    places = [str(place + 1) for place in range(batch.source.max_length)]
+    real, title = batch.source.mask().float().tolist(), "Padding mask of the source"
+    figures: list[Figure] = [
+        _table("Encoder input", source, sources),
+        _table("Decoder input and output", target, steps),
+        Heatmap(title, real, [number for number, _ in sources], places, down="sentence"),
+    ]
+    for row, (inputs, outputs) in enumerate(zip(reads, gold, strict=True)):
+        pieces = zip(labels(target, inputs), labels(target, outputs), strict=True)
+        rows = [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in pieces]
+        columns = labels(target, _padded(inputs, longest))
+        title = f"Decoder mask of sentence {row + 1}"
+        values = masks[row, : len(rows)].float().tolist()
+        figures.append(Heatmap(title, values, rows, columns, low=0, high=1, across="token read"))
+    return Part(
+        "shift",
+        "Batch, shift and masks",
+        "The decoder's output is its input moved by one place. Dark cells of a mask may be read: "
+        "real tokens, and for the decoder only those up to its own. PAD fills the rectangle; "
+        "sentences lie packed, so that nothing is computed for it. Those after yours are of the "
+        "validation set, or your first tokens where that is not there.",
+        figures,
+    )
+
+
+def pairs_of(subject: Subject) -> list[Pair]:
+    """Return the chosen pair and the first ones of the validation set; two at least.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    pairs: list[Pair] = []
+    if subject.choice.source and (subject.choice.target is not None or subject.has_weights):
+        start = int(subject.config.model.source_bos)
+        pairs.append((subject.source_ids[start:-1], list(subject.target_ids)))
+    if subject.prepared is not None:
+        valid = subject.prepared.valid
+        for row in np.arange(min(_NUM_PAIRS, len(valid)))[:, None]:
+            pair = valid.source_ids(row)[0].tolist(), valid.target_ids(row)[0].tolist()
+            if pair not in pairs and max(map(len, pair)) <= MAX_TOKENS:
+                pairs.append(pair)
+    if not pairs:
+        raise ConfigError(
+            "shift needs a pair of sentences, and there are no prepared data to take one of.",
+            fix="Give --source and --target.",
+        )
+    if len(pairs) == 1:  # cut short: padding needs a second one
+        pairs.append((pairs[0][0][:1], pairs[0][1][:1]))
+    return pairs[:_NUM_PAIRS]
+
+
+def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -> Batch:
+    """Return the batch that training would make of pairs, by its own `collate`.
+
+    Args:
+        pairs: Ids without special ones.
+        vocab_size: Entries of the larger vocabulary.
+        source_bos: Whether sources begin with BOS.
+    """
+    with TemporaryDirectory() as folder:
+        place = Path(folder) / "pairs"
+        with StoreWriter(place, vocab_size) as writer:
+            sources, targets = zip(*pairs, strict=True)
+            writer.append(sources, targets, 0, range(len(pairs)))
+        rows = np.arange(len(pairs))
+        return collate(ParallelStore.open(place), rows, source_bos=source_bos)
+
+
+def decoder_mask(target: Packed) -> Tensor:
+    """Return which inputs each decoder position attends to: real, not later. (B, T, T), bool."""
+    causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
+    return causal & target.mask().unsqueeze(2)  # what stands before a real token is real
+
+
+def _padded(ids: Sequence[int], length: int) -> list[int]:
+    return [*ids, *[PAD_ID] * (length - len(ids))]
+
+
+def _table(title: str, tokenizer: Tokenizer, rows: Sequence[tuple[str, list[int]]]) -> Table:
+    """A row of pieces for each list of ids, with PAD up to the longest."""
+    longest = max(len(ids) for _, ids in rows)
+    cells = [[name, *labels(tokenizer, _padded(ids, longest))] for name, ids in rows]
+    return Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)

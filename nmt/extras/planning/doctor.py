@@ -1,0 +1,149 @@
+"""What the machine and the installation have, and whether training and translating work there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from nmt.config.loader import load_config
+from nmt.device import machine_load, usable_cores
+from nmt.version import __version__
+
+_LEAST_DISK_BYTES = 2 << 30
+_EXTRAS = {
+    "ctranslate2": ("ctranslate2", "translates faster on CPUs"),
+    "tensorboard": ("tensorboard", "training.tensorboard"),
+    "clean": ("py3langid", "finds text in other languages and broken encodings"),
+    "serve": ("starlette", "nmt serve"),
+    "cluster": ("distributed", "nmt prepare --scheduler"),
+}
+"""Extras -> a library of each, and what for."""
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+_USE_GPU = (
+    "There is a GPU driver, but torch sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+    "pip install --force-reinstall torch (this one may be built for CPUs)."
+)
+_REPORT = "Run it again with -v, and report what it prints."
+_NMT = logging.getLogger("nmt")
+_PAIRS = (("merci", "thanks"), ("je suis étudiant", "i am a student"))
+_CONFIG = """
+name: doctor
+source_language: fr
+target_language: en
+prepared_dir: "@config/prepared"
+run_dir: "@config/run"
+data:
+  train: [{source: "@config/text.fr", target: "@config/text.en"}]
+  valid: {source: "@config/text.fr", target: "@config/text.en"}
+tokenizer: {kind: word, vocab_size: {source: 8, target: 9}, joint: false, byte_fallback: false}
+batch: {max_sentences: 2, max_tokens: null}
+model:
+  {preset: tiny, encoder_layers: 1, decoder_layers: 1, model_dim: 32, ff_dim: 64, num_heads: 2,
+   embeddings: separate, dropout: 0}
+training:
+  max_steps: 60
+  threads: 1
+  compile: false
+  label_smoothing: 0
+  schedule: {shape: linear, peak_lr: 1.0e-2, warmup: 0.2}
+  validation: {metric: loss}
+  validate_every: 60
+  save_every: 60
+decoding: {beam_size: 1}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    found: str
+    fix: str = ""
+    """What to type or change; empty where nothing is wrong."""
+    mark: str = "ok"
+    """``--`` where something could be better."""
+
+    def __str__(self) -> str:
+        text = f"{'!!' if self.fix else self.mark}  {self.name:14}{self.found}"
+        return f"{text}\n    fix: {self.fix}" if self.fix else text
+
+
+def doctor() -> Iterator[Finding]:
+    """Yield what is found, one by one; the last one trains and translates."""
+    yield Finding("nmt", f"{__version__} in {Path(__file__).parents[1]}")
+    yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
+    try:
+        import torch  # noqa: PLC0415 - its absence is a finding
+    except ImportError as error:
+        fix = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        yield Finding("torch", f"cannot be imported: {error}", fix)
+        return
+    yield Finding("torch", torch.__version__)
+    is_cuda, name = torch.cuda.is_available(), "CPU"
+    if is_cuda:
+        name = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 2**30:.0f} GiB"
+    hidden = not is_cuda and any(path.exists() for path in _GPU_DRIVERS)
+    yield Finding("device", name, _USE_GPU if hidden else "")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    slow = "Use another machine: without AVX2 or later it takes several times as long."
+    is_slow = platform.machine() == "x86_64" and instructions in ("DEFAULT", "NO AVX")
+    yield Finding("instructions", instructions, slow if is_slow else "")
+    threads, cores = torch.get_num_threads(), usable_cores()
+    few = "unset OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") and threads < cores else ""
+    yield Finding("threads", f"{threads} for {cores} cores", few)
+    if (load := machine_load()) is not None:
+        is_busy = load > (os.cpu_count() or 1) / 2
+        others = ": other processes use them, and training will be slower" if is_busy else ""
+        found = f"{load:.1f} processes for {os.cpu_count()} cores in the last minute{others}"
+        yield Finding("load", found, mark="--" if is_busy else "ok")
+    for extra, (library, what) in _EXTRAS.items():
+        try:
+            yield Finding(extra, f"{library} {version(library)}")
+        except PackageNotFoundError:
+            text = f"not installed; {what}: pip install 'nmt[{extra}]'"
+            yield Finding(extra, text, mark="--")
+    free = shutil.disk_usage(".").free
+    full = "Free some: a training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""
+    yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", full)
+    _NMT.info("training and translating two sentences, for some seconds")
+    yield _self_test()
+
+
+def _self_test() -> Finding:
+    """Train a toy model on two sentences, and have it translate them."""
+    from nmt.commands.train import train  # noqa: PLC0415 - they load torch
+    from nmt.inference.translator import Translator  # noqa: PLC0415
+
+    begin, level = time.perf_counter(), _NMT.level
+    _NMT.setLevel(logging.ERROR)  # advice about toys
+    try:
+        with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
+            for side, language in enumerate(("fr", "en")):
+                lines = "".join(f"{pair[side]}\n" for pair in _PAIRS)
+                (Path(folder) / f"text.{language}").write_text(lines, encoding="utf-8")
+            (Path(folder) / "config.yaml").write_text(_CONFIG, encoding="utf-8")
+            train(load_config(Path(folder) / "config.yaml"))
+            translator = Translator.load(Path(folder) / "run")
+            found = [each.text for each in translator.translate([pair[0] for pair in _PAIRS])]
+    except Exception as error:  # whatever is wrong is the finding
+        _NMT.setLevel(level)
+        _NMT.debug("the self-test failed", exc_info=True)
+        return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
+    finally:
+        _NMT.setLevel(level)
+    seconds = time.perf_counter() - begin
+    right = f"trained and translated two sentences in {seconds:.1f} s with {translator.engine.name}"
+    is_right = found == [pair[1] for pair in _PAIRS]
+    return Finding(
+        "self-test", right if is_right else f"translated {found}", "" if is_right else _REPORT
+    )

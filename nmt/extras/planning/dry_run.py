@@ -1,0 +1,349 @@
+"""A setup of training -> what training would take: parameters, FLOPs, memory, time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nmt.config.model import ModelConfig
+from nmt.data.loader import padding_waste
+from nmt.device.memory import measure_peak
+from nmt.device.precision import rounds_products
+from nmt.extras.planning.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
+from nmt.files.progress import progress_bar
+from nmt.model.transformer import count_parameters
+from nmt.training.measure import MOST_SECONDS, TimePlan, time_plan
+from nmt.training.objectives import objective_name
+from nmt.training.optimizer import ModelOptimizer
+from nmt.training.setup import Rows, TrainingSetup
+from nmt.training.signals import SharedStop, StopSignal
+from nmt.training.validation import Validator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunReport:
+    """What training would take: bytes, FLOPs, seconds.
+
+    Where only patience ends training, what depends on its length is None.
+    """
+
+    name: str
+    device: str
+    precision: str
+    compiled: bool
+    threads: int
+    parameters: dict[str, int]
+    """By part, and ``total``; a tied table is counted once."""
+    matmul_parameters: dict[str, int]
+    """Entries of the matrices that tokens are multiplied with, by part."""
+    flops: dict[str, Any]
+    """By token, and in the first epoch, an update and training. ``passes``: how often an update
+    reads its batches."""
+    memory_bytes: dict[str, Any]
+    """Held at the peak: `resident_bytes`, which are exact, and ``activations``, measured: what an
+    update on the ``largest_batches`` (pairs, longest source and target with EOS) takes on top,
+    which were halved ``splits`` times to fit."""
+    epoch: dict[str, Any]
+    """The first one as it will be read. Tokens with EOS; ``padding_waste`` is a share."""
+    budget: dict[str, Any]
+    """Updates in all, the key that says so as ``limit``, and whether there is patience besides."""
+    seconds: dict[str, Any]
+    """Of the median update of a probe, and of as many as an epoch and training have."""
+    remark: str
+    """Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`."""
+    compared_rates: Mapping[str, float] | None = None
+    """Tokens of both sides in a second by precision, where ``training.precision`` is ``auto`` and
+    training is long enough to compare them."""
+    warnings: tuple[str, ...] = ()
+    """What looks wrong about the training."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return raw numbers for JSON."""
+        return {key: value for key, value in asdict(self).items() if key != "remark"}
+
+    def as_text(self) -> str:
+        """Return a table to read."""
+        remark = f", {self.remark}" if self.remark else ""
+        title = f"dry run of {self.name} on {self.device}, {self.precision}, {self.threads} threads"
+        lines = [f"{title}{remark}: nothing is trained, no run folder is written", self._summary]
+        for row in (*self._flop_rows(), *self._other_rows()):
+            if isinstance(row, str):
+                lines += ["", row]
+            else:
+                label, value, *notes = row
+                lines.append(f"  {label:34}{value:>14}  {'; '.join(filter(None, notes))}".rstrip())
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+    @property
+    def _summary(self) -> str:
+        budget, seconds, memory = self.budget, self.seconds, _binary(self.memory_bytes["total"])
+        if budget["updates"] is None:
+            return (
+                f"{_duration(seconds['epoch'])} an epoch, until training.patience ends it; {memory}"
+            )
+        minutes = _duration(seconds["training"] + seconds["validation_and_saving"])
+        updates, epochs = f"{budget['updates']:,} updates", f"{budget['epochs']:,.2f} epochs"
+        return f"{updates}, {epochs}, by {budget['limit']}: {minutes} and {memory} in all"
+
+    def _flop_rows(self) -> Iterator[tuple[str, ...] | str]:
+        """Yield titles, and rows below them: label, value, notes."""
+        flops, size = self.flops, self.matmul_parameters
+        yield "parameters"
+        for part, number in self.parameters.items():
+            yield part, f"{number:,}"
+        yield "FLOPs of training (forward and backward)"
+        passes = f"{flops['passes']} passes (training.r_drop)" if flops["passes"] > 1 else ""
+        encoder = f"encoder {size['encoder']:,} + cross-attention's keys, values"
+        decoder = f"rest of decoder {size['decoder']:,} + output {size['output']:,}"
+        sides = "both sides' tokens, over the target tokens"
+        queries = "12 x width x queries x keys, all layers"
+        source = f"6 x ({encoder} {size['memory']:,})"
+        yield "by each source token", _decimal(flops["by_source_token"]), source
+        yield "by each target token", _decimal(flops["by_target_token"]), f"6 x ({decoder})"
+        matrices = _decimal(flops["per_target_token_matmul"])
+        yield "matrices, per target token", matrices, sides, passes
+        attention = _decimal(flops["per_target_token_attention"])
+        yield "attention, per target token", attention, queries
+        yield "all, per target token", _decimal(flops["per_target_token"])
+        yield "per update", _decimal(flops["update"]), "average"
+        yield "whole training", _decimal(flops["training"])
+
+    def _other_rows(self) -> Iterator[tuple[str, ...] | str]:
+        memory, epoch, budget, seconds = self.memory_bytes, self.epoch, self.budget, self.seconds
+        yield "memory"
+        yield "weights", _binary(memory["weights"]), "exact"
+        yield "float32 master weights", _binary(memory["master_weights"]), "exact"
+        yield "gradients", _binary(memory["gradients"]), "exact"
+        held = _binary(memory["optimizer"])
+        yield "optimizer's moments", held, "exact", "and averaged weights, if any"
+        shapes = " and ".join("{} x ({} + {})".format(*x) for x in memory["largest_batches"])
+        peak = f"measured: peak of an update on the largest batches, {shapes} tokens"
+        halved = f"HALVED {memory['splits']} times to fit" if memory["splits"] else ""
+        yield "activations and temporaries", _binary(memory["activations"]), peak, halved
+        total = _binary(memory["total"])
+        yield "total", total, "besides Python, torch and the data's page cache"
+        yield "epoch 0 (tokens with EOS, without padding)"
+        for key in ("pairs", "batches", "updates", "source_tokens", "target_tokens"):
+            yield key.replace("_", " "), f"{epoch[key]:,}"
+        for key in ("tokens_per_batch", "tokens_per_update"):
+            yield key.replace("_", " "), f"{epoch[key]:,.0f}", "average, both sides"
+        yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of the batches' rectangles"
+        yield "budget"
+        if budget["updates"] is None:
+            yield "updates", "unknown", "only training.patience ends training"
+        else:
+            earlier = "training.patience may end it earlier" if budget["has_patience"] else ""
+            yield "updates", f"{budget['updates']:,}", budget["limit"], earlier
+            yield "epochs", f"{budget['epochs']:,.2f}"
+        yield "time"
+        probe = f"measured: median of a probe of {seconds['probe_updates']} updates"
+        yield "update", _duration(seconds["update"]), probe
+        yield "epoch", _duration(seconds["epoch"])
+        yield "all updates", _duration(seconds["training"])
+        beside, updates = seconds["validation_and_saving"], seconds["training"]
+        for name, rate in (self.compared_rates or {}).items():
+            is_exact = name == "bf16-products" and not rounds_products()
+            exact = "float32 arithmetic on this CPU" if is_exact else ""
+            chosen = "chosen" if name == self.precision else ""
+            yield name, f"{rate:,.0f}", "measured: tokens of both sides per second", exact, chosen
+        share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
+        yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
+        yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"
+        speed = _decimal(self.flops["per_second"])
+        yield "FLOPs per second", speed, "of the model, without padding"
+
+
+def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) -> DryRunReport:
+    """Compute and measure what training with ``setup`` from its first update would take.
+
+    Makes a few updates of its model, which is not to be used afterwards.
+
+    Args:
+        setup: A setup of one process.
+        name: Name of the run.
+        num_updates: Most updates of the probe behind the time, which ends after about 20 s.
+    """
+    plan = setup.loader.plan(0)
+    logger.info(
+        "Measuring memory on the largest batches; then time, in up to about %g s.", MOST_SECONDS
+    )
+    memory = _memory(setup, plan)
+    validator = Validator(setup, SharedStop(StopSignal(), setup.updater.processes))
+    plan_of_time = time_plan(setup, validator, num_updates=num_updates, most_seconds=MOST_SECONDS)
+    seconds = plan_of_time.update
+    epoch, sums = _epoch(setup, plan)
+    in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)
+    budget = _budget(setup, in_epoch, plan_of_time)
+    training = setup.config.training
+    updates, vocab_size = budget["updates"], setup.data.manifest.target_vocab_size
+    passes = 2 if objective_name(setup.config.training) == "r_drop" else 1
+    flops = count_flops(setup.config.model, vocab_size, sums, passes=passes)
+    flops["update"] = flops["epoch"]["total"] / in_epoch
+    flops["training"] = updates and updates * flops["update"]
+    flops["per_second"] = flops["update"] / seconds
+    return DryRunReport(
+        name=name,
+        device=str(setup.device),
+        precision=setup.updater.precision.name,
+        compiled=setup.compilation.is_on,
+        threads=torch.get_num_threads(),
+        parameters={**sizes, "total": sum(sizes.values())},
+        matmul_parameters=asdict(matmul_parameters(setup.config.model, vocab_size)),
+        flops=flops,
+        memory_bytes=memory,
+        epoch=epoch,
+        budget=budget,
+        seconds={
+            "probe_updates": plan_of_time.num_timed,
+            "update": seconds,
+            "epoch": in_epoch * seconds,
+            "training": updates and updates * seconds,
+            "target_tokens_per_second": sums.target_tokens / in_epoch / seconds,
+            "validation_and_saving": updates and plan_of_time.beside(updates, training),
+        },
+        remark=setup.compilation.remark,
+        warnings=tuple(plan_of_time.shortage(updates, training)),
+    )
+
+
+def count_flops(
+    model: ModelConfig, target_vocab_size: int, sums: LengthSums, *, passes: int
+) -> dict[str, Any]:
+    """Return the FLOPs of training by token, and over all pairs of ``sums`` as ``epoch``."""
+    matrices = matmul_parameters(model, target_vocab_size)
+    flops = training_flops(model, target_vocab_size, sums, passes=passes)
+    return {
+        "passes": passes,
+        "by_source_token": TRAINING_FLOPS * matrices.per_source_token,
+        "by_target_token": TRAINING_FLOPS * matrices.per_target_token,
+        "per_target_token": flops.total / sums.target_tokens,
+        "per_target_token_matmul": flops.matmul / sums.target_tokens,
+        "per_target_token_attention": flops.attention / sums.target_tokens,
+        "epoch": asdict(flops) | {"total": flops.total},
+    }
+
+
+def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
+    """Return the bytes of the buffers that stay between updates, by what they hold.
+
+    ``weights`` are in the dtype that forward and backward read, ``master_weights`` their float32
+    copy where that is smaller. ``optimizer`` holds moments, and averages of the weights if any.
+    """
+    parameters = list(model.parameters())
+    weights = _storages(parameters)
+    master = _storages([optimizer.parameters.weights])
+    # Weights that are computed on demand are at another address each time.
+    both = optimizer.weights(), optimizer.weights()
+    used, again = (_storages(tensors.values()) for tensors in both)
+    temporary = used.keys() - again.keys()
+    kept = {address: size for address, size in used.items() if address not in temporary}
+    others = kept | _storages(optimizer.state().values())
+    return {
+        "weights": sum(weights.values()),
+        "master_weights": sum(master[address] for address in master.keys() - weights),
+        "gradients": sum(_storages([optimizer.parameters.gradient]).values()),
+        "optimizer": sum(others[address] for address in others.keys() - (weights | master)),
+    }
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Address and bytes of each storage: views of one buffer count once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
+    """Look at the buffers, and measure what the largest batches take on top of them."""
+    shapes, splits, peaks, largest = [], [], [], setup.largest_batches(plan)
+    total = 1 + len(largest)
+    with progress_bar("measuring memory", unit="batches", total=total, leave=False) as bar:
+        setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+        for rows in largest:
+            bar.update()
+            source, target = setup.lengths(rows)
+            shapes.append((len(rows), int(source.max()), int(target.max())))
+            stats, peak = measure_peak(partial(setup.update, rows), setup.device)
+            splits.append(stats.splits)
+            peaks.append(peak)
+    held = resident_bytes(setup.updater.optimizer, setup.updater.model) | {
+        "activations": max(peaks)
+    }
+    total = sum(held.values())
+    return {**held, "largest_batches": shapes, "splits": max(splits), "total": total}
+
+
+def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], LengthSums]:
+    rows = np.concatenate(plan)
+    sums, updates = (
+        LengthSums.of_pairs(*setup.lengths(rows)),
+        -(-len(plan) // setup.batch.accumulate),
+    )
+    tokens = sums.source_tokens + sums.target_tokens
+    return {
+        "pairs": len(rows),
+        "batches": len(plan),
+        "updates": updates,
+        "source_tokens": sums.source_tokens,
+        "target_tokens": sums.target_tokens,
+        "tokens_per_batch": tokens / len(plan),
+        "tokens_per_update": tokens / updates,
+        "padding_waste": padding_waste(plan, *setup.loader.lengths(slice(None))),
+    }, sums
+
+
+def _budget(setup: TrainingSetup, in_epoch: int, seconds: TimePlan) -> dict[str, Any]:
+    """Find the limit that ends training first, as `nmt train` does at its start."""
+    training, limits = setup.config.training, {}
+    if training.max_steps is not None:
+        limits["training.max_steps"] = training.max_steps
+    if training.max_epochs is not None:
+        updates = sum(islice(setup.loader.epoch_updates(), training.max_epochs))
+        limits["training.max_epochs"] = updates
+    if training.max_minutes is not None:
+        limits["training.max_minutes"] = seconds.updates_in(training.max_minutes, training)
+    limit = min(limits, key=lambda key: limits[key], default=None)
+    return {
+        "updates": limit and limits[limit],
+        "limit": limit,
+        "has_patience": training.patience is not None,
+        "epochs": limit and limits[limit] / in_epoch,
+    }
+
+
+def _decimal(number: float | None) -> str:
+    """Write a number with three digits and a decimal prefix."""
+    if number is None:
+        return "unknown"
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if number < 999.5:
+            return f"{number:.3g} {prefix}".rstrip()
+        number /= 1000
+    return f"{number:.3g} Z"
+
+
+def _binary(size_bytes: int) -> str:
+    if size_bytes == 0:
+        return "0"
+    mebibytes = size_bytes / 2**20
+    return f"{mebibytes:,.1f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:,.2f} GiB"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,121 @@
+"""How good each translation is expected to be, from what every search says of it anyway.
+
+Ridge regression predicts the sentence chrF of a translation from its probability and its length. It
+is fitted when training ends, on the model's own translations of the validation set. Nothing is
+computed for it while translating, and all engines have what it reads. Probabilities of single
+tokens, agreement of the n best, rare subwords and alarms were tried, and left out: they add little
+in domain, and some harm out of it (scripts/README.md).
+
+Source: quality estimation by the model's own probabilities as in Fomicheva et al. (2020),
+"Unsupervised Quality Estimation for Neural Machine Translation", section 3.1; fitted to a score.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from nmt.checkpoint.model_folder import CONFIDENCE, read_extra
+from nmt.inference.result import TranslationResult
+
+_RIDGE = 10.0  # beside as many lines as there are, of features with variance 1
+_SMOOTH_CHARACTERS = 10
+
+_Number = Annotated[float, Field(strict=True, ge=-1e6, le=1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One summand of a prediction: ``weight`` times a feature, which is cut to what was seen."""
+
+    weight: _Number
+    low: _Number
+    """Least value among the lines that it was fitted on."""
+    high: _Number
+    """Greatest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceModel:
+    """Predicts sentence chrF, 0 to 100."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    intercept: _Number
+    log_prob: Term
+    """Mean log probability of a token, its end counted."""
+    probability: Term
+    """Geometric mean of the probabilities of the tokens."""
+    length: Term
+    """Logarithm of the number of tokens."""
+    ratio: Term
+    """Logarithm of the smoothed ratio of output to source characters."""
+    num_lines: int
+    """Lines that it was fitted on."""
+
+    def estimate(self, result: TranslationResult) -> float | None:
+        """Return the expected chrF of a translation; None for a blank line."""
+        if not result.num_tokens:
+            return None
+        terms = (self.log_prob, self.probability, self.length, self.ratio)
+        pairs = zip(terms, features(result), strict=True)
+        total = self.intercept + sum(t.weight * min(max(x, t.low), t.high) for t, x in pairs)
+        return round(min(max(total, 0.0), 100.0), 2)
+
+    def text(self) -> str:
+        """Return the content of the file."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def features(result: TranslationResult) -> tuple[float, float, float, float]:
+    """Return what a prediction reads of a translation that is not blank, in the order of terms.
+
+    >>> [round(x, 2) for x in features(TranslationResult("ab", "abc", -1, log_prob=-2, num_tokens=4))]
+    [-0.5, 0.61, 1.39, 0.08]
+    """  # noqa: E501
+    mean = result.log_prob / result.num_tokens
+    sizes = len(result.text) + _SMOOTH_CHARACTERS, len(result.source) + _SMOOTH_CHARACTERS
+    return mean, math.exp(mean), math.log(result.num_tokens), math.log(sizes[0] / sizes[1])
+
+
+def fit_confidence(
+    results: Sequence[TranslationResult], scores: Sequence[float]
+) -> ConfidenceModel:
+    """Fit a model to translations.
+
+    Args:
+        results: None of a blank line.
+        scores: The chrF of each, 0 to 100.
+    """
+    table, wanted = np.array([features(result) for result in results]), np.array(scores)
+    means, widths = table.mean(0), table.std(0) + 1e-9
+    scaled = (table - means) / widths
+    squares = scaled.T @ scaled + _RIDGE * np.eye(table.shape[1])
+    weights = np.linalg.solve(squares, scaled.T @ (wanted - wanted.mean())) / widths
+    names = ("log_prob", "probability", "length", "ratio")
+    columns = zip(weights, table.min(0), table.max(0), strict=True)
+    terms = {
+        name: Term(
+            **{key: round(float(x), 6) for key, x in zip(("weight", "low", "high"), c, strict=True)}
+        )
+        for name, c in zip(names, columns, strict=True)
+    }
+    intercept = round(float(wanted.mean() - means @ weights), 6)
+    return ConfidenceModel(intercept=intercept, num_lines=len(results), **terms)
+
+
+def read_confidence(folder: Path) -> ConfidenceModel | None:
+    """Read the model of a run or model folder; None if it has none.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    fix = "Restore it, or remove it: translations have no confidence then."
+    return read_extra(folder / CONFIDENCE, ConfidenceModel, fix=fix)

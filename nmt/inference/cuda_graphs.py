@@ -1,0 +1,256 @@
+"""A decoding step on a GPU as recorded CUDA graphs.
+
+A step of one sentence or a few is some hundred kernels, and launching them from Python takes
+several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
+that stay in their places and never change their sizes, so there is one for each of a few sizes; a
+step is done in the next larger one, with room to spare that is masked out. Keys and values of one
+batch stay there from step to step, until sentences leave; of large ones also while beams are
+reordered.
+
+Shapes: `nmt.model.decoder_state`.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nmt.device.memory import free_bytes
+from nmt.model.decoder_state import DecoderState, StepInputs
+from nmt.model.transformer import Transformer
+
+Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
+"""Records what a function does: returns what repeats it in place, and the tensor it returned."""
+
+_MOST_ROWS = 4096  # of more the GPU is busy for longer than the launches take
+_MOST_GRAPHS = 64
+_MOST_BYTES = 1 << 30  # of copies of what steps read, all together; or this share of what is free:
+_SHARE = 0.25
+_LEAST_POSITIONS = 16
+_MANY_SENTENCES = 64  # of more, sizes are nearer to each other: room to spare takes time
+_USES_BEFORE = 8  # steps of a size before it is recorded, which takes as long as some
+
+
+class CudaGraphs:
+    """A `Recorder` whose graphs share their scratch memory: they must run one after another."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._side: Any = None
+
+    def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        """Run ``step`` until libraries have all they allocate at first use, then record it."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._side = torch.cuda.Stream()  # one: cuBLAS keeps memory for each stream it has seen
+        side, main = self._side, torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                step()
+        main.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        how = {"pool": self._pool, "stream": side, "capture_error_mode": "thread_local"}
+        with torch.cuda.stream(main), torch.cuda.graph(graph, **how):  # a failure stays on `side`
+            result = step()
+        return graph.replay, result
+
+
+class _Sizes(NamedTuple):
+    sentences: int
+    beams: int
+    source: int
+    target: int
+
+    @classmethod
+    def of(cls, source_mask: Tensor, self_kv: Tensor, length: int) -> _Sizes:
+        """Return the sizes for a mask and rows of caches with so many positions."""
+        sentences, width = source_mask.shape[0], source_mask.shape[3]
+        return cls(
+            _num_sentences(sentences),
+            self_kv.shape[2] // sentences,
+            _power_of_two(width, _LEAST_POSITIONS),
+            _power_of_two(length, _LEAST_POSITIONS),
+        )
+
+
+class _Step:
+    """One recorded step, and the tensors that it works on: like those given, but of ``sizes``."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        record: Recorder,
+        sizes: _Sizes,
+        table: Tensor | None,
+        cross_kv: Tensor,
+        self_kv: Tensor,
+    ) -> None:
+        layers, _, _, groups, _, width = self_kv.shape
+        rows, sentences = sizes.sentences * sizes.beams, sizes.sentences
+        self.table = table
+        self.ids = torch.zeros(rows, dtype=torch.int64, device=self_kv.device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=self_kv.device)
+        self.mask = cross_kv.new_zeros(sentences, groups, 1, sizes.source)
+        self.cross_kv = cross_kv.new_zeros(layers, 2, sentences, groups, sizes.source, width)
+        self.self_kv = self_kv.new_zeros(layers, 2, rows, groups, sizes.target, width)
+        self.order = torch.arange(sizes.target, device=self_kv.device)
+
+        # A graph holds no tensor that it reads: each must be an attribute, or its memory is given
+        # to another one.
+        def step() -> Tensor:
+            filled = self.self_kv.new_zeros(1, 1, 1, sizes.target)
+            filled.masked_fill_(self.order > self.position, -torch.inf)
+            caches = self.mask, self.cross_kv, self.self_kv
+            inputs = StepInputs(self.ids, self.position, self.table, *caches)
+            return model.decode_token(inputs, filled=filled)
+
+        self._repeat, self._hidden = record(step)
+        self._source: Callable[[], Tensor | None] = lambda: None
+        self._lent: Callable[[], Tensor | None] = lambda: None
+
+    def lend(self, state: DecoderState) -> DecoderState | None:
+        """Return the state with caches that stand here; None if another one has its own here."""
+        lent = self._lent()
+        is_same = self._source() is state.cross_kv
+        if lent is not None and (lent is not state.self_kv or not is_same):
+            return None
+        if lent is None:
+            if not is_same:
+                self._take_source(state)
+            lent = self.self_kv[:, :, : state.self_kv.shape[2]]
+            filled = slice(state.length)
+            lent[..., filled, :].copy_(state.self_kv[..., filled, :])
+            self._lent = weakref.ref(lent)
+        return replace(state, self_kv=lent)
+
+    def holds(self, self_kv: Tensor) -> bool:
+        """Whether these caches are the first positions of those that stand here."""
+        return self_kv.data_ptr() == self.self_kv.data_ptr()
+
+    def _take_source(self, state: DecoderState) -> None:
+        # What was left here is of another text: nothing of it may be read, not even times 0.
+        for tensor in (self.cross_kv, self.self_kv, self.mask):
+            tensor.zero_()
+        sentences, width = state.source_mask.shape[0], state.source_mask.shape[3]
+        self.cross_kv[:, :, :sentences, :, :width].copy_(state.cross_kv)
+        self.mask[..., width:] = -torch.inf
+        self.mask[:sentences, ..., :width].copy_(state.source_mask)
+        self._source = weakref.ref(state.cross_kv)
+
+    def __call__(self, ids: Tensor, position: Tensor) -> Tensor:
+        """Do what `Transformer.decode_token` does with the caches that were lent."""
+        self.ids[: len(ids)].copy_(ids)
+        self.position.copy_(position)
+        self._repeat()
+        return self._hidden[: len(ids)].clone()
+
+
+class GraphedDecodeToken:
+    """Stands for `Transformer.decode_token`, with recorded steps where rows are few.
+
+    Threads may share it: their steps follow each other, and of two batches of a size the second
+    has steps that are not recorded.
+
+    Args:
+        model: On its device; trains no more.
+        record: How to record a step; by `CudaGraphs` if None.
+    """
+
+    def __init__(self, model: Transformer, record: Recorder | None = None) -> None:
+        self._model, self._record = model, record or CudaGraphs()
+        self._steps: dict[_Sizes, _Step] = {}
+        self._uses: Counter[_Sizes] = Counter()
+        self._lock = Lock()
+        self._works = True
+        device = model.output_weight.device
+        self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
+
+    def with_room(self, state: DecoderState) -> DecoderState:
+        """Return a state with room for one more position; in a recorded step where that pays."""
+        sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
+        # Recurrent layers keep no keys and values.
+        has_room = not state.is_recurrent and _num_bytes(sizes, state.self_kv) <= self._most_bytes
+        if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
+            table = self._model.target_embedding.position_table(state.length + 1)
+            with self._lock:
+                step = self._step(sizes, table, state.cross_kv, state.self_kv)
+                if step is not None and (lent := step.lend(state)) is not None:
+                    return lent
+        return state.with_room()
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """Do what `Transformer.decode_token` does."""
+        caches = inputs.self_kv
+        sizes = _Sizes.of(inputs.source_mask, caches, caches.shape[4])
+        with self._lock:
+            step = self._steps.get(sizes)
+            if step is not None and step.holds(caches) and step.table is inputs.table:
+                return step(inputs.ids, inputs.position)
+        return self._model.decode_token(inputs)
+
+    @property
+    def _most_bytes(self) -> int:
+        return max(_MOST_BYTES, self._share)
+
+    def _step(
+        self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
+    ) -> _Step | None:
+        """Find or record a step; None if that does not pay yet, or the device cannot.
+
+        Those used longest ago are dropped.
+        """
+        self._uses[sizes] += 1
+        if self._uses[sizes] <= _USES_BEFORE:
+            return None
+        step = self._steps.pop(sizes, None)
+        if step is None or step.table is not table:
+            try:
+                step = _Step(self._model, self._record, sizes, table, cross_kv, self_kv)
+            except RuntimeError as error:
+                self._steps.clear()
+                self._uses.clear()
+                lack = ("out of memory", "ALLOC_FAILED")
+                if not any(text in str(error) for text in lack):  # of room, which may come back
+                    self._works = False
+                    warnings.warn(f"decoding steps are not recorded: {error}", stacklevel=2)
+                return None
+        self._steps[sizes] = step
+        while (
+            len(self._steps) > _MOST_GRAPHS
+            or sum(_num_bytes(each, self_kv) for each in self._steps) > self._most_bytes
+        ):
+            oldest = next(iter(self._steps))
+            del self._steps[oldest], self._uses[oldest]
+        return step
+
+
+def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
+    """Room that a step of these sizes takes for what it reads."""
+    layers, _, _, groups, _, width = self_kv.shape
+    cells = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
+    return 2 * layers * cells * groups * width * self_kv.element_size()
+
+
+def _num_sentences(count: int) -> int:
+    """Return the least size that holds so many.
+
+    >>> [_num_sentences(n) for n in (5, 64, 65, 78, 100, 390, 512)]
+    [8, 64, 80, 80, 112, 448, 512]
+    """
+    power = _power_of_two(count)
+    step = 1 if power <= _MANY_SENTENCES else power // 8
+    return power if step == 1 else -(-count // step) * step
+
+
+def _power_of_two(count: int, least: int = 1) -> int:
+    """Return the least power of two that is not below ``count`` or ``least``, which is one."""
+    return max(least, 1 << (count - 1).bit_length())

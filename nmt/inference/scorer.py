@@ -1,0 +1,237 @@
+"""Pairs of lines -> how probable the model finds each translation.
+
+Every target is read at once (teacher forcing) instead of token by token; the numbers are those of
+the search. Scoring given translations is what reranking, filtering of corpora and error analysis
+are made of, for example dual conditional cross-entropy (Junczys-Dowmunt 2018).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmt.config.decoding import DecodingConfig, change_options
+from nmt.data.loader import plan_batches
+from nmt.errors import CheckpointError
+from nmt.inference.engine import EngineOptions, Ensemble, LoadedEngine
+from nmt.inference.result import Links, TokenScore, align_words, score_tokens, subwords
+from nmt.inference.segment import encode_fitting
+from nmt.inference.torch_engine import load_torch_engine
+from nmt.search.hypothesis import length_penalty
+from nmt.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+IdPair = tuple[Sequence[int], Sequence[int]]
+"""Source and target ids of a sentence, without BOS and EOS."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """How probable the model finds the translation of one line."""
+
+    source: str
+    """The line."""
+    target: str
+    """Its translation."""
+    log_prob: float
+    """Natural-log probability of the target and of its end; minus infinity if it has none."""
+    score: float
+    """``log_prob`` after length normalisation; higher is better."""
+    tokens: tuple[TokenScore, ...] = ()
+    """What ``log_prob`` is the sum of."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON, which has no infinity: null stands for it."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "score": self.score if math.isfinite(self.score) else None,
+            "log_prob": self.log_prob if math.isfinite(self.log_prob) else None,
+            "tokens": [asdict(token) for token in self.tokens],
+        }
+
+
+class Scorer:
+    """Scores given translations with one model, or with several at once.
+
+    The score of a text is that of its usual subwords. A search may have put the same text together
+    from other subwords: then its score differs. Limits, rules and coverage penalty of the search do
+    not count: a very short or long translation has its probability, and so have unknown characters.
+    Where the model gives none, the rule is:
+
+    - blank to blank is 0, as in translating;
+    - a blank translation of a line is the model's probability of ending at once;
+    - a translation of a blank line, and a pair too long for the model, get minus infinity.
+
+    Too long is a source that translating would cut, and a target longer than any output of the
+    search or than the model has positions for.
+
+    Args:
+        loaded: The engine, and what belongs to them.
+        options: The length normalisation and the size of batches; the model's own when None.
+    """
+
+    def __init__(self, loaded: LoadedEngine, options: DecodingConfig | None = None) -> None:
+        own, most = loaded.config.decoding, loaded.engine.max_positions
+        self.options, self._loaded = options or own, loaded
+        self._longest_source = longest = loaded.config.filters.max_length
+        self._longest_target = max(
+            int(longest * own.max_length_factor) + own.max_length_offset, longest
+        )
+        if most is not None:
+            self._longest_target = min(self._longest_target, most - 1)
+        self._pieces = subwords(loaded.tokenizers.target)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: str = "auto",
+        checkpoint: str = "best",
+        threads: int | None = None,
+        ensemble: Ensemble | None = None,
+    ) -> Scorer:
+        """Load a run or model folder. See `nmt.inference.translator.Translator.load`."""
+        options = EngineOptions(
+            device=device, checkpoint=checkpoint, threads=threads, ensemble=ensemble
+        )
+        return cls(load_torch_engine(Path(folder), options))
+
+    def with_options(self, **changes: Any) -> Scorer:
+        """Return a scorer of the same model with other decoding options.
+
+        Raises:
+            ConfigError: An option is unknown or out of bounds. Lists every problem.
+        """
+        return Scorer(self._loaded, change_options(self.options, changes))
+
+    def score(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        tag: str | None = None,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> list[PairScore]:
+        """Score pairs of source and target lines; results come in the same order.
+
+        Args:
+            pairs: Any number.
+            tag: What the sources begin with; see `nmt.inference.translator.Translator.translate`.
+            progress: Called with the number of pairs of each batch, once it is scored.
+
+        Raises:
+            ConfigError: There is no such tag.
+            CheckpointError: The model's weights are broken.
+        """
+        texts = list(pairs)
+        first = self._first_ids(tag)
+        encoded = self._encode(texts, len(first))
+        usable = {
+            row: (first + source, target)
+            for row, (source, target) in enumerate(encoded)
+            if source and target is not None
+        }
+        log_probs = dict(zip(usable, self.score_ids(list(usable.values()), progress), strict=True))
+        penalty = length_penalty(self.options)
+        results = []
+        for row, pair in enumerate(texts):
+            if own := log_probs.get(row):
+                total = math.fsum(own)
+                tokens = score_tokens(self._pieces, usable[row][1], own)
+                results.append(PairScore(*pair, total, total / penalty(len(own)), tokens))
+            else:
+                value = 0.0 if encoded[row] == ([], []) else -math.inf
+                results.append(PairScore(*pair, value, value))
+        return results
+
+    def score_ids(
+        self, pairs: Sequence[IdPair], progress: Callable[[int], object] = lambda _: None
+    ) -> list[list[float]]:
+        """Return the log probability of every target id, and of EOS, for each pair.
+
+        Args:
+            pairs: Source and target ids, without special ones. A source has at least one.
+            progress: As of `score`.
+
+        Raises:
+            CheckpointError: The model's weights are broken.
+        """
+        found: list[list[float]] = [[] for _ in pairs]
+        for rows in self._batches(pairs):
+            sources, targets = zip(*(pairs[row] for row in rows), strict=True)
+            log_probs = self._loaded.engine.token_log_probs(sources, targets)
+            for row, own in zip(rows, log_probs, strict=True):
+                found[row] = own
+            progress(len(rows))
+        if not all(math.isfinite(sum(log_probs)) for log_probs in found):
+            raise CheckpointError(
+                "The model's probabilities are not numbers: its weights are broken.",
+                fix="Use another checkpoint, or train again.",
+            )
+        return found
+
+    def align(self, pairs: Iterable[tuple[str, str]], *, tag: str | None = None) -> list[Links]:
+        """Return which source word each target word of a pair was made of, by attention.
+
+        None for a pair with a blank side, or one too long for the model. For arguments and errors
+        see `score`.
+        """
+        texts, first, found = list(pairs), self._first_ids(tag), list[Links]()
+        sources = subwords(self._loaded.tokenizers.source)
+        for source, target in self._encode(texts, len(first)):
+            if not (source and target):
+                found.append(())
+                continue
+            (weights,) = self._loaded.engine.attention([first + source], [target])
+            words = [sources[i] for i in source], [self._pieces[i] for i in target]
+            found.append(align_words([row[len(first) :] for row in weights], *words).links)
+        return found
+
+    def _first_ids(self, tag: str | None) -> list[int]:
+        return [] if tag is None else [self._loaded.tokenizers.source.tag_id(tag)]
+
+    def _encode(
+        self, texts: Sequence[tuple[str, str]], num_first: int
+    ) -> list[tuple[list[int] | None, list[int] | None]]:
+        """Return the ids of both sides of each pair; see `_encode`."""
+        tokenizers, longest = self._loaded.tokenizers, self._longest_source - num_first
+        sources = _encode(tokenizers.source, [source for source, _ in texts], longest, "source")
+        targets = [target for _, target in texts]
+        ids = _encode(tokenizers.target, targets, self._longest_target, "target")
+        return list(zip(sources, ids, strict=True))
+
+    def _batches(self, pairs: Sequence[IdPair]) -> Iterator[list[int]]:
+        """Rows of like lengths, with source and target together within twice the budget."""
+        lengths = [np.array([len(pair[side]) + 1 for pair in pairs], int) for side in (0, 1)]
+        longest = int((lengths[0] + lengths[1]).max(initial=0))
+        wanted = self.options.batch_tokens
+        tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
+        budget = max(2 * tokens, longest)
+        for rows in plan_batches(*lengths, max_tokens=budget, noise=0, seed=0, epoch=0):
+            yield rows.tolist()
+
+
+def _encode(
+    tokenizer: Tokenizer, texts: Sequence[str], longest: int, side: str
+) -> list[list[int] | None]:
+    """Ids of every text; [] for a blank one, None and a warning for one that has too many."""
+    found = encode_fitting(tokenizer, texts, longest)
+    for text, ids in zip(texts, found, strict=True):
+        if ids is None:
+            logger.warning(
+                "%s line of %s characters has no score: the model reads %d %s subwords at once",
+                side,
+                f"{len(text):,}",
+                longest,
+                side,
+            )
+    return found

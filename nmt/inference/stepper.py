@@ -1,0 +1,153 @@
+"""A Transformer, or several together, as a `Stepper` of the search.
+
+Averaging the predictions of networks that were trained apart is old (Hansen and Salamon 1990);
+for translation see Sutskever et al. (2014), table 1.
+
+Shapes: B sentences, K beams, S source positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmt.inference.engine import Mean
+from nmt.inference.shortlist import BatchVocabulary
+from nmt.model.decoder_state import DecoderState
+from nmt.model.transformer import DecodeToken, Transformer
+from nmt.packed import Packed
+from nmt.text import BOS_ID, NUM_NEVER_CHOSEN
+
+States = tuple[DecoderState, ...]
+"""Where each model is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How the log probabilities of several models become one."""
+
+    shares: tuple[float, ...] = (1.0,)
+    """Weight of each model, above 0; they sum to 1."""
+    mean: Mean = "arithmetic"
+    """``arithmetic``: log of the weighted mean of probabilities: what one model finds likely stays
+    possible. ``geometric``: weighted mean of log probabilities, normalised again: every model can
+    veto."""
+
+    def combine(self, log_probs: Sequence[Tensor]) -> Tensor:
+        """Return the log probabilities of all models together. Overwrites its argument.
+
+        What is impossible (minus infinity) to one model is so to all: it is at the end of its
+        positions.
+
+        Args:
+            log_probs: Of each model. (..., V), float32.
+        """
+        total, pairs = log_probs[0], list(zip(self.shares[1:], log_probs[1:], strict=True))
+        if not pairs:
+            return total
+        if self.mean == "geometric":
+            total.mul_(self.shares[0])
+            for share, values in pairs:
+                total.add_(values, alpha=share)
+            return total.log_softmax(dim=-1)
+        total.add_(math.log(self.shares[0]))
+        for share, values in pairs:
+            impossible = torch.isneginf(total) | torch.isneginf(values)
+            torch.logaddexp(total, values.add_(math.log(share)), out=total)
+            total.masked_fill_(impossible, -torch.inf)
+        return total
+
+
+def source_of(model: Transformer, source: Packed) -> Packed:
+    """Return what a model reads of a source that ends in EOS."""
+    return source.prepend(BOS_ID) if model.config.source_bos else source
+
+
+class ModelStepper:
+    """Gives log probabilities of one model, or of several. See `nmt.search.loop.Stepper`.
+
+    Args:
+        models: On their device.
+        mixture: How their probabilities become one.
+        runs: Do what `Transformer.decode_token` of each does, faster.
+        with_coverage: Whether a search will ask for the coverage of the source.
+        keep_special_mass: See `nmt.config.decoding.DecodingConfig`.
+        vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
+            then indices into it.
+    """
+
+    def __init__(
+        self,
+        *models: Transformer,
+        mixture: Mixture | None = None,
+        runs: Sequence[DecodeToken] | None = None,
+        with_coverage: bool = False,
+        keep_special_mass: bool = False,
+        vocabulary: BatchVocabulary | None = None,
+    ) -> None:
+        self._models, self._mixture = models, mixture or Mixture()
+        self._runs: Sequence[DecodeToken | None] = runs or [None] * len(models)
+        self._with_coverage, self._shares_special = with_coverage, not keep_special_mass
+        self.tokens = None if vocabulary is None else vocabulary.tokens
+        self._allowed = None if vocabulary is None else vocabulary.allowed
+        self._logits = [
+            model.logits if self.tokens is None else model.narrow_output(self.tokens)
+            for model in models
+        ]
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that all models have; None if none has a learned table of them."""
+        limits = [model.config.position_limit for model in self._models]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def start(self, source: Packed) -> States:
+        """Encode the source."""
+        return tuple(
+            model.start(
+                source_of(model, source), with_coverage=self._with_coverage, allowed=self._allowed
+            )
+            for model in self._models
+        )
+
+    def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
+        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
+
+        Of the tokens that a search may choose: PAD, UNK and BOS get minus infinity, unless their
+        mass is kept.
+        """
+        if self.tokens is not None:
+            tokens = self.tokens.take(tokens)
+        log_probs, after = [], []
+        parts = zip(self._models, self._runs, self._logits, state, strict=True)
+        for model, run, project, before in parts:
+            hidden, own = model.decode_step(before, tokens, run)
+            logits = project(hidden)
+            # Before the softmax, so that other tokens share what these would have got, and searches
+            # find and score the same as CTranslate2's.
+            if self._shares_special:
+                logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
+            if own.allowed is not None:
+                logits.add_(own.allowed)
+            log_probs.append(logits.float().log_softmax(dim=-1))
+            after.append(own)
+        return self._mixture.combine(log_probs), tuple(after)
+
+    def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
+        """Keep sentences and beams."""
+        return tuple(own.select(sentences, beams) for own in state)
+
+    def coverage(self, state: States) -> Tensor:
+        """How much of each source token was read so far, as a mean of the models: (B, K, S)."""
+        if not self._with_coverage:
+            raise ValueError("this stepper was made without coverage")
+        found = [
+            own.coverage[:, int(model.config.source_bos) :]
+            for model, own in zip(self._models, state, strict=True)
+            if own.coverage is not None
+        ]
+        return torch.stack(found).mean(0).unflatten(0, (-1, state[0].num_beams))

@@ -1,0 +1,282 @@
+"""Our own model and search as an `Engine`, and folders -> such an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from typing_extensions import override
+
+from nmt.checkpoint.model_folder import ModelBundle, load_model
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.device.device import choose_device, prepare_process
+from nmt.device.memory import free_bytes
+from nmt.device.precision import fastest_dtype
+from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange.ctranslate2 import is_ctranslate2
+from nmt.inference.cuda_graphs import GraphedDecodeToken
+from nmt.inference.engine import BatchRoom, Engine, EngineOptions, Ensemble, LoadedEngine, Task
+from nmt.inference.shortlist import BatchVocabulary, Shortlist
+from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.stepper import Mixture, ModelStepper, source_of
+from nmt.model.transformer import Transformer, evaluating
+from nmt.packed import Packed
+from nmt.search.hypothesis import Constraints, Hypothesis
+from nmt.search.loop import search
+from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
+from nmt.text.tokenizer import tokenizer_hash
+
+_PLAIN = DecodingConfig()
+_MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
+_GPU_ROOM = BatchRoom(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
+_MOST_TOKENS = 1 << 16
+_SHARE = 0.25  # of a GPU's free memory, for batches
+_BYTES_OF_PROBABILITY = 24  # with what is computed of it
+
+
+class TorchEngine(Engine):
+    """Searches with one model, or with several at once.
+
+    Args:
+        models: The model, on its device. It may go on training between two calls. Of several, the
+            predictions are averaged.
+        mixture: How; left out for one model.
+        is_final: Whether no model trains any more: their steps are then prepared to run faster.
+        load_shortlist: Called when ``decoding.shortlist`` is first asked for; it may refuse. While
+            the model trains, all tokens are scored.
+        end_loops: Whether outputs that go round in circles are ended: of a model that has learned
+            little, when nobody reads them.
+        keep_special_mass: In `token_log_probs`; see `nmt.config.decoding.DecodingConfig`.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        *models: Transformer,
+        mixture: Mixture | None = None,
+        is_final: bool = False,
+        load_shortlist: Callable[[], Shortlist] | None = None,
+        end_loops: bool = False,
+        keep_special_mass: bool = False,
+    ) -> None:
+        self._end_loops = end_loops
+        self._models, self._mixture = models, mixture or Mixture()
+        self._load_shortlist, self._keep_special_mass = load_shortlist, keep_special_mass
+        if is_final:
+            for model in models:
+                model.eval()
+        weight = models[0].output_weight
+        self._device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
+        self.on_gpu = self._device.type == "cuda"
+        self._is_final, self._bytes_of_value = is_final, weight.element_size()
+        use_graphs = is_final and self.on_gpu
+        self._runs = [GraphedDecodeToken(model) for model in models] if use_graphs else None
+        self.max_positions = self._stepper().max_positions
+
+    @cached_property
+    def room(self) -> BatchRoom:
+        """On a GPU, what the memory held that was free at first.
+
+        While the model trains it is fixed, so that a resumed run finds the same.
+        """
+        if self._device.type == "cpu":
+            return super().room
+        if not self._is_final:
+            return _GPU_ROOM
+        free = int(_SHARE * free_bytes(self._device))
+        return gpu_room(free, [model.config for model in self._models], self._bytes_of_value)
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        """One for each CPU thread: the steps of a search are too short to be shared by threads."""
+        return torch.get_num_threads() if self._device.type == "cpu" else 1
+
+    @override
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingConfig,
+        constraints: Sequence[Constraints] | None = None,
+    ) -> list[list[Hypothesis]]:
+        lists = self._shortlist if options.shortlist else None
+        with evaluating(*self._models):
+            return self._search(Task(sources, constraints), options, lists)
+
+    @override
+    def search_all(
+        self, tasks: Sequence[Task], options: DecodingConfig
+    ) -> Generator[list[list[Hypothesis]], None, None]:
+        _ = options.shortlist and self._shortlist  # loaded once
+        with evaluating(*self._models):  # no worker may end it for the others
+            if min(self.num_workers, len(tasks)) < 2:
+                for task in tasks:
+                    yield self.search(task.sources, options, task.constraints)
+                return
+            try:
+                yield from super().search_all(tasks, options)
+            finally:
+                # What a worker sets, threads that start later begin with.
+                torch.set_num_threads(torch.get_num_threads())
+
+    @override
+    def start_worker(self) -> None:
+        torch.set_num_threads(1)  # a setting of each thread
+
+    @cached_property
+    def _shortlist(self) -> Shortlist | None:
+        return self._load_shortlist() if self._load_shortlist else None
+
+    def _search(
+        self, task: Task, options: DecodingConfig, lists: Shortlist | None
+    ) -> list[list[Hypothesis]]:
+        source = Packed.from_rows([[*ids, EOS_ID] for ids in task.sources], self._device)
+        vocabulary = lists.pick(source, task.constraints) if lists else None
+        stepper = self._stepper(vocabulary, options)
+        if vocabulary is None:
+            return search(stepper, source, options, task.constraints, end_loops=self._end_loops)
+        constraints = task.constraints and vocabulary.inside(task.constraints)
+        return vocabulary.outside(search(stepper, source, options, constraints))
+
+    def _stepper(
+        self, vocabulary: BatchVocabulary | None = None, options: DecodingConfig = _PLAIN
+    ) -> ModelStepper:
+        return ModelStepper(
+            *self._models,
+            mixture=self._mixture,
+            runs=self._runs,
+            with_coverage=options.coverage_penalty > 0,
+            keep_special_mass=options.keep_special_mass,
+            vocabulary=vocabulary,
+        )
+
+    def _forced(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> tuple[Packed, Packed]:
+        """Return the input of teacher forcing: sources with EOS, targets behind BOS."""
+        return (
+            Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device),
+            Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device),
+        )
+
+    @override
+    def attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        source, target = self._forced(sources, targets)
+        found = [
+            model.align(source_of(model, source), target)[..., int(model.config.source_bos) :]
+            for model in self._models
+        ]
+        weights = torch.stack(found).mean(0).cpu()
+        return [
+            weights[i, : len(target_ids), : len(source_ids)].tolist()
+            for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True))
+        ]
+
+    @override
+    @torch.inference_mode()
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        source, target = self._forced(sources, targets)
+        gold = Packed.from_rows([[*ids, EOS_ID] for ids in targets], self._device).ids.unsqueeze(1)
+        with evaluating(*self._models):
+            hidden = [model(source_of(model, source), target) for model in self._models]
+        at_once = max(1, _MOST_PROBABILITIES // len(self._models[0].output_weight))
+        parts = []
+        for start in range(0, len(gold), at_once):
+            rows = slice(start, start + at_once)
+            logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
+            for values in logits:  # as in a search, but for unknown words that the target has
+                own = values.gather(1, gold[rows])
+                if not self._keep_special_mass:
+                    values[:, :NUM_NEVER_CHOSEN] = -torch.inf
+                values.scatter_(1, gold[rows], own)
+            log_probs = self._mixture.combine([x.float().log_softmax(dim=-1) for x in logits])
+            parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
+        sizes = [len(ids) + 1 for ids in targets]
+        return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
+
+
+def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchRoom:
+    """Return how much a GPU searches at once: its hypotheses are no more than steps record.
+
+    Args:
+        free: Bytes to be used.
+        configs: Of the models.
+        bytes_of_value: In caches.
+
+    >>> gpu_room(2 << 30, [ModelConfig()], 2)
+    BatchRoom(tokens=15887, probabilities=89478485, hypotheses=4096)
+    """
+    # Of a source token, and of outputs as long as it is of five hypotheses.
+    widths = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
+    tokens = min(_MOST_TOKENS, free // (widths * bytes_of_value * (1 + 2 * 5)))
+    return _GPU_ROOM._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
+
+
+def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
+    """Load one model, or several that share languages and vocabulary.
+
+    Args:
+        folder: Of the first model.
+        options: What joins it, and where to compute; ``engine`` is taken for ``torch``.
+
+    Raises:
+        CheckpointError: A part is missing or damaged, or the models do not go together.
+        ConfigError: The weights, the checkpoint or the dtype are none, or not for torch.
+    """
+    ensemble = options.ensemble or Ensemble()
+    shares = ensemble.shares()
+    prepare_process(options.threads)
+    folders = (folder, *ensemble.others)
+    if exported := [str(each) for each in folders if is_ctranslate2(each)]:
+        raise ConfigError(
+            f"{', '.join(exported)}: models for CTranslate2 cannot score or work with others.",
+            fix="Use the run it was exported from.",
+        )
+    bundles = [load_model(each, options.checkpoint) for each in folders]
+    _check_alike(folders, bundles)
+    place = choose_device(options.device)
+    dtype = options.dtype or ("float32" if place.type == "cpu" else fastest_dtype(place))
+    if dtype == "float16" and place.type == "cpu":
+        raise ConfigError(
+            "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bfloat16 on this CPU."
+        )
+    counted = [i for i, share in enumerate(shares) if share]  # 0 leaves a model out
+    longest = min(bundles[i].config.filters.max_length for i in counted)
+    config, tokenizers = bundles[0].config, bundles[0].tokenizers
+    filters = config.filters.model_copy(update={"max_length": longest})
+    file = ShortlistFile(folder, tokenizers.vocab_sizes)
+    engine = TorchEngine(
+        *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
+        mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
+        is_final=True,
+        load_shortlist=lambda: Shortlist.load(file, place),
+        keep_special_mass=config.decoding.keep_special_mass,
+    )
+    return LoadedEngine(engine, config.model_copy(update={"filters": filters}), tokenizers, file)
+
+
+def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:
+    """Compare what an id means: words of one language, and the same ones."""
+    kinds = [
+        (
+            each.config.source_language,
+            each.config.target_language,
+            tokenizer_hash(own / "tokenizer"),
+        )
+        for own, each in zip(folders, bundles, strict=True)
+    ]
+    others = [str(each) for each, kind in zip(folders, kinds, strict=True) if kind != kinds[0]]
+    if others:
+        verb = "have" if len(others) > 1 else "has"
+        raise CheckpointError(
+            f"{', '.join(others)} {verb} other languages or another vocabulary than {folders[0]}.",
+            fix="Only models of the same languages and the same tokenizer folder can be averaged.",
+        )

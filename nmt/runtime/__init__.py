@@ -1,1 +1,0 @@
-"""What runs a trained model: engines behind one protocol."""

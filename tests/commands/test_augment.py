@@ -1,0 +1,126 @@
+"""Back-translation: what was done before a stop stays, bad output goes, and all is counted."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.commands import augment as recipe
+from nmt.commands.augment import augment
+from nmt.errors import ConfigError
+from nmt.inference.result import TranslationResult
+from nmt.inference.translator import Translator
+from nmt.text.tokenizer import load_tokenizers
+from tests.inference.conftest import sentences
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
+
+LINES = [*sentences(9, seed=4, longest=6), "", "tab\there"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("augment")
+    tokenizer = train_tokenizer(folder / "tokenizer")
+    model = small_model(load_tokenizers(tokenizer))
+    return save_run(folder / "run", model, tokenizer, run_config())
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    place = tmp_path / "mono.txt"
+    place.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return place
+
+
+def augmented(text: Path, run: Path, folder: str, **options: Any) -> list[str]:
+    loading = {"engine": "torch", "guard": False, "threads": 1}
+    options = {"beam_size": 1, "shard_lines": 4, "loading": loading, **options}
+    report = augment(text, run, Path(folder), **options)
+    pairs = gzip.decompress(Path(report.corpus).read_bytes()).decode().splitlines()
+    assert len(pairs) == report.written == report.read - sum(report.dropped.values())
+    return pairs
+
+
+def test_the_translation_is_the_source_or_forward_the_target(text: Path, run: Path) -> None:
+    back = [pair.split("\t") for pair in augmented(text, run, "bt")]
+    forth = [pair.split("\t") for pair in augmented(text, run, "ft", forward=True)]
+
+    assert [target for _, target in back] == [*LINES[:9], "tab here"]
+    assert back == [pair[::-1] for pair in forth]
+    assert sorted(path.name for path in Path("bt").iterdir()) == [
+        "corpus.tsv.gz",
+        "report.json",
+        "settings.json",
+    ]
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_a_run_that_was_stopped_makes_what_is_missing_only(
+    text: Path, run: Path, monkeypatch: pytest.MonkeyPatch, sampling: bool
+) -> None:
+    """And a damaged shard again; the bytes are those of a run that was not stopped."""
+    options: dict[str, Any] = {"sampling": sampling} | ({"beam_size": 1} if not sampling else {})
+    whole = augmented(text, run, "whole", **options)
+    make, made = recipe._make_shard, list[str]()
+
+    def counted(place: Path, *others: Any, **flags: Any) -> Any:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(place.name)
+        return make(place, *others, **flags)
+
+    monkeypatch.setattr(recipe, "_make_shard", counted)
+    with pytest.raises(KeyboardInterrupt):
+        augmented(text, run, "stopped", **options)
+    monkeypatch.setattr(recipe, "_make_shard", make)
+    (Path("stopped") / "shards" / "000000.tsv").write_text("a\tb\n")
+    (Path("stopped") / "shards" / "000001.json").write_text("{")
+    loading = {"engine": "torch", "guard": False, "threads": 1}
+    options |= {"shard_lines": 4, "loading": loading, "beam_size": 1}
+    again = augment(text, run, Path("stopped"), **options)
+
+    assert again.shards_made == 3
+    assert gzip.decompress(Path(again.corpus).read_bytes()).decode().splitlines() == whole
+    assert augment(text, run, Path("stopped"), **options).shards_made == 0
+
+
+def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
+    text: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def translate(_: Translator, lines: list[str], **_options: Any) -> list[TranslationResult]:
+        return [
+            TranslationResult(
+                line, f"{line}!" if line else "", 0.0, alarms=("loop",) if row == 1 else ()
+            )
+            for row, line in enumerate(lines)
+        ]
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    loading = {"engine": "torch", "threads": 1}
+    report = augment(text, run, Path("bt"), shard_lines=100, loading=loading)
+
+    assert dict(report.dropped) == {"loop": 1, "empty": 1}
+    assert (report.read, report.written) == (11, 9)
+    assert "- {name: bt, tsv: bt/corpus.tsv.gz, tag: <bt>}" in report.as_text()
+
+
+def test_other_settings_and_unknown_tags_are_refused(text: Path, run: Path) -> None:
+    augmented(text, run, "bt")
+    with pytest.raises(ConfigError, match="bt was made with another forward"):
+        augmented(text, run, "bt", forward=True)
+    with pytest.raises(ConfigError, match="no tag 'de'"):
+        augmented(text, run, "other", tag="de")
+    assert not Path("other").exists()
+
+
+def test_a_text_of_another_language_is_warned_about(
+    tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_text("that is the dog of a man\n" * 3, encoding="utf-8")
+    augmented(wrong, run, "wrong")
+
+    assert "wrong.txt looks like en, but the model translates from de to en" in caplog.text

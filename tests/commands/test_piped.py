@@ -1,0 +1,92 @@
+"""A training corpus that is standard input: read once, known by its hash afterwards."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.commands.prepare import prepare
+from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedData
+from nmt.data.size import count_characters
+from nmt.errors import ConfigError, DataError
+from tests.commands.test_prepare import config_for, corpus
+
+TEXT = "".join(
+    f"{source}\t{target}\n" for source, target in zip(*corpus(120), strict=True)
+).encode()
+
+
+class Pipe(io.BytesIO):
+    """What can be read once, and has no length."""
+
+    def seek(self, *_: int) -> int:
+        raise io.UnsupportedOperation("a pipe")
+
+
+def piped_config(folder: Path, **data: Any) -> RunConfig:
+    config = config_for(folder)
+    values = config.model_dump(mode="json")
+    values["data"] |= {"train": [{"tsv": "-"}]} | data
+    return RunConfig.model_validate(values)
+
+
+def test_it_is_prepared_like_a_file_and_recognized_by_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_bytes(TEXT)
+    prepare(piped_config(tmp_path, train=[{"tsv": str(tmp_path / "pairs.tsv")}]))
+    expected = PreparedData.open(tmp_path / "prepared").manifest
+
+    config = piped_config(tmp_path)
+    assert not prepare(config, piped=Pipe(TEXT)).up_to_date
+    manifest = PreparedData.open(tmp_path / "prepared").manifest
+    assert manifest.data_hash == expected.data_hash
+    assert (
+        manifest.sources["-"]["sha256"] == expected.sources[str(tmp_path / "pairs.tsv")]["sha256"]
+    )
+    assert [path.name for path in tmp_path.glob(".prepared*")] == []
+
+    assert prepare(config, piped=Pipe(TEXT)).up_to_date
+    assert prepare(config).up_to_date  # as training asks
+    assert not prepare(config, piped=Pipe(TEXT + TEXT[: TEXT.index(b"\n") + 1])).up_to_date
+
+
+def test_it_can_be_reported_on(tmp_path: Path) -> None:
+    report = prepare(piped_config(tmp_path), report_only=True, piped=Pipe(TEXT))
+    assert report.counts["standard input"]["kept"] == 120
+    assert not (tmp_path / "prepared").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"train": [{"tsv": "-"}, {"tsv": "-"}]},
+        {"valid": {"tsv": "-"}},
+        {"train": [{"source": "-", "target": "x"}]},
+    ],
+)
+def test_it_is_one_training_corpus_and_nothing_else(tmp_path: Path, data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="one training corpus, and nothing else"):
+        prepare(piped_config(tmp_path, **data), piped=Pipe(TEXT))
+
+
+@pytest.mark.parametrize("options", [{}, {"force": True}, {"report_only": True}])
+def test_without_it_nothing_waits(tmp_path: Path, options: dict[str, bool]) -> None:
+    if options:
+        prepare(piped_config(tmp_path), piped=Pipe(TEXT))
+    with pytest.raises(ConfigError, match=r"nmt prepare CONFIG < FILE"):
+        prepare(piped_config(tmp_path), **options)  # type: ignore[arg-type]
+
+
+def test_nothing_in_it_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no pair in .*standard-input\.tsv"):
+        prepare(piped_config(tmp_path), piped=Pipe(b""))
+    assert [path.name for path in tmp_path.glob(".prepared*")] == []
+
+
+def test_its_size_is_unknown(tmp_path: Path) -> None:
+    corpora = piped_config(tmp_path).data.train
+    with pytest.raises(ConfigError, match="nobody knows the size of standard input"):
+        count_characters(corpora, ("de", "en"))

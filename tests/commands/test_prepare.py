@@ -1,0 +1,757 @@
+"""Corpora in, a prepared folder out: what is kept, dropped, refused and left alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from nmt.commands.prepare import prepare
+from nmt.config.loader import load_config
+from nmt.config.run import RunConfig
+from nmt.data.freshness import config_hash
+from nmt.data.prepared import PreparedData
+from nmt.errors import ConfigError, DataError, NmtError, TokenizerError
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from tests.terminal import terminal
+
+NUMBERS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+ENGLISH = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def corpus(count: int) -> tuple[list[str], list[str]]:
+    """Pairs of numbers in words."""
+    digits = [[int(d) for d in str(7919 * (i + 3))] for i in range(count)]
+    return (
+        [" ".join(NUMBERS[d] for d in row) for row in digits],
+        [" ".join(ENGLISH[d] for d in row) for row in digits],
+    )
+
+
+def write(folder: Path, name: str, lines: list[str] | bytes) -> str:
+    path = folder / name
+    path.write_bytes(
+        lines if isinstance(lines, bytes) else "".join(f"{x}\n" for x in lines).encode()
+    )
+    return str(path)
+
+
+def write_pairs(folder: Path, source: Any, target: Any, part: str = "train") -> dict[str, str]:
+    return {
+        "source": write(folder, f"{part}.de", source),
+        "target": write(folder, f"{part}.en", target),
+    }
+
+
+def config_for(folder: Path, **changes: Any) -> RunConfig:
+    source, target = corpus(120)
+    train = {"source": str(folder / "train.de"), "target": str(folder / "train.en")}
+    if not (folder / "train.de").exists():
+        write_pairs(folder, source, target)
+    values: dict[str, Any] = {
+        "name": "numbers", "source_language": "de", "target_language": "en",
+        "prepared_dir": str(folder / "prepared"), "run_dir": str(folder / "run"),
+        "data": {
+            "train": [{"name": "numbers", **train}],
+            "valid": write_pairs(folder, source[:5], target[:5], "valid"),
+        },
+        "tokenizer": {"vocab_size": 60, "byte_fallback": False},
+        "training": {"max_steps": 1},
+    }  # fmt: skip
+    return RunConfig.model_validate(values | changes)
+
+
+def decoded(folder: Path) -> list[tuple[str, str]]:
+    data = PreparedData.open(folder)
+    tokenizers = load_tokenizers(data.tokenizer_dir)
+    pairs = []
+    for row in np.arange(len(data.train))[:, None]:
+        source, target = data.train.source_ids(row)[0], data.train.target_ids(row)[0]
+        pairs.append(
+            (tokenizers.source.decode(source.tolist()), tokenizers.target.decode(target.tolist()))
+        )
+    return pairs
+
+
+def test_blank_lines_drop_the_pair_and_shift_nothing(tmp_path: Path) -> None:
+    """FAULTS 36."""
+    source, target = corpus(120)
+    source[10], target[20], source[30], target[30] = "", "  ", "", ""
+    write_pairs(tmp_path, source, target)
+
+    report = prepare(config_for(tmp_path))
+
+    counts = report.counts["numbers"]
+    assert counts["read"] == 120
+    assert counts["kept"] == 117
+    assert counts["blank"] == 3
+    drops = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
+    assert drops == (
+        "corpus\tline\treason\tvalue\tlimit\nnumbers\t11\tblank\tsource\t\n"
+        "numbers\t21\tblank\ttarget\t\nnumbers\t31\tblank\tboth\t\n"
+    )
+    expected = [p for i, p in enumerate(zip(source, target, strict=True)) if i not in (10, 20, 30)]
+    assert decoded(tmp_path / "prepared") == expected
+    lines = PreparedData.open(tmp_path / "prepared").train.lines
+    assert lines[9:12].tolist() == [10, 12, 13]
+
+
+def test_unequal_line_counts_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    """FAULTS 32."""
+    source, target = corpus(120)
+    write_pairs(tmp_path, source, target[:-3])
+
+    with pytest.raises(DataError, match=r"120 lines but .*117") as caught:
+        prepare(config_for(tmp_path))
+
+    assert caught.value.exit_code == 3
+    assert not list(tmp_path.glob("*prepared*"))
+
+
+@pytest.mark.parametrize("kind", ["empty", "missing", "folder", "pipe"])
+def test_files_without_text_are_named(tmp_path: Path, kind: str) -> None:
+    """FAULTS 33."""
+    config = config_for(tmp_path)
+    path = tmp_path / "train.de"
+    path.unlink()
+    if kind == "empty":
+        path.touch()
+        (tmp_path / "train.en").write_bytes(b"")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":  # corpora are read twice
+        os.mkfifo(path)
+
+    message = r"train\.de is a pipe" if kind == "pipe" else r"train\.de"
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(config)
+
+    assert caught.value.exit_code == 3
+
+
+def test_bad_utf_8_stops_or_drops_both_sides(tmp_path: Path) -> None:
+    """FAULTS 34."""
+    source, target = corpus(120)
+    raw = "".join(f"{x}\n" for x in source).encode().split(b"\n")
+    raw[4] = b"zwei \xff drei"
+    write_pairs(tmp_path, b"\n".join(raw), target)
+
+    with pytest.raises(DataError, match=r"train\.de, line 5, byte 6: 0xff"):
+        prepare(config_for(tmp_path))
+    report = prepare(config_for(tmp_path, filters={"on_bad_utf8": "skip"}))
+
+    assert report.counts["numbers"]["bad_utf8"] == 1
+    expected = [p for i, p in enumerate(zip(source, target, strict=True)) if i != 4]
+    assert decoded(tmp_path / "prepared") == expected
+
+
+def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_about(
+    tmp_path: Path,
+) -> None:
+    """FAULTS 38."""
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[1:] + target[:1])
+    small = {"vocab_size": 60, "byte_fallback": False}
+
+    shifted = prepare(config_for(tmp_path, tokenizer=small))
+    write(tmp_path, "train.en", source)
+    identical = prepare(config_for(tmp_path, tokenizer=small))
+
+    (found,) = shifted.shifts
+    assert (found["corpus"], found["offset"]) == ("numbers", -1)
+    assert found["start"] <= 3
+    assert found["end"] >= 398
+    assert "have their targets 1 further up" in shifted.as_text()
+    with gzip.open(tmp_path / "prepared" / "lexical.tsv.gz", "rt") as file:
+        rows = [line.split("\t") for line in file.read().splitlines()]
+    assert [row[:2] for row in rows[:2]] == [["corpus", "line"], ["numbers", "1"]]
+    assert len(rows) == 1 + 400 + 5  # validation too
+    assert any("identical" in warning for warning in identical.warnings)
+
+
+def test_shifted_ranges_are_paired_again_on_demand_and_recorded(tmp_path: Path) -> None:
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[1:] + target[:1])
+    config = config_for(tmp_path, tokenizer={"vocab_size": 60, "byte_fallback": False})
+
+    assert PreparedData.open(Path(prepare(config).folder)).manifest.repaired is None
+    report = prepare(config, repair=True)
+
+    (range_,) = PreparedData.open(Path(report.folder)).manifest.repaired or ()
+    assert range_["offset"] == -1
+    assert report.shifts == []
+    right = set(zip(source, target, strict=True))
+    assert sum(pair in right for pair in decoded(tmp_path / "prepared")) >= 396
+    assert prepare(config, repair=True).up_to_date
+    assert prepare(config).up_to_date
+
+
+def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> None:
+    source, _ = corpus(120)
+    near = f"{source[9]} elf"
+    sets = {"wmt13": [source[7], "ganz etwas anderes"], "wmt14/full": ["nichts davon", near]}
+    for name, lines in sets.items():
+        folder = tmp_path / "cache" / name
+        folder.mkdir(parents=True)
+        start = f"{name.replace('/', '_')}.de-en"
+        write(folder, f"{start}.src", lines)
+        write(folder, f"{start}.ref", ["one", "two"])
+    write(tmp_path / "cache" / "wmt13", "wmt13.fr-en.src", source)  # of other languages
+    config_for(tmp_path)  # writes the corpora
+    code = (
+        "import sacrebleu, sys; from pathlib import Path\n"
+        "from nmt.commands.prepare import prepare\n"
+        "from tests.commands.test_prepare import config_for\n"
+        "here = Path(sys.argv[1])\n"
+        "for name, start in (('wmt13', 'wmt13.de-en'), ('wmt14/full', 'wmt14_full.de-en')):\n"
+        "    for field in sacrebleu.DATASETS[name].fieldnames('de-en'):\n"
+        "        (here / 'cache' / name / f'{start}.{field}').touch()\n"
+        "    sacrebleu.utils.get_source_file(name, 'de-en')  # is where it looks: no download\n"
+        "data = config_for(here).data.model_dump(mode='json')\n"
+        "data['test'] = {'news': {'sacrebleu': 'wmt13'}, 'far': {'sacrebleu': 'wmt15'}}\n"
+        "prepare(config_for(here, data=data), report_only=True, report_dir=here / 'report')\n"
+    )
+    places = {"SACREBLEU": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, **places}
+    )
+    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+
+    found = {(each["set"], each["line"], each["train_line"]): each["kind"]
+             for each in report["leakage"] if each["set"] != "valid"}  # fmt: skip
+    assert found["news", 1, 8] == "exact"
+    assert found["wmt14/full", 2, 10] == "near"
+    assert {place[:2] for place in found} == {("news", 1), ("wmt14/full", 2)}
+    assert report["overlap"]["wmt14/full"]["near_sources_in_train"] == 1
+    assert report["unchecked"] == ["far"]
+
+
+@pytest.mark.parametrize("report_only", [True, False])
+def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_off(
+    tmp_path: Path, *, report_only: bool
+) -> None:
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[:200] + target[201:] + ["end"])
+    sizes = {"vocab_size": 60, "byte_fallback": False}
+    dropping = config_for(tmp_path, tokenizer=sizes, filters={"misaligned": "drop"})
+    report = prepare(dropping, report_only=report_only)
+    (shift,) = report.shifts
+    assert shift["offset"] == -1
+    assert abs(shift["start"] - 202) <= 3
+    assert report.counts["numbers"]["misaligned"] == shift["end"] - shift["start"] + 1
+    assert report.reasons["misaligned"]["examples"][0]["value"] == -1
+
+    for lexical in ("report", "off"):
+        filters = {"misaligned": "off", "lexical": lexical}
+        off = prepare(
+            config_for(tmp_path, tokenizer=sizes, filters=filters), report_only=report_only,
+            report_dir=tmp_path / lexical,
+        )  # fmt: skip
+        assert off.shifts == off.unrelated == []
+        assert ("lexicon" in off.stages) == ("lexical" in off.reasons) == (lexical == "report")
+        assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
+    with pytest.raises(ConfigError, match=r"filters\.misaligned is off"):
+        prepare(config_for(tmp_path, filters={"misaligned": "off"}), repair=True)
+
+
+def test_pairs_whose_words_do_not_translate_each_other_are_reported_or_dropped(
+    tmp_path: Path,
+) -> None:
+    source, target = corpus(600)
+    bad = range(10, 600, 30)
+    for row in bad:
+        target[row], target[row - 5] = target[row - 5], target[row]
+    write_pairs(tmp_path, source, target)
+    exchanged = {row + 1 for row in bad} | {row - 4 for row in bad}
+    sizes = {"vocab_size": 60, "byte_fallback": False}
+
+    found = prepare(config_for(tmp_path, tokenizer=sizes)).findings["numbers"]["lexical"]
+    dropping = config_for(tmp_path, tokenizer=sizes, filters={"lexical": "drop"})
+    report = prepare(dropping)
+
+    assert report.counts["numbers"]["lexical"] == found
+    rows = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
+    dropped = {int(row.split("\t")[1]) for row in rows.splitlines()[1:]}
+    # Some lines of ten words have those of the other line.
+    assert len(dropped & exchanged) >= 0.8 * len(exchanged)
+    assert len(dropped - exchanged) <= 0.01 * 600
+    assert report.counts["numbers"]["kept"] == 600 - len(dropped)
+
+
+def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> None:
+    write_pairs(tmp_path, *corpus(120))
+    scores = tmp_path / "scores"
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"][0]["scores"] = str(scores)
+
+    def made(filters: dict[str, Any], values: list[float]) -> Any:
+        scores.write_text("".join(f"{value}\n" for value in values))
+        return prepare(config_for(tmp_path, data=data, filters=filters))
+
+    values = [1.0] * 120
+    values[7], values[90], values[91] = 0.1, 0.2, math.nan
+    (warning,) = made({}, values).warnings[-1:]
+    assert warning.startswith("numbers: no pair has the reason scores: set filters.limits.scores")
+    limited: dict[str, Any] = {"limits": {"scores": 0.2}}
+    assert made(limited, values).findings["numbers"]["scores"] == 1
+    dropping = limited | {"scores": "drop"}
+    report = made(dropping, values)
+    assert report.counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
+    assert (*corpus(8)[0][7:], *corpus(8)[1][7:]) not in decoded(tmp_path / "prepared")
+    assert made(dropping, [0.0] * 3 + values[3:]).counts["numbers"]["scores"] == 4
+    with pytest.raises(DataError, match="has 119 scores, but its corpus has 120 lines"):
+        made(dropping, values[1:])
+    scores.unlink()
+    with pytest.raises(DataError, match=r"data\.train\.0\.scores: .* does not exist"):
+        prepare(config_for(tmp_path, data=data, filters=dropping), force=True)
+
+
+def test_what_is_odd_is_counted_or_dropped_and_reported(tmp_path: Path) -> None:
+    """FAULTS 37, 39 and 40: the first five training pairs are the validation set."""
+    source, target = corpus(120)
+    source[3], source[7] = "", "eins " * 200_000  # a megabyte
+    source[50], target[60] = "<b>eins</b>", "one\x07two"
+    write_pairs(tmp_path, source, target)
+
+    report = prepare(config_for(tmp_path))
+
+    text = report.as_text()
+    for side in report.sides:
+        assert 0 < side.num_for_most <= side.num_used <= side.vocab_size
+    assert report.counts["numbers"]["characters"] == 1
+    assert text.startswith("numbers: 120 pairs read, 117 kept\n  dropped 1: blank\n")
+    assert report.overlap["valid"] == {
+        "pairs": 5, "sources_in_train": 4, "near_sources_in_train": 1, "targets_in_train": 4,
+        "pairs_in_train": 4,
+    }  # fmt: skip
+    assert report.leakage[0] == {
+        "set": "valid",
+        "line": 1,
+        "corpus": "numbers",
+        "train_line": 1,
+        "kind": "exact",
+    }
+    assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
+    assert (
+        "  reported 1: control\n    Control characters, zero-width characters and others that are "
+        "invisible\n    line 61: "
+    ) in text
+    assert "one\\x07two" in text
+    assert report.findings["numbers"]["markup"] == 1
+    assert report.findings["numbers"]["control"] == 1
+    assert "vocabulary: 60 entries, joint" in text
+    assert report.as_dict() == json.loads((tmp_path / "prepared" / "report.json").read_text())
+    assert report.as_dict()["sides"][0]["language"] == "de"
+
+
+def test_report_only_writes_nothing_and_tells_what_was_compared(tmp_path: Path) -> None:
+    strange = write(tmp_path, "test.de", ["hundert", "tausend"])
+    tests = {"far": {"source": strange, "target": strange}, "wmt": {"sacrebleu": "wmt14"}}
+    data = config_for(tmp_path).data.model_dump(mode="json") | {"test": tests}
+    config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
+
+    report = prepare(config, report_only=True)
+
+    lines = report.as_text().splitlines()
+    assert "overlap: no source sentence of far (2 pairs) is in the training data" in lines
+    assert "overlap: not compared with wmt, which might have to be downloaded" in lines
+    assert report.as_dict()["unchecked"] == ["wmt"]
+    assert report.counts["numbers"]["kept"] == 120
+    assert "nothing written" in report.as_text()
+    assert not (tmp_path / "new").exists()
+
+
+def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
+    """FAULTS 33."""
+    config = config_for(tmp_path)
+    tests = {"bad": {"source": str(tmp_path / "valid.de"), "target": "nope.en"}}
+    data = config.data.model_dump(mode="json") | {"test": tests}
+    data["train"].append({"tsv": "nope.tsv"})
+
+    with pytest.raises(DataError) as caught:
+        prepare(config_for(tmp_path, data=data))
+
+    assert caught.value.problem.split("\n  ") == [
+        "data.train.1.tsv: nope.tsv does not exist.",
+        "data.test.bad.target: nope.en does not exist.",
+    ]
+
+
+def test_duplicates_go_on_request(tmp_path: Path) -> None:
+    """FAULTS 40."""
+    source, target = corpus(60)
+    write_pairs(tmp_path, source + source, target + target)
+
+    counted = prepare(config_for(tmp_path))
+    dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}))
+
+    assert counted.counts["numbers"]["kept"] == 120
+    assert counted.findings["numbers"]["duplicate"] == 60
+    assert dropped.counts["numbers"] == {"read": 120, "kept": 60, "duplicate": 60}
+    assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_vocabulary_the_text_does_not_allow_names_the_largest(tmp_path: Path, kind: str) -> None:
+    """FAULTS 41: and the size it names works."""
+    big = {"kind": kind, "vocab_size": 5000, "byte_fallback": False}
+    with pytest.raises(TokenizerError, match=r"Set tokenizer\.vocab_size to \d+") as caught:
+        prepare(config_for(tmp_path, tokenizer=big))
+
+    largest = int("".join(filter(str.isdigit, caught.value.fix)))
+    report = prepare(config_for(tmp_path, tokenizer={**big, "vocab_size": largest}))
+    assert report.sides[0].vocab_size == largest
+
+
+def test_unchanged_input_is_left_alone_and_changed_input_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nmt")
+    config = config_for(tmp_path)
+    first = prepare(config)
+    (tmp_path / ".prepared.tmp-1").mkdir()  # goes even where nothing has to be done
+    again = prepare(config)
+    assert not list(tmp_path.glob(".prepared*"))
+    weighted = config.model_dump(mode="json")
+    weighted["data"]["train"][0]["weight"] = 2.0
+
+    assert not first.up_to_date
+    assert again.as_dict() == first.as_dict() | {"up_to_date": True}
+    assert "up to date" in again.as_text()
+    report = tmp_path / "prepared" / "report.json"
+    report.write_text("{}")  # the data are whole all the same, and the manifest has the counts
+    assert prepare(config).up_to_date
+    assert prepare(config).counts == first.counts
+    assert prepare(RunConfig.model_validate(weighted)).up_to_date
+    assert not prepare(config, force=True).up_to_date
+    source = tmp_path / "train.de"
+    os.utime(source, (1, 1))  # it is known by its contents
+    assert prepare(config).up_to_date
+    source.write_bytes(source.read_bytes().replace(b"eins", b"zwei", 1))
+    assert "preparing it again" not in caplog.text
+    assert not prepare(config).up_to_date
+    assert f"{tmp_path / 'prepared'} was prepared from other corpora or settings" in caplog.text
+    write_pairs(tmp_path, *corpus(121))
+    assert prepare(config).counts["numbers"]["kept"] == 121
+
+
+def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json(), encoding="utf-8")
+    program = (
+        "import os, signal, sys, pathlib\n"
+        "from nmt.config.run import RunConfig\n"
+        "from nmt.data import prepared\n"
+        "import nmt.commands.prepare as p\n"
+        "p.PreparedManifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "p.prepare(RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_text()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+
+    assert done.returncode == -9
+    assert list(tmp_path.glob(".prepared.tmp-*"))
+    with pytest.raises(NmtError, match="no prepared data"):
+        PreparedData.open(tmp_path / "prepared")
+    prepare(config)
+    assert not list(tmp_path.glob(".prepared.tmp-*"))
+    assert len(PreparedData.open(tmp_path / "prepared").train) == 120
+
+
+def test_an_error_midway_leaves_the_older_folder_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path)
+    prepare(config)
+    before = PreparedData.open(tmp_path / "prepared").manifest
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("midway")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.commands.prepare.PreparedManifest.write", fail)
+        with pytest.raises(RuntimeError, match="midway"):
+            prepare(config, force=True)
+
+    assert PreparedData.open(tmp_path / "prepared").manifest == before
+    assert not list(tmp_path.glob(".prepared*"))
+
+
+def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    pairs = list(zip(source, target, strict=True))
+    tsv = write(tmp_path, "train.tsv", [f"{t}\t{s}" for s, t in pairs])
+    rows = [json.dumps({"translation": {"de": s, "en": t}}, ensure_ascii=False) for s, t in pairs]
+    jsonl = write(tmp_path, "train.jsonl", rows)
+    base = config_for(tmp_path).model_dump(mode="json")
+    base["tokenizer"] |= {"joint": False, "vocab_size": 40}
+    base["model"] = {"embeddings": "decoder-tied"}
+    for place in ({"tsv": tsv, "columns": [1, 0]}, {"jsonl": jsonl}):
+        base["data"]["train"] = [place]
+        prepare(RunConfig.model_validate(base))
+        assert decoded(tmp_path / "prepared") == pairs
+        assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
+
+
+def test_folders_of_earlier_releases_are_up_to_date() -> None:
+    """A key that is added must not make everybody prepare again; a new default may."""
+    config = load_config(Path(__file__).parents[2] / "configs" / "demo.yaml")
+
+    assert config_hash(config).startswith("fbaf3e8911cccdea")
+    unused = config.tokenizer.model_copy(update={"unused_entries": 8})
+    assert config_hash(config.model_copy(update={"tokenizer": unused})) != config_hash(config)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
+def test_each_side_has_a_vocabulary_of_its_own_size(tmp_path: Path, kind: str) -> None:
+    sizes = {"source": 14, "target": 13} if kind == "word" else {"source": 30, "target": 24}
+    tokenizer = {"kind": kind, "joint": False, "vocab_size": sizes, "byte_fallback": False}
+    config = config_for(tmp_path, tokenizer=tokenizer, model={"embeddings": "separate"})
+    report = prepare(config)
+
+    found = {"source": report.sides[0].vocab_size, "target": report.sides[1].vocab_size}
+    assert all(found[side] <= sizes[side] for side in sizes)
+    assert kind == "char" or found == sizes
+    assert prepare(config).up_to_date
+
+
+def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
+    """FAULTS 36."""
+    with pytest.raises(DataError, match=r"No training pair is left .* length 120"):
+        prepare(config_for(tmp_path, filters={"max_length": 1}))
+    config = config_for(tmp_path)
+    write_pairs(tmp_path, ["", ""], ["one", ""], "valid")
+    with pytest.raises(DataError, match=r"No validation pair is left.* blank 2"):
+        prepare(config)
+
+    assert not list(tmp_path.glob("*prepared*"))
+
+
+def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_path: Path) -> None:
+    config = config_for(tmp_path, filters={"min_length": 8, "max_length_ratio": 1.0})
+    write_pairs(tmp_path, ["eins", "eins zwei drei vier"], ["one", "one"], "valid")
+
+    report = prepare(config)
+
+    assert report.counts["valid"] == {"read": 2, "kept": 2}
+    assert report.counts["numbers"]["length"] > 0
+
+
+def test_a_corpus_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path)
+
+    def learn(*args: Any, **options: Any) -> None:
+        train_sentencepiece(*args, **options)
+        source, target = corpus(119)
+        write_pairs(tmp_path, source, target)
+
+    monkeypatch.setattr("nmt.data.vocabulary.train_sentencepiece", learn)
+    with pytest.raises(DataError, match="changed while it was read"):
+        prepare(config)
+
+    assert not list(tmp_path.glob("*prepared*"))
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    (tmp_path / "prepared").mkdir()
+    write(tmp_path / "prepared", "thesis.tex", ["important"])
+
+    with pytest.raises(DataError, match="was not made by"):
+        prepare(config, force=True)
+
+    assert (tmp_path / "prepared" / "thesis.tex").exists()
+
+
+def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    prepare(config)
+    for damage in ("tokenizer/joint.model", "train/source.ids.bin", "manifest.json"):
+        path = tmp_path / "prepared" / damage
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2])
+
+        assert not prepare(config, force=damage == "manifest.json").up_to_date
+        if damage != "manifest.json":  # it holds times
+            assert path.read_bytes() == whole
+
+
+def test_two_at_once_make_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(config_for(tmp_path).model_dump_json(), encoding="utf-8")
+    program = (
+        "import sys, pathlib\n"
+        "from nmt.config.run import RunConfig\n"
+        "from nmt.commands.prepare import prepare\n"
+        "text = pathlib.Path(sys.argv[1]).read_text()\n"
+        "print(prepare(RunConfig.model_validate_json(text)).up_to_date)\n"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    outputs = sorted(run.communicate()[0] for run in runs)
+
+    assert outputs == [b"False\n", b"True\n"]
+    assert not list(tmp_path.glob(".prepared*"))
+
+
+def test_pairs_of_several_corpora_know_where_they_are_from(
+    tmp_path: Path, tiny_corpus: Path
+) -> None:
+    values = config_for(tmp_path).model_dump(mode="json")
+    tiny = {"source": str(tiny_corpus / "train.de"), "target": str(tiny_corpus / "train.en")}
+    values["data"]["train"].append({"name": "tiny", **tiny})
+
+    report = prepare(RunConfig.model_validate(values))
+
+    store = PreparedData.open(tmp_path / "prepared").train
+    assert {name: counts["kept"] for name, counts in report.counts.items()} == {
+        "numbers": 120, "tiny": 20, "valid": 5,
+    }  # fmt: skip
+    assert store.corpus.tolist() == [0] * 120 + [1] * 20
+    assert store.lines[118:122].tolist() == [119, 120, 1, 2]
+
+
+def test_validation_text_is_kept_as_it_was_read(tmp_path: Path) -> None:
+    """FAULTS 35: odd characters inside a line do not split it."""
+    config = config_for(tmp_path)
+    source = ["eins\u2028zwei", "", "drei\x85vier\r"]
+    write_pairs(tmp_path, source, ["one two", "", "three four"], "valid")
+
+    prepare(config)
+
+    data = PreparedData.open(tmp_path / "prepared")
+    assert data.valid_source == ["eins\u2028zwei", "drei\x85vier"]
+    assert data.valid_target == ["one two", "three four"]
+    assert len(data.valid) == 2
+
+
+def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
+    plain = config_for(tmp_path)
+    data = plain.data.model_dump()
+    train = [{**data["train"][0], "tag": tag, "name": tag} for tag in ("<2en>", "<bt>")]
+    valid = {**data["valid"], "tag": "en"}
+    tagged = config_for(tmp_path, data={**data, "train": train, "valid": valid})
+    prepare(tagged)
+    prepared = PreparedData.open(tagged.prepared_dir)
+    tags = load_tokenizers(prepared.tokenizer_dir).source.tags
+    rows = [np.array([0]), np.array([len(prepared.train) - 1])]
+
+    assert [*tags] == ["<2en>", "<bt>"]
+    assert [int(prepared.train.source_ids(row)[0][0]) for row in rows] == [*tags.values()]
+    assert int(prepared.valid.source_ids(rows[0])[0][0]) == tags["<2en>"]
+    assert not {*tags.values()} & {*map(int, prepared.train.target_ids(np.arange(9))[0])}
+    assert config_hash(plain) == config_hash(config_for(tmp_path, tokenizer=plain.tokenizer))
+    assert config_hash(plain) != config_hash(tagged)
+
+
+def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    source, target = corpus(120)
+    for line in (7, 30, 31):
+        source[line] = "Je ne sais pas pourquoi il est parti si tôt ce matin."
+    target[50] = "Non so perché se ne sia andato così presto stamattina."
+    write_pairs(tmp_path, source, target)
+    report = prepare(config_for(tmp_path), report_only=True, report_dir=tmp_path / "report")
+
+    sides = report.reasons["language"]["sides"]
+    assert sides["de"]["fr"]["count"] == 3
+    assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32]
+    assert sides["en"]["it"] == {"count": 1, "first": [{"corpus": "numbers", "line": 51}]}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<td>fr</td><td>3</td><td>2.50%</td>" in page
+
+
+def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) -> None:
+    data = config_for(tmp_path).data.model_dump(mode="json", exclude_unset=True)
+    is_unknown = []
+    for rate in (0.0, 0.5):  # the second finds the folder of the first
+        data["train"][0]["augment"] = {"upper_case": rate}
+        config = config_for(tmp_path, data=data)
+        prepare(config)
+        tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
+        is_unknown.append(any(map(tokenizer.is_fallback, tokenizer.encode("NULL EINS"))))
+    assert is_unknown == [True, False]
+
+
+def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    source[5], target[5] = "<script>alert(1)</script> eins", "\u0634\u062c\u0631\u0629 \u202eone"
+    write_pairs(tmp_path, source + source[:9], target + target[:9])
+    config = config_for(tmp_path, filters={"markup": "drop", "duplicate": "drop", "numbers": "off"})
+    folders = [tmp_path / name for name in ("first", "again", "made", "kept")]
+
+    for folder in folders[:2]:
+        prepare(config, report_only=True, report_dir=folder)
+        assert not (tmp_path / "prepared").exists()
+    for folder in folders[2:]:
+        prepare(config, report_dir=folder)
+
+    lists = {"dropped.tsv.gz", "lexical.tsv.gz", "reported.tsv.gz"}
+    names = {*lists, "report.html", "report.json"}
+    assert all({path.name for path in folder.iterdir()} == names for folder in folders)
+    for name in lists:
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+    rows = gzip.decompress((folders[0] / "dropped.tsv.gz").read_bytes()).decode().splitlines()
+    assert rows[1] == "numbers\t6\tmarkup\t<script>\t"
+    assert rows[3:] == [
+        f"numbers\t{line}\tduplicate\t\t" for line in (*range(121, 126), *range(127, 130))
+    ]
+    report = json.loads((folders[0] / "report.json").read_text())
+    assert report["reasons"]["markup"]["action"] == "drop"
+    assert report["reasons"]["duplicate"]["count"] == 8
+    assert report["reasons"]["control"]["examples"][0]["line"] == 6
+    assert "numbers" not in report["reasons"]
+    page = (folders[0] / "report.html").read_text()
+    ElementTree.fromstring(page)
+    assert "<script>" not in page
+    assert "\\u202eone" in page
+    assert "duplicate: 8 <small>drop</small>" in page
+
+
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(DataError, match="file"):
+        prepare(config_for(tmp_path), report_only=True, report_dir=tmp_path / "file")
+
+
+def test_actions_are_read_as_yaml_has_them_and_unknown_reasons_are_told() -> None:
+    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
+
+    assert load_config(demo, ["filters.markup=off"]).filters.markup == "off"
+    with pytest.raises(NmtError, match=r"did you mean filters\.markup") as caught:
+        load_config(demo, ["filters.markp=drop"])
+    assert caught.value.exit_code == 2
+
+
+def test_somebody_who_watches_sees_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch) as frames:
+        prepare(config_for(tmp_path))
+
+    shown = [frame.split(":")[0] for frame in re.split(r"[\r\n]+", frames.text) if ":" in frame]
+    stages = [
+        "reading numbers", "finding repetitions", "learning subwords", "encoding numbers",
+        "encoding valid", "comparing words", "finding repetitions", "writing numbers",
+        "writing valid",
+    ]  # fmt: skip
+    assert [name for name, _ in groupby(shown)] == stages
+    assert re.search(r"comparing words: \d+ batches \[\d\d:\d\d", frames.text)
+    assert re.search(r"learning subwords: \d\d:\d\d", frames.text)

@@ -1,0 +1,141 @@
+"""Whether layers are compiled, and what happens where that does not work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from nmt.device import compilation
+from nmt.device.compilation import Compilation, compile_layers, compiled, keep_compiled_code
+from nmt.errors import DeviceError
+from tests.compiling import Backend, use_backend
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+BACKEND = compilation._BACKEND
+
+
+class Layers:
+    """Remembers how they were told to run."""
+
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.told: list[Any] = []
+        self._trouble = trouble
+
+    def warm_up(self) -> None:
+        self.told.append("warm_up")
+        if self._trouble is not None:
+            raise self._trouble
+
+    def set_up(self, wanted: Literal["auto"] | bool, device: torch.device) -> Compilation:
+        return compile_layers(wanted, device, switch=self.told.append, warm_up=self.warm_up)
+
+
+@pytest.mark.parametrize(("wanted", "device"), [("auto", CPU), (False, CPU), (False, GPU)], ids=str)
+def test_layers_stay_as_they_are(wanted: Literal["auto"] | bool, device: torch.device) -> None:
+    layers = Layers()
+
+    assert layers.set_up(wanted, device) == Compilation(is_on=False)
+    assert layers.told == []
+
+
+@pytest.mark.parametrize(("wanted", "device"), [("auto", GPU), (True, CPU), (True, GPU)], ids=str)
+def test_layers_are_compiled_before_anything_depends_on_it(
+    wanted: Literal["auto"] | bool, device: torch.device
+) -> None:
+    layers = Layers()
+    found = layers.set_up(wanted, device)
+
+    assert found.is_on
+    assert found.remark.startswith("layers compiled in ")
+    assert layers.told == [compiled, "warm_up"]
+
+
+def test_auto_leaves_layers_as_they_are_where_training_is_short() -> None:
+    layers = Layers()
+    options: Any = {"switch": layers.told.append, "warm_up": layers.warm_up, "is_worth_it": False}
+    found = compile_layers("auto", GPU, **options)
+
+    assert not found.is_on
+    assert "too short" in found.remark
+    assert layers.told == []
+    assert compile_layers(True, GPU, **options).is_on
+
+
+@pytest.mark.parametrize("given", [None, "/of/the/system"])
+def test_compiled_code_is_kept_where_caches_are(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given or "")
+    if given is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_code()
+
+    expected = given or str(tmp_path / "nmt" / "compiled")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
+
+
+@pytest.mark.usefixtures("tidy")
+def test_one_graph_too_many_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compilation, "_MAX_GRAPHS", 2)
+    forward = compiled(lambda values: values * 2)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.float32):
+            values = torch.arange(3, dtype=dtype)
+            assert torch.equal(forward(values), values * 2)
+    finally:
+        torch.compiler.set_stance("default")
+
+    notes = [record.getMessage() for record in caplog.records if "more than 2" in record.message]
+    assert len(notes) == 1
+
+
+def test_auto_goes_on_without_where_it_does_not_work_and_says_why() -> None:
+    layers = Layers(RuntimeError("\nNo C compiler\n\nSet THIS=1 for more"))
+    found = layers.set_up("auto", GPU)
+
+    assert found == Compilation(is_on=False, remark="layers not compiled (No C compiler)")
+    assert layers.told == [compiled, "warm_up", None]
+
+
+def test_what_is_asked_for_and_does_not_work_is_an_error() -> None:
+    with pytest.raises(DeviceError, match=r"on cpu: No C compiler\n.*compile to false"):
+        Layers(RuntimeError("No C compiler\n\nmore")).set_up(True, CPU)
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_lack_of_a_compiler() -> None:
+    short = DeviceError("Memory does not hold a batch.", fix="Smaller ones.")
+    with pytest.raises(DeviceError, match="Memory does not hold"):
+        Layers(short).set_up("auto", GPU)
+
+
+@pytest.fixture
+def tidy() -> Iterator[Backend]:
+    yield from use_backend("eager")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tidy")
+def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config
+
+    inductor: Any = torch._inductor.config
+    monkeypatch.setattr(compilation, "_BACKEND", BACKEND)
+    forward = compiled(lambda values: values.sin() + values.cos())
+
+    def warm_up() -> None:
+        forward(torch.ones(99))
+
+    missing = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
+    with (
+        inductor.patch(missing),
+        pytest.raises(DeviceError, match=r"No working C\+\+ compiler .*no-such-compiler"),
+    ):
+        compile_layers(True, CPU, switch=lambda _: None, warm_up=warm_up)

@@ -1,0 +1,161 @@
+"""Slices: their counts add up, and each sentence is in the one that its rule names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config.data import TokenizerConfig
+from nmt.data import word_counts
+from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.word_counts import LineCounts, count_in_training
+from nmt.extras.analysis.slices import (
+    Group,
+    groups_of_source,
+    groups_of_system,
+    score_slices,
+    user_group,
+)
+from nmt.inference.result import TranslationResult
+from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.result import Slice, System
+from nmt.metrics.scoring import Resampling, score_systems
+from nmt.text.tokenizer import Tokenizer, load_tokenizers, train_sentencepiece
+
+TEXTS = st.lists(
+    st.tuples(*[st.text("aB1. ,üß世" + "\u0663", max_size=30)] * 3), min_size=1, max_size=9
+)
+
+
+@given(TEXTS, st.data())
+def test_every_group_has_each_sentence_once(
+    texts: list[tuple[str, str, str]], data: st.DataObject
+) -> None:
+    source, output, reference = (list(side) for side in zip(*texts, strict=True))
+    numbers = st.lists(st.integers(0, 200), max_size=4)
+    counts = [LineCounts(data.draw(numbers), data.draw(numbers)) for _ in texts]
+    results = [TranslationResult(x, y, 0.0) for x, y in zip(source, output, strict=True)]
+    system = System("s", output, results=results)
+    groups = [*groups_of_source(source, counts), *groups_of_system(system, source, [reference])]
+    assert len(groups) == 8
+    for group in groups:
+        assert len(group.labels) == len(texts)
+        assert set(group.labels) <= set(group.slices)
+
+
+def label(group: str, source: str, output: str = "", reference: str = "") -> str:
+    groups = [
+        *groups_of_source([source], [LineCounts([5, 12], [0, 1, 3])]),
+        *groups_of_system(System("s", [output]), [source], [[reference]]),
+    ]
+    (found,) = (each.labels[0] for each in groups if each.name == group)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("group", "texts", "expected"),
+    [
+        ("source words", ["one two, three."], "below 10"),
+        ("source words", ["w " * 10], "10-19"),
+        ("source words", ["今日は天気がいいので、公園へ行きましょう。"], "10-19"),
+        ("source words", ["w " * 40], "40 and more"),
+        ("source case", ["ALL OF IT"], "all capitals"),
+        ("source case", ["none of it"], "no capitals"),
+        ("source case", ["Some of it"], "both cases"),
+        ("source case", ["今日"], "no letters with case"),
+        ("rarest source word in training", ["x"], "1-9 times"),
+        ("source word pairs in training", ["x"], "50-74%"),
+        ("numbers", ["in 1,000 days", "in 1.000 Tagen"], "kept"),
+        ("numbers", ["at 10:30", "um 10.30"], "kept"),
+        ("numbers", ["in \u0661\u0662 days", "in 12 Tagen"], "kept"),
+        ("numbers", ["in 12 or 13 days", "in 12 Tagen"], "lost"),
+        ("numbers", ["in days", "in 12 Tagen"], "nothing to keep"),
+        ("names and copied tokens", ["(Anna) is here", "Anna!", "Anna ist hier"], "kept"),
+        ("names and copied tokens", ["see a@b.c", "siehe", "siehe a@b.c"], "lost"),
+        ("names and copied tokens", ["the hand", "die", "die hand"], "nothing to keep"),
+        ("length ratio to reference", ["x", "abc", "abcdefgh"], "below 0.8"),
+        ("length ratio to reference", ["x", "abcd", "abcd"], "0.8-1.25"),
+    ],
+)
+def test_a_sentence_is_in_the_slice_that_its_rule_names(
+    group: str, texts: list[str], expected: str
+) -> None:
+    assert label(group, *texts) == expected
+
+
+def slices(groups: list[Group], lines: list[str], reference: list[str]) -> list[Slice]:
+    scorers = [Scorer("chrf", [reference], MetricOptions())]
+    resampling = Resampling(10)
+    scored = score_systems([System("s", lines)], scorers, baseline=None, resampling=resampling)
+    named = {"s": groups}
+    return list(score_slices(scored.systems, scored.tables, scorers, resampling, named))
+
+
+def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None:
+    reference = [f"sentence number {n} of these" for n in range(40)]
+    lines = ["something else", *reference[1:]]
+    groups = [
+        user_group("mine", ["a"] + ["b"] * 39),
+        Group("other", ["x"] * 40, ["x", "y"]),
+    ]
+    found = {(each.group, each.name): each for each in slices(groups, lines, reference)}
+    one, rest, whole, none = (found[key].systems["s"] for key in found)
+    assert [x.num_sentences for x in (one, rest, whole, none)] == [1, 39, 40, 0]
+    assert [x.is_small for x in (one, rest)] == [True, False]
+    assert rest.scores[0].value == pytest.approx(100)
+    assert rest.scores[0].confidence is not None
+    alone = Scorer("chrf", [reference[:1]], MetricOptions()).score(lines[:1])
+    assert one.scores[0].value == alone.value
+    assert none.scores == ()
+    assert found["other", "y"].as_dict()["systems"][0]["num_sentences"] == 0
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Tokenizer, ParallelStore]:
+    folder = tmp_path_factory.mktemp("counts")
+    generator = np.random.default_rng(1)
+    words = ["dog", "dogs", "doghouse", "house", "a", "the", "Über", "übel", "ß"]
+    ends = [".", "", "!", ", so", "?"]
+    lines = [
+        " ".join(generator.choice(words, generator.integers(1, 8))) + generator.choice(ends)
+        for _ in range(400)
+    ]
+    config = TokenizerConfig(vocab_size=60, joint=True, byte_fallback=False)
+    train_sentencepiece(iter(lines), folder / "joint.model", config, threads=1)
+    tokenizer = load_tokenizers(folder).source
+    with StoreWriter(folder / "train", 60) as writer:
+        ids = tokenizer.encode_batch(lines)
+        writer.append(ids, ids, 0, list(range(len(ids))))
+    return lines, tokenizer, ParallelStore.open(folder / "train")
+
+
+def test_words_of_training_are_counted_as_by_hand(
+    corpus: tuple[list[str], Tokenizer, ParallelStore],
+) -> None:
+    lines, tokenizer, store = corpus
+    words = [re.findall(r"\w+", line) for line in lines]
+    counts = Counter(word for line in words for word in line)
+    pairs = Counter(pair for line in words for pair in pairwise(line))
+    tests = ["the dog.", "dogs doghouse house", "", "...", "the Über dog, so", "dog the a a a"]
+    found = count_in_training(store, tokenizer, [*tests, *lines[:50]])
+    for text, each in zip([*tests, *lines[:50]], found, strict=True):
+        own = re.findall(r"\w+", text)
+        assert each.words == [counts[word] for word in own]
+        assert each.pairs == [pairs[pair] for pair in pairwise(own)]
+    (unseen,) = count_in_training(store, tokenizer, ["ogd xx"])
+    assert unseen == LineCounts([0, 0], [0])
+
+
+def test_chunks_change_no_count(
+    corpus: tuple[list[str], Tokenizer, ParallelStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, tokenizer, store = corpus
+    whole = count_in_training(store, tokenizer, lines)
+    monkeypatch.setattr(word_counts, "_ROWS_AT_ONCE", 7)
+    assert count_in_training(store, tokenizer, lines) == whole

@@ -1,0 +1,246 @@
+"""Ranges of lines that do not belong together: found where they are, and only there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nmt.data.lines import Lines
+from nmt.extras.cleaning.lexicon import Lexicon
+from nmt.extras.cleaning.offsets import alike_offset, far_offsets, likely_offsets
+from nmt.extras.cleaning.ranges import Range, best_path, joined
+from nmt.extras.cleaning.xray import XRay, x_ray
+
+Rows = npt.NDArray[np.int64]
+VOCAB = 400
+
+
+class Text:
+    """Token ids of both sides, in memory."""
+
+    def __init__(self, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> None:
+        self._sides = source, target
+        self.source_lengths, self.target_lengths = (
+            np.array([len(line) for line in side], np.int32) for side in (source, target)
+        )
+
+    def source_ids(self, rows: Rows) -> tuple[Rows, Rows]:
+        return self._ids(0, rows)
+
+    def target_ids(self, rows: Rows) -> tuple[Rows, Rows]:
+        return self._ids(1, rows)
+
+    def _ids(self, side: int, rows: Rows) -> tuple[Rows, Rows]:
+        lines = [self._sides[side][row] for row in rows]
+        offsets = np.cumsum([0, *map(len, lines)])
+        return np.array([each for line in lines for each in line], np.int64), offsets
+
+
+def language(num: int, seed: int = 1) -> tuple[list[list[int]], list[list[int]]]:
+    """Lines of words of Zipf's frequencies, and the same in words of another language."""
+    random = np.random.default_rng(seed)
+    other = random.permutation(VOCAB)
+    sources = [(random.zipf(1.3, random.integers(4, 16)) % VOCAB).tolist() for _ in range(num)]
+    return sources, [
+        [int(other[word]) for word in line[: len(line) - i % 2]] for i, line in enumerate(sources)
+    ]
+
+
+def looked_at(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> XRay:
+    with tempfile.TemporaryDirectory() as folder:
+        spans = {"c": (0, len(source))}
+        found = x_ray(Text(source, target), (VOCAB, VOCAB), spans, Path(folder))
+        scores, z_scores = ({"c": each["c"][:]} for each in (found.scores, found.z_scores))
+        return replace(found, scores=scores, z_scores=z_scores)
+
+
+def test_clean_lines_have_no_ranges_and_score_better_than_exchanged_ones() -> None:
+    source, target = language(1200)
+    bad = np.arange(100, 1200, 50)
+    for row in bad:
+        target[row], target[row - 7] = target[row - 7], target[row]
+    found = looked_at(source, target)
+
+    assert found.ranges == {"c": []}
+    exchanged = np.zeros(1200, np.bool_)
+    exchanged[bad] = exchanged[bad - 7] = True
+    scores = found.scores["c"][:]
+    above = (scores[~exchanged][:, None] > scores[exchanged]).mean()  # area under the ROC curve
+    assert above > 0.99
+
+
+@pytest.mark.parametrize("offset", [1, -3, 50])
+def test_a_shifted_block_is_found_to_the_line(offset: int) -> None:
+    source, target = language(1500)
+    random = np.random.default_rng(3)
+    extra = [target[i] for i in random.integers(0, 1500, abs(offset))]
+    if offset > 0:  # lines too many at 400, as many missing 80 further down
+        target[400 : 480 + offset] = [*extra, *target[400:480]]
+        start, end = 401, 480
+    else:
+        target[400:480] = [*target[400 - offset : 480], *extra]
+        start, end = 401 - offset, 480
+    (found,) = (each for each in looked_at(source, target).ranges["c"] if each.offset)
+
+    assert found.offset == offset
+    assert abs(found.start - start) <= 3
+    assert abs(found.end - end) <= 3
+
+
+def test_what_is_missing_once_shifts_all_that_follows_and_strangers_are_unrelated() -> None:
+    source, target = language(1500)
+    target[900:960] = [target[i] for i in np.random.default_rng(5).integers(0, 1500, 60)]
+    del target[300], source[-1]
+    found = looked_at(source, target).ranges["c"]
+
+    assert [each.offset for each in found] == [-1, None, -1]
+    for each, (start, end) in zip(found, [(302, 900), (901, 960), (961, 1499)], strict=True):
+        assert abs(each.start - start) <= 3
+        assert abs(each.end - end) <= 3
+    findings = XRay({}, {"c": found}).findings()
+    assert [each["offset"] for each in findings["shifts"]] == [-1, -1]
+    assert [each["corpus"] for each in findings["unrelated"]] == ["c"]
+
+
+def test_lines_at_random_are_unrelated_as_a_whole() -> None:
+    source, target = language(1200)
+    order = np.random.default_rng(2).permutation(1200)
+    found = looked_at(source, [target[i] for i in order]).ranges["c"]
+    assert found in ([], [Range(1, 1200, None)])
+
+
+def test_few_lines_and_blank_ones_are_no_reason_to_fail() -> None:
+    source, target = language(300)
+    for row in range(0, 300, 3):
+        target[row] = []
+    found = looked_at(source, target)
+    assert found.ranges["c"] == []
+    assert np.isnan(found.scores["c"][::3]).all()
+    assert np.isfinite(found.scores["c"][1::3]).all()
+    assert looked_at([[1, 2]], [[3]]).ranges == {"c": []}
+
+
+def test_the_table_of_all_pairs_agrees_with_scores_of_pairs_that_taught_nothing() -> None:
+    text: Lines = Text(*language(200))
+    rows = np.arange(100)
+    lexicon = Lexicon(text, (VOCAB, VOCAB), rows, rows)
+    sources, targets = np.arange(120, 150), np.arange(115, 160)
+    table = lexicon.band(sources, targets)
+    each = lexicon.score(np.repeat(sources, len(targets)), np.tile(targets, len(sources)))
+    np.testing.assert_allclose(table.ravel(), each, rtol=1e-3, atol=1e-3)
+
+
+def test_a_pair_vouches_for_itself_in_no_way() -> None:
+    source, target = language(200)
+    for row in range(1, 40):  # words that a line repeats, and that no other line has
+        source[row], target[row] = [300 + row] * 3 + [1, 2], [340 + row] * 2 + [2, 1]
+    rows = np.arange(1, 40)[np.arange(1, 40) % 16 != 0]
+    lexicon = Lexicon(Text(source, target), (VOCAB, VOCAB), np.arange(200), np.arange(200))
+    own = lexicon.score(rows, rows)
+    other = lexicon.score(rows, np.roll(rows, 1))
+    np.testing.assert_allclose(own.mean(), other.mean(), atol=1.0)
+
+
+def test_lengths_alone_suggest_an_offset() -> None:
+    lengths = np.random.default_rng(1).integers(1, 60, 400)
+    moved = np.concatenate((lengths[:200], lengths[195:395]))
+    offsets, agreement = likely_offsets(lengths, moved)
+    assert not offsets[:150].any()
+    assert (offsets[225:350] == 5).all()
+    assert (agreement[:150] > 2).all()
+    offsets, agreement = likely_offsets(lengths, np.random.default_rng(2).permutation(lengths))
+    assert not offsets.any()
+    assert (agreement < 0.6).all()
+
+
+def test_lengths_find_far_lines_and_say_nothing_of_strangers() -> None:
+    random = np.random.default_rng(1)
+    lengths = random.integers(1, 60, 3000)
+    missing = np.concatenate((lengths[:500], lengths[1700:]))  # 1,200 lines
+    assert (far_offsets(lengths, missing, 1700, 2400) == -1200).all()
+    assert not far_offsets(lengths, random.permutation(lengths), 1000, 1500).any()
+
+
+@pytest.mark.parametrize("offset", [0, 3, -50])
+def test_likeness_tells_the_offset_of_lines_that_are_all_of_one_length(offset: int) -> None:
+    source, target = language(400)
+    source, target = ([line[:4] for line in side] for side in (source, target))
+    text = Text(source[max(-offset, 0) :], target[max(offset, 0) :])
+    num = 400 - abs(offset)
+    assert alike_offset(text, 0, num) == -offset
+
+
+def test_a_whole_corpus_of_lines_of_one_length_is_found_shifted() -> None:
+    source, target = ([line[:4] for line in side] for side in language(1000))
+    found = looked_at(source[:-1], target[1:]).ranges["c"]
+    assert [each.offset for each in found] == [-1]
+    assert found[0].start <= 3
+    assert found[0].end >= 997
+
+
+def test_what_follows_a_missing_block_is_found_far_away() -> None:
+    source, target = language(1500)
+    del target[500:800]
+    found = looked_at(source[:1200], target).ranges["c"]
+    far = [each for each in found if each.offset == -300]
+    assert len(far) == 1
+    assert abs(far[0].start - 801) <= 3
+    assert far[0].end >= 1197
+    assert {each.offset for each in found} <= {-300, None}
+
+
+def test_small_corpora_have_shifts_and_no_false_alarms() -> None:
+    source, target = language(150)
+    assert looked_at(source, target).ranges["c"] == []
+    del target[60], source[-1]
+    found = looked_at(source, target).ranges["c"]
+    assert [each.offset for each in found] == [-1]
+    assert abs(found[0].start - 62) <= 3
+
+
+def test_lines_at_random_do_not_teach_the_lexicon_that_judges_them() -> None:
+    source, target = language(2400)
+    random = np.random.default_rng(4)
+    bad = random.permutation(2400) < 800
+    for row in np.flatnonzero(bad):
+        target[row] = target[random.integers(2400)]
+    z_scores = looked_at(source, target).z_scores["c"][:]
+    assert (z_scores[bad] < -3.5).mean() > 0.9
+    assert (z_scores[~bad] < -3.5).mean() < 0.02
+
+
+def test_a_shifted_block_does_not_hide_lines_at_random() -> None:
+    source, target = language(2400)
+    random = np.random.default_rng(4)
+    is_random, is_moved = random.permutation(2400) < 500, np.zeros(2400, np.bool_)
+    is_moved[1000:1600] = True
+    target[1000:1600] = target[1001:1601]
+    for row in np.flatnonzero(is_random):
+        target[row] = target[random.integers(2400)]
+    is_low = looked_at(source, target).z_scores["c"][:] < -3.5
+    assert is_low[is_random].mean() > 0.9
+    assert is_low[is_moved].mean() > 0.9
+    assert is_low[~is_random & ~is_moved].mean() < 0.02
+
+
+def test_the_best_path_pays_for_changes() -> None:
+    evidence = np.full((40, 3), -1.0, np.float32)
+    evidence[:, 1] = 2.0
+    assert (best_path(evidence, 1) == 1).all()
+    evidence[10:30] = [4.0, -4.0, -4.0]  # 20 lines of 8 nats more: two changes cost 28
+    assert best_path(evidence, 1).tolist() == [1] * 10 + [0] * 20 + [1] * 10
+    evidence[12:30] = [0.0, 2.0, 0.0]  # two lines are worth 16
+    assert (best_path(evidence, 1) == 1).all()
+    evidence[:] = -4.0
+    assert (best_path(evidence, 1) == 3).all()
+
+
+def test_ranges_of_parts_are_joined() -> None:
+    ranges = [Range(1, 5, 2), Range(6, 9, 2), Range(10, 12, None)]
+    assert joined(ranges) == [Range(1, 9, 2), Range(10, 12, None)]

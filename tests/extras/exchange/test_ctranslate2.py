@@ -1,0 +1,294 @@
+"""A converted model computes what ours does, whatever its shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.checkpoint.files import MODEL
+from nmt.checkpoint.model_folder import ModelBundle
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange import ctranslate2
+from nmt.extras.exchange.ctranslate2 import (
+    RECORD,
+    VOCABULARY_MAP,
+    CTranslate2Target,
+    ShortlistParts,
+    not_expressed,
+    not_followed,
+    num_positions,
+)
+from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
+from nmt.files.manifest import FileRecord, Manifest
+from nmt.inference.torch_engine import TorchEngine
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from tests.inference.conftest import sentences
+from tests.inference.exported import needs_ctranslate2, random_model, run_config, train_tokenizers
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "pre-norm": {},
+    "post-norm": {"norm_position": "post"},
+    "RMSNorm": {"norm": "rms"},
+    "RMSNorm, post-norm": {"norm": "rms", "norm_position": "post"},
+    "GELU": {"activation": "gelu"},
+    "SwiGLU": {"activation": "swiglu"},
+    "no biases": {"bias": False},
+    "no biases, post-norm": {"bias": False, "norm_position": "post"},
+    "SwiGLU, RMSNorm, no biases": {"activation": "swiglu", "norm": "rms", "bias": False},
+    "three tables": {"embeddings": "separate"},
+    "target tables tied": {"embeddings": "decoder-tied"},
+    "inputs shared": {"embeddings": "inputs-shared"},
+    "biases of attention": {"bias": ["attention"]},
+    "biases of feed-forward and norms": {"bias": ["feed-forward", "norm"], "norm_position": "post"},
+    "zero start": {"decoder_start": "zero"},
+    "zero start, no positions": {"decoder_start": "zero", "positions": "none"},
+    "epsilon": {"norm_epsilon": 0.03},
+    "epsilon, RMSNorm": {"norm_epsilon": 0.03, "norm": "rms"},
+    "positions from 1": {"first_position": 1},
+    "learned positions from 1": {
+        "positions": "learned", "max_positions": 48, "first_position": 1,
+    },
+    "relative positions": {"positions": "relative", "max_relative_distance": 3},
+    "relative positions, far": {"positions": "relative", "max_relative_distance": 100},
+    "relative positions, grouped heads": {
+        "positions": "relative", "max_relative_distance": 4, "num_kv_heads": 2,
+    },
+    "width 4": {"model_dim": 4, "ff_dim": 6, "num_heads": 2, "initialization": "xavier-uniform"},
+    "not scaled": {"scale_embeddings": False},
+    "sinusoids in halves": {"positions": "sinusoidal-halves"},
+    "learned positions": {"positions": "learned", "max_positions": 48},
+    "rotary": {"positions": "rotary"},
+    "no positions": {"positions": "none"},
+    "BOS before the source": {"source_bos": True},
+    "grouped heads": {"num_kv_heads": 2},
+    "one key head": {"num_kv_heads": 1},
+    "all key heads": {"num_kv_heads": 4},
+    "rotary, grouped heads": {"positions": "rotary", "num_kv_heads": 2},
+    "rotary, one key head": {"positions": "rotary", "num_kv_heads": 1},
+    "other decoder": {
+        "embeddings": "separate", "decoder_model_dim": 48, "decoder_ff_dim": 40,
+        "decoder_layers": 1,
+    },
+    "other decoder, grouped heads": {
+        "embeddings": "decoder-tied", "decoder_model_dim": 16, "num_kv_heads": 2,
+    },
+    "modern without QK-norm": {
+        "preset": "modern", "encoder_layers": 3, "decoder_layers": 1, "ff_dim": 40,
+        "qk_norm": False,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    return load_tokenizers(train_tokenizers(tmp_path_factory.mktemp("exchange") / "tokenizer"))
+
+
+def bundle_of(tokenizers: Tokenizers, **model: Any) -> ModelBundle:
+    config = run_config(model)
+    manifest = Manifest(1, "1", 30, {MODEL: FileRecord(0, "0" * 64)})
+    built = random_model(config, tokenizers.vocab_sizes)
+    return ModelBundle(config, tokenizers, 30, Path(), manifest, built)
+
+
+def compare(
+    bundle: ModelBundle, folder: Path, tolerance: float = 1e-4, count: int = 12, **options: Any
+) -> None:
+    """Convert a model; compare sentence by sentence, hypothesis by hypothesis, token by token."""
+    CTranslate2Target().write(folder, bundle, "float32", None)
+    theirs, ours = CTranslate2Engine(folder, device="cpu", threads=1), TorchEngine(bundle.model)
+    ids = bundle.tokenizers.source.encode_batch(sentences(count, seed=3))
+    wanted = DecodingConfig(**{**bundle.config.decoding.model_dump(), **options})
+    for one, other in zip(ours.search(ids, wanted), theirs.search(ids, wanted), strict=True):
+        assert [h.ids for h in one] == [h.ids for h in other]
+        for expected, hypothesis in zip(one, other, strict=True):
+            assert hypothesis.score == pytest.approx(expected.score, abs=tolerance)
+            assert hypothesis.log_prob == pytest.approx(expected.log_prob, abs=40 * tolerance)
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_translates_as_ours(
+    name: str, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    bundle = bundle_of(tokenizers, **ARCHITECTURES[name])
+    assert bundle.model.target_table[BOS_ID].abs().min() > 0  # the decoder starts from it
+
+    compare(bundle, tmp_path, beam_size=3)
+
+
+@needs_ctranslate2
+def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    """Not even where padding, unknown and BOS are the most probable of all."""
+    bundle = bundle_of(tokenizers)
+    assert bundle.model.output_bias is not None
+    with torch.no_grad():
+        bundle.model.output_bias[[PAD_ID, UNK_ID, BOS_ID]] = 9.0
+        bundle.model.output_bias[EOS_ID] += 6.0  # what is cut off pays for its end in another way
+    compare(bundle, tmp_path, beam_size=4, max_length_offset=50)
+
+
+@needs_ctranslate2
+def test_a_model_without_output_bias_translates_as_ours(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    """Greedy: CTranslate2 shares out the probability of tokens that may not come."""
+    bundle = bundle_of(tokenizers, output_bias=False)
+    compare(bundle, tmp_path, tolerance=1.0, beam_size=1)
+
+
+@needs_ctranslate2
+def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    """CTranslate2 cuts off a whole beam there, and scores it without its end."""
+    bundle = bundle_of(tokenizers, embeddings="separate")
+    with torch.no_grad():
+        bundle.model.output_weight.mul_(1.5)
+
+    limits = {"max_length_factor": 1.0, "max_length_offset": 6}
+    compare(bundle, tmp_path, count=40, beam_size=4, **limits)
+
+
+@needs_ctranslate2
+def test_two_vocabularies_are_kept_apart(tmp_path: Path) -> None:
+    two = load_tokenizers(train_tokenizers(tmp_path / "tokenizer", joint=False))
+    bundle = bundle_of(two, embeddings="separate")
+
+    assert len(bundle.model.source_vectors) != len(bundle.model.target_table)
+    compare(bundle, tmp_path, beam_size=2)
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_norms_have_the_same_epsilon(norm: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """It shows where values are small."""
+    bundle = bundle_of(tokenizers, norm=norm, positions="none", scale_embeddings=False)
+    with torch.no_grad():
+        bundle.model.source_vectors.mul_(1e-3)
+
+    compare(bundle, tmp_path, beam_size=1)
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize("dtype", CTranslate2Target.dtypes)
+def test_every_type_of_weights_translates(
+    dtype: str, tokenizers: Tokenizers, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = bundle_of(tokenizers, activation="swiglu", num_kv_heads=2)
+    CTranslate2Target().write(tmp_path, bundle, dtype, None)
+
+    bytes_each = {"float32": 4, "float16": 2, "bfloat16": 2, "int16": 2}.get(dtype, 1)
+    parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
+    positions = 1024 * 32 * 4
+    size = (tmp_path / "model.bin").stat().st_size
+    assert size < bytes_each * parameters + positions + 40_000
+    assert json.loads((tmp_path / RECORD).read_text("utf-8"))["quantization"] == dtype
+    engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
+    assert engine.dtype == dtype
+    assert len(engine.search([[7, 8], [9]], bundle.config.decoding)) == 2
+    capfd.readouterr()  # CTranslate2 may say that it computes in another type here
+
+
+@needs_ctranslate2
+def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """Of a sentence alone no other token comes, and every token may be in the list."""
+    bundle = bundle_of(tokenizers)
+    size = tokenizers.target.vocab_size
+    tokens = np.arange(size)
+    lists = ShortlistParts(np.array([5]), np.where(tokens % 2, tokens, -1)[:, None])
+    CTranslate2Target().write(tmp_path, bundle, "float32", lists)
+    engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
+    options = DecodingConfig(beam_size=4, shortlist=True, max_length_factor=1.0)
+
+    for source in ([7, 8, 9], [11], [12, 14, 16], [300, 301, 303]):
+        allowed = {0, 1, 2, 3, 5} | {token for token in source if token % 2}
+        for hypothesis in engine.search([source], options)[0]:
+            assert set(hypothesis.ids) <= allowed
+    lines = (tmp_path / VOCABULARY_MAP).read_text("utf-8").split("\n")
+    assert lines[0].startswith("\t<pad> <unk> <s> </s> ")
+
+
+@needs_ctranslate2
+def test_a_list_of_all_tokens_changes_nothing(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    bundle = bundle_of(tokenizers)
+    every = np.arange(tokenizers.target.vocab_size)
+    lists = ShortlistParts(every, np.full((tokenizers.source.vocab_size, 1), -1))
+    CTranslate2Target().write(tmp_path, bundle, "float32", lists)
+    engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
+    ids = tokenizers.source.encode_batch(sentences(10, seed=4))
+
+    found = [
+        engine.search(ids, DecodingConfig(beam_size=3, n_best=3, shortlist=wanted))
+        for wanted in (True, False)
+    ]
+    assert [[h.ids for h in own] for own in found[0]] == [[h.ids for h in own] for own in found[1]]
+    # Whole vocabularies are scored again after a search with short lists.
+    assert engine.token_log_probs([[7]], [[8]]) == engine.token_log_probs([[7]], [[8]])
+
+
+def test_what_cannot_be_expressed_is_named() -> None:
+    assert not_expressed(run_config({}).model) == []
+    assert not_expressed(run_config({"qk_norm": True}).model) == ["model.qk_norm true"]
+    assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
+    if ctranslate2.is_installed():
+        with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
+            CTranslate2Target().check(run_config({"qk_norm": True}))
+
+
+def test_a_new_key_is_refused_until_it_is_expressed() -> None:
+    """Whoever adds a key decides: CTranslate2 has it, or it is named here."""
+    expressed, has = ctranslate2._EXPRESSED, ctranslate2._FOLLOWED
+    assert set(ModelConfig.model_fields) - expressed == {"decoder_autoregression", "qk_norm"}
+    assert expressed <= set(ModelConfig.model_fields)
+    assert set(DecodingConfig.model_fields) - has == {
+        "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
+        "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search",
+        "keep_special_mass",
+    }  # fmt: skip
+    assert has <= set(DecodingConfig.model_fields)
+
+
+def test_options_are_followed_or_named() -> None:
+    options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
+    assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
+    followed = CTranslate2Target().decoding(options)
+    assert followed == DecodingConfig(seed=9, length_penalty=0.5)
+    assert not_followed(followed) == []
+
+
+def test_the_table_of_positions_is_as_long_as_any_output() -> None:
+    def rows(positions: str, length: int, factor: float = 2.0) -> int | None:
+        config: RunConfig = run_config(
+            {"positions": positions}, filters={"max_length": length},
+            decoding={"max_length_factor": factor},
+        )  # fmt: skip
+        return num_positions(config)
+
+    assert rows("sinusoidal", 40) == 1024
+    assert rows("none", 1000) == 2021  # 2 * 1000 + 20 and EOS
+    assert rows("sinusoidal", 2000, 0.5) == 2001
+    assert rows("rotary", 2000) is None
+    assert rows("relative", 2000) is None
+
+
+def test_a_vocabulary_with_a_token_twice_is_refused(
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizers.target
+    pieces = tokenizer.pieces()
+    monkeypatch.setattr(type(tokenizer), "pieces", lambda _: [*pieces[:-1], pieces[9]])
+
+    with pytest.raises(CheckpointError, match="more than once"):
+        ctranslate2._tokens(tokenizer)

@@ -1,0 +1,347 @@
+"""What is exported translates as it did, or is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from nmt.checkpoint.files import (
+    MODEL,
+    checkpoint_dir,
+    checkpoint_name,
+    save_checkpoint,
+    write_best,
+)
+from nmt.checkpoint.model_folder import GUARD, SHORTLIST, load_model
+from nmt.checkpoint.retention import write_average
+from nmt.cli.app import app
+from nmt.config.run import RunConfig
+from nmt.data.prepared import PreparedManifest
+from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange import export as export_module
+from nmt.extras.exchange.ctranslate2 import is_ctranslate2
+from nmt.extras.exchange.export import export
+from nmt.extras.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
+from nmt.files.manifest import Manifest
+from nmt.inference.engine import Ensemble
+from nmt.inference.translator import Translator
+from tests.inference.conftest import sentences
+from tests.inference.exported import (
+    STEP,
+    needs_ctranslate2,
+    run_config,
+    train_tokenizers,
+    write_run,
+    write_shortlist,
+)
+
+BOTH = pytest.mark.parametrize(
+    "target", ["safetensors", pytest.param("ctranslate2", marks=needs_ctranslate2)]
+)
+LINES = "".join(f"{line}\n" for line in sentences(6, seed=4, longest=8))
+FLAGS = ("--device", "cpu", "--threads", "1", "--no-guard")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizers(tmp_path_factory.mktemp("export") / "tokenizer")
+
+
+@pytest.fixture
+def run_dir(tokenizer: Path, tmp_path: Path) -> Path:
+    write_run(tmp_path / "run", tokenizer, run_config({}))
+    return tmp_path / "run"
+
+
+def nmt(*arguments: object, text: str = "") -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)], input=text)
+
+
+def done(*arguments: object, text: str = "") -> str:
+    """Standard output of a call that succeeds."""
+    result = nmt(*arguments, text=text)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@BOTH
+def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, target: str) -> None:
+    write_shortlist(run_dir)
+    output = tmp_path / "a b"
+    result = nmt("export", run_dir, "--to", target, "-o", output)
+    assert (result.exit_code, result.stdout) == (0, f"{output}\n")
+    assert result.stderr.endswith(f"nmt: next: nmt translate '{output}' -i FILE -o FILE\n")
+
+    expected = done("translate", run_dir, *FLAGS, text=LINES)
+    assert done("translate", output, *FLAGS, text=LINES) == expected
+    for changes in (
+        ("--set", "decoding.max_length_offset=2", "--beam-size", 1, "--n-best", 1),
+        ("--shortlist", "--batch-tokens", 1),
+    ):
+        assert done("translate", output, *changes, *FLAGS, text=LINES) == (
+            done("translate", run_dir, *changes, *FLAGS, text=LINES)
+        )
+    source = tmp_path / "in.de"
+    source.write_text(LINES, "utf-8")
+    files = ("--source", source, "--reference", source)
+    scores = [
+        json.loads(done("evaluate", folder, *files, *FLAGS, "--json"))["systems"][0]["scores"]
+        for folder in (run_dir, output)
+    ]
+    assert scores[0] == scores[1]
+
+
+@BOTH
+def test_the_folder_is_complete_and_sealed(target: Any, run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / GUARD).write_text("{}")
+    write_shortlist(run_dir)
+    summary = export(run_dir, tmp_path / "a" / "out", target)
+
+    folder = summary.output
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    weights = "model.bin" if target == "ctranslate2" else MODEL
+    assert {weights, GUARD, SHORTLIST, "config.yaml", "tokenizer/joint.model", "README.md"} <= files
+    assert ("vmap.txt" in files) == (target == "ctranslate2")
+    assert not files & {"optimizer.safetensors", "state.json", "log.txt", "metrics.jsonl"}
+    manifest = Manifest.read(folder)
+    assert set(manifest.files) == files - {"manifest.json"}
+    manifest.verify(folder)
+    assert (manifest.step, summary.step) == (STEP, STEP)
+    assert summary.size_bytes == (folder / weights).stat().st_size
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+    if target == "safetensors":
+        assert (folder / MODEL).read_bytes() == (checkpoint_dir(run_dir, STEP) / MODEL).read_bytes()
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize(
+    ("decoding", "told"),
+    [
+        ({"coverage_penalty": 0.2, "repetition_penalty": 1.1},
+         "coverage_penalty 0.2, repetition_penalty 1.1"),
+        ({"sampling": True, "top_k": 5, "n_best": 7, "seed": 9},
+         "n_best 7, sampling True, top_k 5"),
+        ({"beam_size": 2, "n_best": 2}, None),
+    ],
+)  # fmt: skip
+def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
+    tokenizer: Path,
+    tmp_path: Path,
+    decoding: dict[str, Any],
+    told: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So that the folder translates as it is."""
+    config = run_config({}, decoding={"beam_size": 3, "max_length_offset": 5, **decoding})
+    write_run(tmp_path / "run", tokenizer, config)
+    caplog.set_level("INFO")
+    export(tmp_path / "run", tmp_path / "out", "ctranslate2")
+    found = Translator.load(tmp_path / "out", device="cpu")
+
+    assert caplog.messages == (
+        [f"ctranslate2 cannot search with {told}: the export leaves that out"] if told else []
+    )
+    assert len(found.translate(sentences(2))) == 2
+    kept = {"beam_size", "length_penalty", "max_length_offset", "seed"}
+    assert found.options.model_dump(include=kept) == config.decoding.model_dump(include=kept)
+    caplog.clear()
+    export(tmp_path / "run", tmp_path / "ours", "safetensors")
+    assert load_model(tmp_path / "ours").config == config
+    assert caplog.messages == []
+
+
+@needs_ctranslate2
+def test_a_damaged_short_list_is_told(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run_dir / SHORTLIST).write_text("{}")
+    folder = export(run_dir, tmp_path / "out", "ctranslate2").output
+
+    assert "the export has no short lists: " in caplog.messages[0]
+    translator = Translator.load(folder, device="cpu", guard=False)
+    with pytest.raises(ConfigError, match="without short lists"):
+        translator.with_options(shortlist=True).translate(["Hund"])
+
+
+@needs_ctranslate2
+def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
+    other = load_model(run_dir).model
+    with torch.no_grad():
+        other.output_weight.add_(0.5)
+    save_checkpoint(run_dir, 40, model=other.state_dict(), optimizer={}, state={})
+    write_best(run_dir, checkpoint_name(STEP))
+    paths = [checkpoint_dir(run_dir, step) for step in (STEP, 40)]
+    write_average(run_dir / "average", run_dir, paths, score=7.25)
+
+    for checkpoint, step in (("best", STEP), ("last", 40), ("step-40", 40), ("average", 40)):
+        output = tmp_path / checkpoint
+        assert export(run_dir, output, "ctranslate2", checkpoint=checkpoint).step == step
+        record = json.loads((output / "export.json").read_text("utf-8"))
+        assert record["sha256"] == load_model(run_dir, checkpoint).sha256
+    assert "| bleu | 7.25 |" in (tmp_path / "average" / "README.md").read_text("utf-8")
+    assert "None is recorded." in (tmp_path / "last" / "README.md").read_text("utf-8")
+    assert export(run_dir / "average", tmp_path / "again", "safetensors").step == 40
+
+
+def test_nothing_is_left_of_an_export_that_fails(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export_module, "model_card", fail)
+    with pytest.raises(CheckpointError, match=r"out was not written: .*No space left"):
+        export(run_dir, tmp_path / "out", "safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_places_that_hold_something_are_refused(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    export(run_dir, tmp_path / "out", "safetensors")  # it was empty
+
+    with pytest.raises(ConfigError, match="out is there already"):
+        export(run_dir, tmp_path / "out", "safetensors")
+    with pytest.raises(ConfigError, match="among the checkpoints"):
+        export(run_dir, run_dir / "checkpoints" / "step-00000099", "safetensors")
+
+
+@needs_ctranslate2
+def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> None:
+    out = export(run_dir, tmp_path / "out", "ctranslate2", quantization="int8").output
+
+    assert (is_ctranslate2(run_dir), is_ctranslate2(out)) == (False, True)
+    with pytest.raises(ConfigError, match="out is an export already"):
+        export(out, tmp_path / "again", "safetensors")
+    with pytest.raises(ConfigError, match="out is exported for CTranslate2, not for torch"):
+        Translator.load(out, engine="torch")
+    with pytest.raises(ConfigError, match="together with others"):
+        Translator.load(out, ensemble=Ensemble((run_dir,)))
+    with pytest.raises(ConfigError, match=r"exported in int8.*\n.*--quantization float32"):
+        Translator.load(out, dtype="float32")
+    assert Translator.load(out, dtype="int8").engine.dtype == "int8"
+
+
+@needs_ctranslate2
+def test_a_damaged_export_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    folder = export(run_dir, tmp_path / "out", "ctranslate2").output
+    for name in ("model.bin", "export.json", "shared_vocabulary.json"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        with pytest.raises(CheckpointError, match=f"{name} has sha256"):
+            Translator.load(folder)
+        (folder / name).write_bytes(whole)
+
+    bundle = load_model(run_dir)
+    with torch.no_grad():
+        bundle.model.output_weight.fill_(torch.nan)
+    save_checkpoint(run_dir, 99, model=bundle.model.state_dict(), optimizer={}, state={})
+    export(run_dir, tmp_path / "nan", "ctranslate2", checkpoint="last")
+    with pytest.raises(CheckpointError, match="not numbers"):
+        Translator.load(tmp_path / "nan").translate(["Hund"])
+
+
+def test_mistakes_are_explained(run_dir: Path, tmp_path: Path) -> None:
+    def refused(code: int, message: str, *arguments: object) -> None:
+        """The command fails with ``code`` and a message, and prints no data."""
+        result = nmt("export", *arguments)
+        assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+
+    out = tmp_path / "out"
+    ours = ("--to", "safetensors", "-o", out)
+    refused(2, "--to", run_dir, "-o", out)
+    refused(2, "--output", run_dir, "--to", "safetensors")
+    refused(2, "--to: there is no 'onnx'", run_dir, "--to", "onnx", "-o", out)
+    refused(
+        2, "writes no int3", run_dir, "--to", "ctranslate2", "--quantization", "int3", "-o", out
+    )
+    refused(2, "writes no int8", run_dir, *ours, "--quantization", "int8")
+    refused(2, "checkpoint is 'newest'", run_dir, *ours, "--checkpoint", "newest")
+    refused(4, "no checkpoint step-00000007", run_dir, *ours, "--checkpoint", "step-7")
+    refused(4, "does not exist", tmp_path / "nowhere", *ours)
+    refused(2, f"{run_dir} is there already", run_dir, "--to", "safetensors", "-o", run_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@needs_ctranslate2
+def test_what_ctranslate2_cannot_express_is_named(tokenizer: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", tokenizer, run_config({"qk_norm": True}))
+
+    with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
+        export(tmp_path / "run", tmp_path / "out", "ctranslate2")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    export(tmp_path / "run", tmp_path / "out", "safetensors")
+
+
+def test_a_missing_ctranslate2_is_named(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+
+    with pytest.raises(ConfigError, match=r"not installed.\n.*pip install 'nmt\[ctranslate2\]'"):
+        export(run_dir, tmp_path / "out", "ctranslate2")
+
+
+def test_a_target_is_added_by_registering_it(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One class and one entry; nothing else knows of it."""
+
+    class Toy(SafetensorsTarget):
+        weights_name = "toy.txt"
+        dtypes = ("digits", "letters")
+
+        def check(self, config: RunConfig) -> None:
+            if config.model.qk_norm:
+                raise ConfigError("Toys have no QK-norm.", fix="Do without.")
+
+        def write(self, folder: Path, bundle: Any, dtype: str, shortlist: Any) -> None:
+            lists = "" if shortlist is None else f" and {len(shortlist.common)} common tokens"
+            (folder / self.weights_name).write_text(f"{dtype} of step {bundle.step}{lists}")
+
+    monkeypatch.setitem(EXPORT_TARGETS, "toy", Toy())
+    write_shortlist(run_dir)
+    flags = ("--to", "toy", "--quantization", "letters", "-o", tmp_path / "out", "--json")
+    found = json.loads(done("export", run_dir, *flags))
+
+    text = (tmp_path / "out" / "toy.txt").read_text()
+    assert text == "letters of step 30 and 4 common tokens"
+    assert found == {
+        "output": str(tmp_path / "out"), "to": "toy", "quantization": "letters", "step": STEP,
+        "size_bytes": len(text),
+    }  # fmt: skip
+    assert "toy, letters" in (tmp_path / "out" / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("data_hash", ["d", "other"])
+def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
+    tokenizer: Path, tmp_path: Path, data_hash: str
+) -> None:
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    write_run(tmp_path / "run", tokenizer, run_config({}, prepared_dir=str(prepared)))
+    PreparedManifest(
+        format_version=1, config_hash="c", vocab_hash="v", data_hash=data_hash,
+        source_vocab_size=320, target_vocab_size=320, counts={"few": {"read": 2000, "kept": 1990}},
+        sources={"somewhere/a.de": {"sha256": "abc", "size": 1, "mtime_ns": 2}},
+    ).write(prepared)  # fmt: skip
+    export(tmp_path / "run", tmp_path / "out", "safetensors")
+
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert card.startswith("---\nlanguage:\n- de\n- en\n")
+    assert "Translates de to en. Trained for 30 updates" in card
+    assert "| bleu | 12.35 |\n" in card or "| bleu | 12.34 |\n" in card
+    assert "320 entries (bpe, joint)" in card
+    assert str(tmp_path) not in card
+    is_own = data_hash == "d"
+    for text in ("- few: 1,990 of 2,000 pairs\n", "| a.de | `abc` |", "token ids: `d`"):
+        assert (text in card) == is_own
+    for text in ("- few\n", "hashes are not known"):
+        assert (text in card) != is_own

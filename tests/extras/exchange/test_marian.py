@@ -1,0 +1,277 @@
+"""Models that Marian itself trained, against the translations and scores that it makes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from nmt.checkpoint.model_folder import load_model
+from nmt.cli.app import app
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.marian import read_npz, read_vocabulary
+from nmt.inference.translator import Translator
+
+EMPTY = 190
+"""The line of the input that is empty: Marian's scores of it are not defined."""
+MODELS = ("transformer", "ssru", "opus")
+
+
+class Output(NamedTuple):
+    """What Marian says of a line."""
+
+    text: str
+    scores: list[float]
+
+
+@pytest.fixture(scope="module")
+def marian_models(shared_data: Path) -> Path:
+    return shared_data / "marian_models"
+
+
+def best_outputs(path: Path) -> dict[int, Output]:
+    found: dict[int, Output] = {}
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if line:
+            number, text, scores, _, _ = line.split(" ||| ")
+            values = [float(x) for x in scores.removeprefix("WordScores= ").split()]
+            found.setdefault(int(number), Output(text, values))
+    return found
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def imported(
+    request: pytest.FixtureRequest, marian_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Marian's folder, and ours of it."""
+    ours = tmp_path_factory.mktemp(request.param) / "model"
+    import_model(marian_models / request.param, ours, languages="en-de")
+    return marian_models / request.param, ours
+
+
+@pytest.mark.parametrize(("mode", "beams"), [("greedy", 1), ("beam4", 4)])
+def test_outputs_and_scores_of_words_are_those_of_marian(
+    imported: tuple[Path, Path], mode: str, beams: int
+) -> None:
+    theirs, ours = imported
+    lines = (theirs.parent / "input.en").read_text(encoding="utf-8").split("\n")[:200]
+    expected = best_outputs(theirs / f"{mode}.nbest")
+    translator = Translator.load(ours, engine="torch", threads=1, guard=False)
+    found = translator.translate(lines, beam_size=beams, token_scores=True)
+    decode: Callable[[str], str] = str
+    if theirs.name == "opus":  # Marian saw pieces, and says pieces
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(theirs / "target.spm"))
+        decode = lambda text: processor.decode(text.split(" "))  # noqa: E731
+    equal, worst = 0, 0.0
+    for number, result in enumerate(found):
+        if number == EMPTY:
+            continue
+        if result.text == decode(expected[number].text):
+            equal += 1
+            assert result.tokens is not None
+            pairs = zip(result.tokens, expected[number].scores, strict=True)
+            worst = max(worst, *(abs(token.log_prob - score) for token, score in pairs))
+    # Marian cuts an output by the longest line of its batch: loops end elsewhere.
+    assert equal >= 0.98 * (len(lines) - 1)
+    assert worst < 2e-3
+
+
+def test_ctranslate2_s_own_converter_makes_the_same_of_it(
+    marian_models: Path, tmp_path: Path
+) -> None:
+    """It gives models of Marian the sinusoids of Hugging Face, and so do we where asked."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    theirs = marian_models / "opus"
+    # It cannot read options that end in a zero byte.
+    changed = options_changed(theirs, tmp_path / "theirs", "\0", "")
+    converter = ctranslate2.converters.MarianConverter(
+        str(changed / "model.npz"), [str(theirs / "opus.vocab.yml")] * 2
+    )
+    converter.convert(str(tmp_path / "converted"))
+    import_model(theirs, tmp_path / "ours", languages="en-de", positions="sinusoidal-concatenated")
+    bundle = load_model(tmp_path / "ours")
+    source, target = bundle.tokenizers
+    lines = (marian_models / "input.en").read_text(encoding="utf-8").split("\n")[:40]
+    model = ctranslate2.Translator(str(tmp_path / "converted"), intra_threads=1)
+    texts = [[source.piece(index) for index in source.encode(line)] for line in lines]
+    scored = model.score_batch(texts, texts)
+    from nmt.inference.torch_engine import TorchEngine
+
+    known = {target.piece(index): index for index in range(target.vocab_size)}
+    ids = [[known[piece] for piece in text] for text in texts]
+    engine = TorchEngine(bundle.model, keep_special_mass=True)
+    for ours, other in zip(engine.token_log_probs(ids, ids), scored, strict=True):
+        assert ours == pytest.approx(other.log_probs, abs=2e-4)
+
+
+def test_check_tells_which_positions_a_model_was_trained_with(
+    marian_models: Path, tmp_path: Path
+) -> None:
+    """Its own translations of long lines are more probable with its own positions."""
+    lines = (marian_models / "input.en").read_text(encoding="utf-8").split("\n")[:200]
+    outputs = best_outputs(marian_models / "transformer" / "greedy.nbest")
+    long = sorted(range(EMPTY), key=lambda number: -len(lines[number]))[:30]
+    pairs = "".join(f"{lines[number]}\t{outputs[number].text}\n" for number in long)
+    (tmp_path / "pairs.tsv").write_text(pairs, encoding="utf-8")
+    summary = import_model(
+        marian_models / "transformer", tmp_path / "ours", languages="en-de",
+        check=tmp_path / "pairs.tsv",
+    )  # fmt: skip
+    assert summary.positions == "sinusoidal-halves"
+    scores = summary.check
+    assert scores["sinusoidal-halves"] > scores["sinusoidal-concatenated"]
+    assert scores["sinusoidal-halves"] > -3
+
+    (tmp_path / "bad.tsv").write_text("one\ttwo\nthree\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"bad\.tsv:2 is not a source"):
+        import_model(
+            marian_models / "transformer", tmp_path / "b", languages="en-de",
+            check=tmp_path / "bad.tsv",
+        )  # fmt: skip
+
+
+def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
+    theirs = marian_models / "opus"
+    import_model(theirs, tmp_path / "folder", languages="en-de")
+    with zipfile.ZipFile(tmp_path / "opus.zip", "w") as archive:
+        for path in theirs.iterdir():
+            archive.write(path, f"../../{path.name}")  # no name leads out of the place
+    import_model(tmp_path / "opus.zip", tmp_path / "zip", languages="en-de")
+    import_model(theirs / "model.npz", tmp_path / "file", languages="en-de")
+    contents = {
+        (place / "model.safetensors").read_bytes()
+        for place in (tmp_path / name for name in ("folder", "zip", "file"))
+    }
+    assert len(contents) == 1
+
+
+def test_the_command_names_what_is_missing(marian_models: Path, tmp_path: Path) -> None:
+    def run(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["import", *map(str, arguments)])
+
+    out = tmp_path / "ours"
+    untold = run(marian_models / "opus", "-o", out)
+    assert untold.exit_code == 2
+    assert "--languages en-de" in untold.output
+    assert run(tmp_path / "gone", "-o", out).exit_code == 4
+    assert run(tmp_path, "-o", out).exit_code == 4
+    assert not out.exists()
+    done = run(marian_models / "opus", "-o", out, "-l", "en-de")
+    assert done.exit_code == 0
+    assert done.stdout == f"{out}\n"
+    assert run(marian_models / "opus", "-o", out, "-l", "en-de").exit_code == 2
+
+
+def options_changed(source: Path, folder: Path, old: str, new: str) -> Path:
+    """A copy of a model of Marian with another text in its options."""
+    shutil.copytree(source, folder)
+    with np.load(source / "model.npz") as file:
+        arrays = dict(file)
+    name = "special:model.yml"
+    text = arrays[name].astype(np.uint8).tobytes().decode()
+    assert old in text
+    changed = text.replace(old, new).encode()
+    arrays[name] = np.frombuffer(changed, np.int8)
+    (folder / "model.npz").chmod(0o644)
+    np.savez(folder / "model.npz", **arrays)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("factors-dim-emb: 0", "factors-dim-emb: 64", "factors-dim-emb: 64"),
+        ("autoreg: self-attention", "autoreg: average-attention", "average-attention"),
+        ("type: transformer", "type: s2s", "type: s2s"),
+        ('preprocess: ""', "preprocess: nd", "preprocess, postprocess"),
+        ("ffn-depth: 2", "ffn-depth: 3", "ffn-depth: 3"),
+        ("dim-emb: 128", "dim-emb: 64", "not those of the model that is described"),
+        ("transformer-heads: 4", "transformer-heads: 0", "is damaged"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(
+    marian_models: Path, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    folder = options_changed(marian_models / "transformer", tmp_path / "theirs", old, new)
+    with pytest.raises(CheckpointError, match=message):
+        import_model(folder, tmp_path / "ours", languages="en-de")
+    assert not (tmp_path / "ours").exists()
+
+
+@cache
+def archive_bytes() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.zeros(5, np.int8))
+    return file.getvalue()
+
+
+def test_an_archive_is_read_as_numpy_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(archive_bytes())
+    found = read_npz(path)
+    assert found["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["b"].dtype == np.int8
+    np.savez(path, c=np.asfortranarray(np.arange(6).reshape(2, 3)))
+    assert read_npz(path)["c"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@given(st.data())
+def test_damaged_archives_are_refused_and_take_no_memory(data: st.DataObject) -> None:
+    content = bytearray(archive_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = Path("damaged.npz")
+    path.write_bytes(content)
+    with contextlib.suppress(CheckpointError):
+        found = read_npz(path)
+        assert sum(array.nbytes for array in found.values()) <= len(content)
+
+
+def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge.npz"
+    for shape in ("(1000000000000,)", "(-1,)"):
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        stored = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", stored)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read_npz(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(10_000_000))
+    with pytest.raises(CheckpointError, match="far larger than the file"):
+        read_npz(path)
+    np.savez(path, a=np.array([Path("x")], dtype=object))
+    with pytest.raises(CheckpointError, match="no array of numbers"):
+        read_npz(path)
+
+
+def test_a_vocabulary_has_one_entry_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.yml"
+    path.write_text('"</s>": 0\n<unk>: 1\n\'it\'\'s\': 2\n"a\\"b\\\\": 3\n▁:: 4\n', "utf-8")
+    assert read_vocabulary(path) == ["</s>", "<unk>", "it's", 'a"b\\', "▁:"]
+    for text in ("a: 0\nb: 0\n", "a: 1\n", "a\n", "a: x\n"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read_vocabulary(path)
+
+
+def test_wrong_codes_are_refused(marian_models: Path, tmp_path: Path) -> None:
+    for codes in ("en", "en-", "en-cz"):
+        with pytest.raises(ConfigError):
+            import_model(marian_models / "opus", tmp_path / "ours", languages=codes)

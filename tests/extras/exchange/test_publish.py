@@ -1,0 +1,252 @@
+"""Model folders to and from a hub: a local stand-in that speaks the hub's protocol."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from nmt.checkpoint.model_folder import load_model
+from nmt.cli.app import app
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.exchange.hub import HubName
+from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.publish import publish, pull
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """One repository, in memory."""
+
+    files: dict[str, bytes]
+    token: str | None = None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The few requests that publishing and pulling make."""
+
+    server: Hub
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+    def answer(self, content: bytes, kind: str = "application/json", **headers: str) -> None:
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def refuse(self) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.token = self.headers.get("authorization")
+        if self.path == "/api/repos/create":
+            address = f"http://{self.headers['Host']}/org/model"
+            self.answer(json.dumps({"url": address}).encode())
+        elif self.path == "/api/validate-yaml":
+            self.answer(b'{"errors": [], "warnings": []}')
+        elif "/preupload/" in self.path:
+            files = [{**each, "uploadMode": "regular", "shouldIgnore": False}
+                     for each in json.loads(body)["files"]]  # fmt: skip
+            self.answer(json.dumps({"files": files}).encode())
+        elif "/commit/" in self.path:
+            for line in body.decode().splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    value = entry["value"]
+                    self.server.files[value["path"]] = base64.b64decode(value["content"])
+            address = f"http://{self.headers['Host']}/org/model/commit/{COMMIT}"
+            found = {"commitUrl": address, "commitOid": COMMIT}
+            self.answer(json.dumps({**found, "success": True}).encode())
+        else:
+            self.refuse()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if re.fullmatch(r"/api/models/org/model(/revision/[\w-]+)?", path):
+            names = [{"rfilename": name} for name in self.server.files]
+            info = {"id": "org/model", "sha": COMMIT, "siblings": names, "private": False}
+            self.answer(json.dumps({**info, "tags": [], "downloads": 0, "likes": 0}).encode())
+        elif path.startswith("/api/models/org/model/tree/"):
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": "0"}
+                for name, content in self.server.files.items()
+            ]
+            self.answer(json.dumps(tree).encode())
+        elif match := re.fullmatch(rf"/org/model/resolve/{COMMIT}/(.+)", path):
+            content = self.server.files[match[1]]
+            tag = f'"{hashlib.sha1(content).hexdigest()}"'
+            self.answer(content, "application/octet-stream", ETag=tag, X_Repo_Commit=COMMIT)
+        else:
+            self.refuse()
+
+    do_HEAD = do_GET  # noqa: N815
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    server = Hub(("127.0.0.1", 0), Handler)
+    server.files = {".gitattributes": b"*.safetensors filter=lfs\n"}
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    from huggingface_hub import constants
+
+    # The library reads the variables when it is loaded, which another test may have done.
+    for name, value in (("ENDPOINT", address), ("HF_HUB_CACHE", str(tmp_path / "cache"))):
+        monkeypatch.setattr(constants, name, value)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def imported(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imported") / "model"
+    import_model(shared_data / "marian_models" / "opus", folder, languages="en-de")
+    return folder
+
+
+@pytest.fixture
+def model(imported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(imported, tmp_path / "model"))
+
+
+def scores_file(path: Path) -> Path:
+    score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
+    report = {"test_set": "wmt14", "systems": [{"name": "a", "scores": [score]}]}
+    path.write_text(json.dumps(report), encoding="utf-8")
+    return path
+
+
+def test_what_is_published_comes_back_whole_and_pinned(
+    hub: Hub, model: Path, tmp_path: Path
+) -> None:
+    scores = scores_file(tmp_path / "scores.json")
+    found = publish(model, "hub:org/model", license="cc-by-4.0", scores=[scores])
+    assert str(found.address).endswith(f"/org/model/commit/{COMMIT}")
+    assert hub.token == "Bearer hf_secret"
+    front = yaml.safe_load(hub.files["README.md"].decode().split("---\n")[1])
+    assert front["language"] == ["en", "de"]
+    assert front["license"] == "cc-by-4.0"
+    (result,) = front["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "wmt14"
+    assert result["metrics"][0] == {
+        "type": "bleu", "value": 31.25, "name": "bleu",
+        "args": {"signature": "nrefs:1|case:mixed"},
+    }  # fmt: skip
+
+    assert pull("hub:org/model", tmp_path / "back") == f"hub:org/model@{COMMIT}"
+    assert not (tmp_path / "back" / ".cache").exists()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
+        model / "model.safetensors"
+    ).read_bytes()
+    assert load_model(tmp_path / "back").config == load_model(model).config
+
+
+def test_a_dry_run_sends_nothing(hub: Hub, model: Path) -> None:
+    before = dict(hub.files)
+    arguments = ["publish", str(model), "hub:org/model", "--dry-run"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "pipeline_tag: translation" in result.stdout
+    assert "model.safetensors" in result.stdout
+    assert hub.files == before
+
+
+@pytest.mark.parametrize("name", ["model.pkl", "code.py", "pytorch_model.bin"])
+def test_files_that_may_hold_code_are_not_pulled(
+    hub: Hub, model: Path, tmp_path: Path, name: str
+) -> None:
+    publish(model, "hub:org/model")
+    hub.files[name] = b"x"
+    with pytest.raises(CheckpointError, match=name):
+        pull("hub:org/model", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, tmp_path: Path) -> None:
+    publish(model, "hub:org/model")
+    weights = bytearray(hub.files["model.safetensors"])
+    weights[-1] ^= 1
+    hub.files["model.safetensors"] = bytes(weights)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        pull("hub:org/model", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    del hub.files["manifest.json"]
+    with pytest.raises(CheckpointError, match="no model folder of nmt"):
+        pull("hub:org/model", tmp_path / "back")
+
+
+def test_what_is_missing_is_named(hub: Hub, model: Path, tmp_path: Path) -> None:
+    del hub
+    with pytest.raises(CheckpointError, match="org/other was not pulled"):
+        pull("hub:org/other", tmp_path / "back")
+    with pytest.raises(ConfigError, match="is no name on a hub"):
+        HubName.parse("org/model")
+    with pytest.raises(ConfigError, match="A revision"):
+        publish(model, "hub:org/model@main", dry_run=True)
+    (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="holds no scores"):
+        publish(model, "hub:org/model", scores=[tmp_path / "bad.json"], dry_run=True)
+    (model / "model.safetensors").chmod(0o644)
+    shutil.copyfile(model / "config.yaml", model / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        publish(model, "hub:org/model", dry_run=True)
+
+
+@pytest.mark.parametrize("line", ["pull hub:org/model -o new", "prepare hub.yaml"])
+def test_a_hub_out_of_reach_is_named_before_anything_slow_is_loaded_or_read(
+    line: str, tmp_path: Path
+) -> None:
+    """Within 3 s on a loaded machine: the libraries would take longer than that alone."""
+    (tmp_path / "hub.yaml").write_text(
+        "{name: x, source_language: de, target_language: en, training: {max_steps: 1},"
+        " data: {train: [{huggingface: org/pairs}], valid: {demo: valid}}}"
+    )
+    code = f"""
+import os, sys
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:1"
+from nmt.data import demo
+from nmt.cli.app import app
+del demo.demo_pairs
+try: app({line.split()!r})
+finally: print([name for name in ("torch", "huggingface_hub", "datasets") if name in sys.modules])
+"""
+    own = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
+    )
+
+    assert "there is no connection to http://127.0.0.1:1." in done.stderr
+    assert (done.returncode, done.stdout) == (4 if "pull" in line else 3, "[]\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["hub.yaml"]

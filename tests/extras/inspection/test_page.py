@@ -1,0 +1,134 @@
+"""Figures of every kind as a page, as SVG and as text: complete, escaped and without network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+import pytest
+
+from nmt.extras.inspection.figure import (
+    Bars,
+    Box,
+    Diagram,
+    Figure,
+    Grid,
+    Heatmap,
+    Lines,
+    Links,
+    Node,
+    Part,
+    Stack,
+    Step,
+    Steps,
+    Table,
+    Text,
+    Tree,
+    as_dict,
+)
+from nmt.extras.inspection.page import render_page
+from nmt.extras.inspection.svg import document
+from nmt.extras.inspection.text import part_text
+
+ATTACK = "<img src=x onerror=alert(1)>\u202e&"
+HEATMAP = Heatmap(ATTACK, [[0.25, None], [0.5, 1.0]], [ATTACK, "b"], [ATTACK, "d"], ATTACK, 0, 1)
+FIGURES: list[Figure] = [
+    Text(ATTACK, [ATTACK], ATTACK),
+    Table(ATTACK, [ATTACK, "n"], [[ATTACK, 1050624], [None, 0.5]], ATTACK, total=True),
+    HEATMAP,
+    Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}, ATTACK),
+    Bars(ATTACK, [ATTACK, "b"], {ATTACK: [0.75, -0.25], "model": [0.5, 0.5]}, ATTACK, ATTACK),
+    Lines(ATTACK, {ATTACK: [(1, 0.5), (2, float("nan")), (3, 0.25)]}, ATTACK, ATTACK, ATTACK),
+    Tree(ATTACK, [Node(ATTACK, ATTACK, None, "best"), Node("b", "", 0, "dropped")], ATTACK),
+    Diagram(
+        ATTACK,
+        [
+            Stack(ATTACK, [Box(ATTACK, ATTACK), Box("add", residual=1)], repeated=(0, 1, 6)),
+            Stack("d", [Box("cross", kind="attention")]),
+        ],
+        [((0, 1), (1, 0), ATTACK)],
+        ATTACK,
+    ),
+    Grid(ATTACK, [ATTACK], [ATTACK], [[HEATMAP]], ATTACK),
+    Steps(ATTACK, [Step(ATTACK, [HEATMAP]), Step("2", [Text("", [ATTACK])])], ATTACK),
+]
+"""One of each kind, with markup wherever text goes."""
+
+
+def page(*figures: Figure) -> str:
+    part = Part("all", ATTACK, ATTACK, figures)
+    return render_page(ATTACK, {"Source": ATTACK}, [part, part], {f"nmt {ATTACK}": ATTACK})
+
+
+def texts(document: str) -> Iterator[str]:
+    for element in ElementTree.fromstring(document).iter():
+        yield from (element.text or "", *element.attrib.values())
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: type(figure).__name__)
+def test_text_of_a_figure_stays_text(figure: Figure) -> None:
+    for made in (page(figure), document([figure])):
+        assert "<img" not in made
+        assert "\u202e" not in made
+        assert any("<img src=x onerror=alert(1)>\\u202e&" in text for text in texts(made))
+
+
+def test_a_page_names_nothing_outside_of_itself() -> None:
+    made = page(*FIGURES)
+
+    assert not re.search(r"(?:src|href)=(?!\"#)|url\(|@import", made.replace("src=x onerror", ""))
+    assert set(re.findall(r"https?://[^\"]+", made)) <= {"http://www.w3.org/1999/xhtml"}
+
+
+def test_the_only_script_is_the_one_whose_hash_is_allowed() -> None:
+    import base64
+    import hashlib
+
+    made = page(*FIGURES)
+    (script,) = re.findall(r"<script>(.*?)</script>", made, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+    assert f"script-src 'sha256-{digest}'" in made
+    assert not set(script) & set("<&")  # as XML has it, and as HTML has it
+
+
+def test_all_steps_are_on_the_page_without_its_script() -> None:
+    made = page(Steps("t", [Step(f"moment {n}", [Text("", [f"line {n}"])]) for n in range(9)]))
+
+    assert [f"line {n}" in made for n in range(9)] == [True] * 9
+
+
+def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
+    drawn = document([Heatmap("", [[0.0, 0.5, 1.0]], ["r"], ["a", "b", "c"], low=0, high=1)])
+    cells = re.findall(r'class="heat" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', drawn)
+
+    assert cells[:2] == [("1", "0.5"), ("2", "1")]
+
+
+def test_equal_neighbours_are_one_shape() -> None:
+    drawn = document([Heatmap("", [[1.0] * 300] * 2, ["r", "s"], [""] * 300, low=0, high=1)])
+
+    assert "M0,0h300v1h-300zM0,1h300v1h-300z" in drawn
+
+
+def test_parents_of_a_tree_stand_amid_their_children() -> None:
+    from nmt.extras.inspection.svg import _layout
+
+    nodes = [Node("a", "", None), Node("b", "", 0), Node("c", "", 0), Node("d", "", 1)]
+
+    assert _layout(nodes) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
+
+
+def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
+    part = Part("all", "All", "", FIGURES)
+
+    assert "\x1b" not in part_text(part)
+    assert "\x1b[48;5;" in part_text(part, colour=True)
+    assert "1,050,624" in part_text(part)
+
+
+def test_data_hold_every_number_unrounded() -> None:
+    data = as_dict(Part("p", "P", "", [Bars("", ["a"], {"x": [1 / 3]})]))
+
+    assert data["figures"][0]["series"] == {"x": [1 / 3]}

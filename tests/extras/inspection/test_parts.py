@@ -1,0 +1,316 @@
+"""The parts that read a sentence, against what the other commands say of the same model."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nmt.config.model import ModelConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.inspection.catalog import make_part
+from nmt.extras.inspection.distributions import losses, smoothed_target
+from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
+from nmt.extras.inspection.flow import distance, entropy
+from nmt.extras.inspection.heads import head_losses, look_shares
+from nmt.extras.inspection.subject import Choice, Subject
+from nmt.inference.scorer import Scorer
+from nmt.inference.translator import Translator
+from nmt.model.transformer import build_model
+from nmt.text.tokenizer import load_tokenizers
+from tests.inference.conftest import sentences
+from tests.inference.models import run_config, save_run, train_tokenizer
+from tests.model.small import small_model
+
+F_ = TypeVar("F_")
+SOURCE, TARGET = "Hund und Katze schläft", "die Katze läuft nicht"
+SHAPES: dict[str, dict[str, Any]] = {
+    "post": {},
+    "pre-halves": {"norm_position": "pre", "positions": "sinusoidal-halves", "source_bos": True},
+    "rotary-grouped": {"positions": "rotary", "num_kv_heads": 2, "embeddings": "separate"},
+}
+WHATS = ("attention", "score", "flow", "alignment", "trace", "distributions")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer(place / "tokenizer")
+    sizes, found = load_tokenizers(tokenizer).vocab_sizes, {}
+    for name, shape in SHAPES.items():
+        torch.manual_seed(3)
+        options = {"model_dim": 32, "ff_dim": 48, "num_heads": 4, "encoder_layers": 2,
+                   "decoder_layers": 3, **shape}  # fmt: skip
+        model = build_model(ModelConfig.model_validate(options), *sizes)
+        with torch.no_grad():
+            model.output_weight.mul_(3)
+        found[name] = save_run(place / name, model, tokenizer, run_config())
+    return found
+
+
+def part_of(folder: Path, name: str, **choice: Any) -> Part:
+    return make_part(name, Subject(folder, Choice(source=SOURCE, **choice)))
+
+
+def figures_of(part: Part, kind: type[F_]) -> list[F_]:
+    return [figure for figure in part.figures if isinstance(figure, kind)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", WHATS)
+def test_every_shape_of_model_is_drawn(folders: dict[str, Path], shape: str, name: str) -> None:
+    part = part_of(folders[shape], name, target=TARGET, unmasked=True)
+    assert part.name == name
+    assert part.figures
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_alignment_and_attention_are_those_of_translate(
+    folders: dict[str, Path], shape: str
+) -> None:
+    translator = Translator.load(folders[shape], engine="torch")
+    (result,) = translator.translate([SOURCE], alignments=True, attention=True)
+    assert result.text
+    assert result.alignment is not None
+    part = part_of(folders[shape], "alignment")
+    (pharaoh,) = figures_of(part, Text)
+    assert pharaoh.lines[0] == " ".join(f"{a}-{b}" for a, b in result.alignment)
+    words, subwords = figures_of(part, Heatmap)
+    assert words.columns == SOURCE.split()
+    assert words.rows == result.text.split()
+    for row, expected in zip(words.values, result.attention or (), strict=True):
+        assert list(row) == pytest.approx(list(expected), abs=1e-5)
+    linked = {
+        (a, b)
+        for a, row in enumerate(figures_of(part, Links)[0].weights["link"])
+        for b, weight in enumerate(row)
+        if weight
+    }
+    assert linked == set(result.alignment)
+    # The tokens' own matrix is in the part of attention, with EOS (and BOS, if it is read).
+    mean = figures_of(part_of(folders[shape], "attention"), Heatmap)[-1]
+    start = int(shape == "pre-halves")
+    assert [list(row)[start:-1] for row in mean.values][:-1] == [list(r) for r in subwords.values]
+
+
+def test_rows_name_the_token_read_and_the_token_predicted(folders: dict[str, Path]) -> None:
+    part = part_of(folders["post"], "attention", target=TARGET)
+    grids = figures_of(part, Grid)
+    assert [grid.rows for grid in grids] == [
+        ["layer 1", "layer 2 (top)"], *[["layer 1", "layer 2", "layer 3 (top)"]] * 2,
+    ]  # fmt: skip
+    decoder = grids[1].figures[0][0]
+    assert decoder.rows[0].startswith("BOS")
+    assert decoder.rows[-1].endswith("EOS")
+    assert decoder.columns == ["BOS", *[row.split()[2] for row in decoder.rows[:-1]]]
+    for before, after in pairwise(decoder.rows):
+        assert before.split()[2] == after.split()[0]
+    for number, row in enumerate(decoder.values, 1):
+        assert sum(x for x in row if x is not None) == pytest.approx(1, abs=1e-5)
+        assert [x is None for x in row] == [place >= number for place in range(len(row))]
+
+
+def test_chosen_heads_and_layer_alone_are_drawn(folders: dict[str, Path]) -> None:
+    part = part_of(folders["post"], "attention", target=TARGET, layer=1, heads=(2, 4))
+    for grid, steps in zip(figures_of(part, Grid), figures_of(part, Steps), strict=True):
+        assert (grid.rows, grid.columns) == (["layer 1"], ["head 2", "head 4"])
+        ((arcs, *maps),) = [step.figures for step in steps.steps]
+        assert isinstance(arcs, Links)
+        assert list(arcs.weights) == ["head 2", "head 4"]
+        assert len(maps) == 2
+    with pytest.raises(ConfigError, match="no head 5"):
+        part_of(folders["post"], "attention", target=TARGET, heads=(5,))
+
+
+def test_the_losses_of_a_target_are_those_of_score_and_of_training(
+    folders: dict[str, Path],
+) -> None:
+    folder = folders["post"]
+    part = part_of(folder, "distributions", target=TARGET, checkpoints=("untrained", "best"))
+    untrained, best = figures_of(part, Table)
+    (scored,) = Scorer.load(folder).score([(SOURCE, TARGET)])
+    found = [row[2] for row in best.rows[:-1]]
+    assert found == pytest.approx([token.log_prob for token in scored.tokens], abs=1e-5)
+    assert best.rows[-1][2] == pytest.approx(scored.log_prob, abs=1e-4)
+    assert untrained.rows[-1][2] != best.rows[-1][2]
+
+
+def test_cross_entropy_is_divergence_and_entropy() -> None:
+    """Of 4 tokens, smoothed by 0.2: 0.85 and three times 0.05."""
+    logits = torch.tensor([[0.3, -1.0, 0.2, 2.0], [1.0, 1.0, 1.0, 1.0]])
+    right, other, own = smoothed_target(4, 0.2)
+    assert (right, other) == pytest.approx((0.85, 0.05))
+    assert own == pytest.approx(-(0.85 * math.log(0.85) + 3 * 0.05 * math.log(0.05)))
+    found = losses(logits, [3, 0], 0.2)
+    expected = F.cross_entropy(logits, torch.tensor([3, 0]), label_smoothing=0.2, reduction="none")
+    assert [each.cross_entropy for each in found] == pytest.approx(expected.tolist())
+    target = torch.tensor([[0.05, 0.05, 0.05, 0.85], [0.85, 0.05, 0.05, 0.05]])
+    divergence = F.kl_div(logits.log_softmax(-1), target, reduction="none").sum(1)
+    assert [each.divergence for each in found] == pytest.approx(divergence.tolist(), abs=1e-6)
+    # Token 3 competes with no other, 0 only with 3.
+    assert [each.log_prob for each in found] == pytest.approx([0.0, math.log(0.5)])
+
+
+@torch.no_grad()
+def test_the_arithmetic_of_a_query_by_hand(folders: dict[str, Path]) -> None:
+    """Layer 1, head 2 of a post-norm model: from the embeddings, number by number."""
+    subject = Subject(folders["post"], Choice(source=SOURCE, target=TARGET, layer=1, heads=(2,)))
+    part, model = make_part("score", subject), subject.model
+    rows = []
+    for place, token in enumerate(subject.source_ids):
+        angles = [place / 10_000 ** (2 * i / 32) for i in range(16)]
+        waves = [wave for angle in angles for wave in (math.sin(angle), math.cos(angle))]
+        rows.append(model.source_vectors[token] * 32**0.5 + torch.tensor(waves))
+    attention = model.encoder[0].get_submodule("self_attention")
+    fused = attention.get_parameter("query_key_value.weight")
+    assert not attention.get_parameter("query_key_value.bias").any()
+    x = torch.stack(rows)
+    query, key, value = (x @ fused[start + 8 : start + 16].T for start in (0, 32, 64))
+    steps, all_heads = figures_of(part, Steps)
+    for place, step in enumerate(steps.steps):
+        _, table = step.figures
+        assert isinstance(table, Table)
+        products = [sum(float(a * b) for a, b in zip(query[place], k, strict=True)) for k in key]
+        exps = [math.exp(product / math.sqrt(8)) for product in products]
+        weights = [each / sum(exps) for each in exps]
+        *cells, total = zip(*[row[2:5] for row in table.rows], strict=True)
+        assert cells[0][:-1] == pytest.approx(products, abs=1e-3)
+        assert cells[1][:-1] == pytest.approx([p / math.sqrt(8) for p in products], abs=1e-3)
+        assert total[:-1] == pytest.approx(weights, abs=1e-4)
+        assert total[-1] == pytest.approx(1)
+        mixed = sum(w * v for w, v in zip(weights, value, strict=True))
+        assert isinstance(mixed, torch.Tensor)
+        assert numbers(table.rows[-1][-1]) == pytest.approx(mixed[:6].tolist(), abs=2e-3)
+        last = all_heads.steps[place].figures[0]
+        assert isinstance(last, Table)
+        named = {row[0]: row for row in last.rows}
+        assert numbers(named["head 2"][-1]) == pytest.approx(mixed[:6].tolist(), abs=2e-3)
+        total_row = named["residual stream"][-1], named["times W^O"][-1], named["their sum"][-1]
+        before, added, both = map(numbers, total_row)
+        assert [a + b for a, b in zip(before, added, strict=True)] == pytest.approx(both, abs=2e-3)
+
+
+def numbers(cell: object) -> list[float]:
+    return [float(word) for word in str(cell).strip("[]").removesuffix(" ...").split()]
+
+
+def test_gradients_are_those_of_a_backward_pass(folders: dict[str, Path]) -> None:
+    """By the weights of each sublayer, of the mean cross-entropy; and none is left behind."""
+    subject = Subject(folders["rotary-grouped"], Choice(source=SOURCE, target=TARGET))
+    encoder, decoder = figures_of(make_part("flow", subject), Table)
+    model = subject.model
+    assert all(parameter.grad is None for parameter in model.parameters())
+    gold = torch.tensor([*subject.target_ids, 3])
+    F.cross_entropy(model.logits(model(subject.source, subject.target)), gold).backward()
+    for table, stack in ((encoder, model.encoder), (decoder, model.decoder)):
+        names = ["self_attention", "cross_attention", "feed_forward"]
+        modules = [getattr(layer, n) for layer in stack for n in names if hasattr(layer, n)]
+        for row, module in zip(table.rows, modules, strict=True):
+            gradients = torch.cat([p.grad.flatten() for p in module.parameters()])
+            assert row[-1] == pytest.approx(float(gradients.norm()), rel=1e-4)
+            assert row[4] == pytest.approx(float(row[2] or 0) / float(row[1] or 1))
+
+
+def test_entropy_and_distance_of_known_weights() -> None:
+    sharp, even = torch.eye(4), torch.full((4, 4), 0.25)
+    assert entropy(torch.stack((sharp, even))) == pytest.approx([0, math.log(4)])
+    # Distances 0 to 3, 0 to 2 and 1, ...: (6 + 4 + 4 + 6) / 16
+    assert distance(torch.stack((sharp, even))) == pytest.approx([0, 20 / 16])
+    assert distance(torch.tensor([[[1.0, 0, 0, 0], [0, 0, 0, 1.0]]])) == pytest.approx([0])
+
+
+def test_heads_are_measured_by_leaving_them_out() -> None:
+    """A head whose rows of W^O are 0 is worth nothing; shares are of all tokens of all pairs."""
+    model = small_model()
+    pairs = [([7, 8, 9], [20, 21]), ([10, 11, 12, 13, 14], [22, 23, 24])]
+    with torch.no_grad():
+        attention = model.decoder[0].get_submodule("self_attention")
+        attention.get_parameter("output.weight")[:, 8:16] = 0
+    found = head_losses(model, pairs)
+    assert found["decoder"][0][1] == 0
+    assert all(x != 0 for row in (found["cross"] + found["encoder"]) for x in row)
+    looks = look_shares(model, pairs)
+    assert {kind: len(layers) for kind, layers in looks.items()} == dict.fromkeys(looks, 2)
+    # The decoder reads BOS and the tokens before: of 3 + 4 rows, all of two go to BOS.
+    assert all(shares[2] > 2 / 7 for shares in looks["decoder"][0])
+    assert all(
+        0 <= share <= 1
+        for layers in looks.values()
+        for row in layers
+        for own in row
+        for share in own
+    )
+
+
+def test_the_trace_says_what_translate_says_and_when_the_guard_searched_again(
+    folders: dict[str, Path],
+) -> None:
+    translator = Translator.load(folders["post"], engine="torch")
+    lines, retried = sentences(12, seed=5, longest=4), 0
+    for line, result in zip(lines, translator.translate(lines), strict=True):
+        subject = Subject(folders["post"], Choice(source=line))
+        part = make_part("trace", subject)
+        searches = figures_of(part, Table)
+        taken = searches[-1 if result.retried else 0]
+        assert taken.rows[0][0] == subject.tokenizers.target.decode(subject.target_ids)
+        assert result.text == str(taken.rows[0][0]).strip()
+        notes = [text for text in figures_of(part, Text) if text.title == "Guard"]
+        assert len(notes) == len(searches) - 1
+        retried += bool(result.retried)
+    assert retried
+
+
+def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> None:
+    subject = Subject(folders["post"], Choice(source=SOURCE))
+    part = make_part("trace", subject)
+    taken = -1 if any("second" in note for note in figures_of(part, Text)[-1].lines) else 0
+    tree, ended = figures_of(part, Tree)[taken], figures_of(part, Table)[taken]
+    best = [node.label for node in tree.nodes if node.kind == "best"]
+    assert best == ["BOS", *subject.predicted_labels]
+    assert sum(node.label == "EOS" for node in tree.nodes) == len(ended.rows)
+    text = subject.tokenizers.target.decode(subject.target_ids)
+    assert ended.rows[0][0] == text
+    parents = {node.parent for node in tree.nodes}
+    for place, node in enumerate(tree.nodes):
+        assert node.parent is None or node.parent < place
+        assert node.kind != "kept" or place in parents
+
+
+def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
+    folder = folders["post"]
+    with pytest.raises(ConfigError, match=r"no tokens|no text"):
+        make_part("attention", Subject(folder, Choice(source="  ")))
+    with pytest.raises(ConfigError, match="at most 32"):  # more would be cut into segments
+        make_part("score", Subject(folder, Choice(source="Hund " * 40)))
+    with pytest.raises(CheckpointError, match=r"no checkpoint step-0*9"):
+        part_of(folder, "distributions", target=TARGET, checkpoints=("step-9",))
+
+
+def test_a_layer_that_only_the_decoder_has_is_drawn_of_the_decoder(
+    folders: dict[str, Path],
+) -> None:
+    grids = figures_of(part_of(folders["post"], "attention", target=TARGET, layer=3), Grid)
+    assert [grid.rows for grid in grids] == [["layer 3 (top)"]] * 2
+    assert part_of(folders["post"], "score", target=TARGET, layer=3).figures
+
+
+def test_heads_reads_the_first_short_pairs_of_a_test_set(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of four pairs the second is too long and the third blank; --limit 1 takes the first."""
+    for side in "de", "en":
+        lines = ["Hund läuft", "Hund " * 40, "", "Katze schläft"]
+        (tmp_path / f"a.{side}").write_text("\n".join(lines) + "\n")
+    for limit, count in ((200, ": 2."), (1, ": 1.")):
+        part = make_part("heads", Subject(folders["post"], Choice(limit=limit)))
+        tables = figures_of(part, Table)
+        assert [len(table.rows) for table in tables] == [8, 12, 12]
+        assert tables[0].note.endswith(count)
+        assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
+    with pytest.raises(ConfigError, match="test set"):
+        make_part("heads", Subject(folders["post"], Choice(test="other")))

@@ -1,0 +1,33 @@
+from pathlib import Path
+
+import pytest
+
+from nmt.errors import ConfigError
+from nmt.extras.inspection.catalog import CATALOG, make_part
+from nmt.extras.inspection.figure import Part, Table, as_dict
+from nmt.extras.inspection.subject import Choice, Subject
+
+CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, what in CATALOG.items() if what.needs in ("model", "sentence")]
+)
+def test_a_configuration_says_that_it_has_no_weights(name: str) -> None:
+    with pytest.raises(ConfigError, match="needs a trained model"):
+        make_part(name, Subject(CONFIG, Choice(source="merci")))
+
+
+def test_a_configuration_has_a_structure_without_values() -> None:
+    structure = Subject(CONFIG).structure
+    assert {parameter.device.type for parameter in structure.parameters()} == {"meta"}
+
+
+def test_a_layer_that_is_none_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no layer 3.*\n.*1 to 2"):
+        Subject(CONFIG, Choice(layer=3)).layers(2)
+
+
+def test_data_of_a_part_name_the_kind_of_each_figure() -> None:
+    part = Part("x", "X", "", [Table("T", ["a"], [[1]])])
+    assert as_dict(part)["figures"][0]["kind"] == "table"

@@ -1,0 +1,125 @@
+"""The watched search against the search, and all words anew against greedy search."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
+from nmt.extras.inspection.observer import next_log_probs, recompute_words, trace_search
+from nmt.extras.inspection.recording import without_causal_mask
+from nmt.extras.inspection.trace import checked_options
+from nmt.inference.torch_engine import TorchEngine
+from nmt.model.transformer import Transformer
+from nmt.packed import Packed
+from nmt.text import BOS_ID, EOS_ID
+from tests.model.small import VARIANTS, packed, small_model
+
+LINES = packed([1, 2, 3, 5, 6, 8]).rows()
+OPTIONS: list[dict[str, Any]] = [
+    {"beam_size": 1},
+    {"beam_size": 1, "coverage_penalty": 0.3},
+    {"beam_size": 4, "search": "greedy"},
+    {"beam_size": 1, "search": "beam"},
+    {"beam_size": 4},
+    {"beam_size": 4, "n_best": 4, "length_penalty": 0.3},
+    {"beam_size": 3, "n_best": 2, "coverage_penalty": 0.5, "min_length_factor": 0.5},
+    {"beam_size": 4, "no_repeat_ngram_size": 2, "patience": 2.0},
+]
+
+
+def options_of(**changes: Any) -> DecodingConfig:
+    values = {"max_length_factor": 1.0, "max_length_offset": 2, **changes}
+    return DecodingConfig.model_validate(values)
+
+
+def model_of(variant: str = "paper") -> Transformer:
+    """With opinions as strong as a trained model's."""
+    model = small_model(**VARIANTS[variant])
+    with torch.no_grad():
+        model.output_weight.mul_(3)
+    return model
+
+
+@pytest.mark.parametrize("changes", OPTIONS)
+def test_a_trace_is_the_search_itself(changes: dict[str, Any]) -> None:
+    model, options = model_of(), options_of(**changes)
+    expected = TorchEngine(model).search(LINES, options)
+    num_finished = 0
+    for ids, hypotheses in zip(LINES, expected, strict=True):
+        found = trace_search(model, ids, options, 3)
+        assert [each.ids for each in found.results] == [each.ids for each in hypotheses]
+        ended = sorted(
+            (each.hypothesis for step in found.steps for each in step.finished),
+            key=lambda hypothesis: -hypothesis.score,
+        )
+        # The search adds in float32 and in the same order: nothing is rounded otherwise.
+        assert ended[: len(found.results)] == list(found.results)
+        assert found.cache_difference < 1e-4
+        num_finished += len(ended)
+    assert num_finished >= sum(map(len, expected))
+
+
+@pytest.mark.parametrize("variant", ["tiny-like", "modern", "grouped", "relative", "from-scratch"])
+def test_other_models_replay(variant: str) -> None:
+    model, options = model_of(variant), options_of(beam_size=3)
+    expected = TorchEngine(model).search(LINES[3:5], options)
+    found = [trace_search(model, ids, options, 3) for ids in LINES[3:5]]
+    assert [each.results[0].ids for each in found] == [own[0].ids for own in expected]
+    assert 0 < max(each.cache_difference for each in found) < 1e-4
+
+
+def test_every_beam_continues_one_of_the_step_before() -> None:
+    model = model_of()
+    found = trace_search(model, LINES[5], options_of(beam_size=4), 3)
+    source = Packed.from_rows([[*LINES[5], EOS_ID]])
+    for before, step in zip(found.steps, found.steps[1:], strict=False):
+        for beam in step.beams:
+            assert beam.parent is not None
+            assert beam.ids[:-1] == before.beams[beam.parent].ids
+            target = Packed.from_rows([[BOS_ID, *beam.ids]])
+            log_probs = next_log_probs(model, source, target)
+            own = sum(float(row[token]) for row, token in zip(log_probs, beam.ids, strict=False))
+            assert beam.log_prob == pytest.approx(own, abs=1e-4)
+            (token, share), *_ = beam.likely
+            assert token == int(log_probs[-1].argmax())
+            assert share == pytest.approx(float(log_probs[-1].exp().max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("ids", LINES[:6])
+def test_with_the_mask_no_word_changes_and_greedy_search_comes_out(ids: list[int]) -> None:
+    model = model_of()
+    (best,) = TorchEngine(model).search([ids], options_of(beam_size=1))[0]
+    steps = list(recompute_words(model, Packed.from_rows([[*ids, EOS_ID]]), len(ids) + 3))
+    for before, after in itertools.pairwise(steps):
+        assert after[:-1] == before
+    is_cut = len(best.ids) == len(ids) + 2  # then the search says EOS, whatever is likely
+    assert steps[-1][: len(best.ids)] == list(best.ids)
+    assert is_cut or steps[-1][-1] == EOS_ID
+
+
+def test_without_the_mask_earlier_words_change() -> None:
+    model, changes = model_of(), 0
+    with without_causal_mask(model):
+        for ids in LINES:
+            steps = list(recompute_words(model, Packed.from_rows([[*ids, EOS_ID]]), 6))
+            changes += sum(after[:-1] != before for before, after in itertools.pairwise(steps))
+    assert changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": True},
+        {"search": "constrained"},
+        {"beam_size": 4, "diverse_beam_groups": 2},
+        {"beam_size": 40},
+    ],
+)
+def test_what_a_trace_cannot_follow_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="trace"):
+        checked_options(options_of(**changes))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.extras.planning import doctor
+from nmt.extras.planning.doctor import Finding
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    monkeypatch.setattr(doctor, "_self_test", lambda: Finding("self-test", "left out"))
+    return {finding.name: finding for finding in doctor.doctor()}
+
+
+def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of whoever runs the tests
+    result = CliRunner().invoke(app, ["doctor"])
+
+    assert result.exit_code == 0, result.stdout
+    lines = result.stdout.splitlines()
+    names = [line.split()[1] for line in lines]
+    assert names == ["nmt", "Python", "torch", "device", "instructions", "threads", "load",
+                     "ctranslate2", "tensorboard", "clean", "serve", "cluster", "disk",
+                     "self-test"]  # fmt: skip
+    assert "trained and translated two sentences" in lines[-1]
+
+
+def test_what_is_wrong_has_the_line_that_mends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+    monkeypatch.setattr(doctor, "_GPU_DRIVERS", (driver,))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 999)
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 8, 1))
+    monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setattr(os, "getloadavg", lambda: (999.0, 0.0, 0.0))
+    findings = found(monkeypatch)
+
+    assert "nvidia-smi" in findings["device"].fix
+    assert findings["threads"].fix == "unset OMP_NUM_THREADS"
+    assert findings["disk"].fix.startswith("Free some")
+    for extra in ("ctranslate2", "tensorboard", "clean", "serve", "cluster"):
+        assert f"pip install 'nmt[{extra}]'" in findings[extra].found
+        assert str(findings[extra]).startswith(f"--  {extra}")
+    assert str(findings["load"]).startswith("--  load          999.0 processes for")
+    assert "other processes use them" in findings["load"].found
+    assert str(findings["disk"]).splitlines()[1].startswith("    fix: Free some")
+
+
+def missing(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    raise PackageNotFoundError(name)
+
+
+def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("illegal instruction")
+
+    monkeypatch.setattr("nmt.commands.train.train", fail)
+    result = CliRunner().invoke(app, ["doctor", "-v"])
+
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "asked"),
+    [
+        ("bash", ".bash_completions/nmt.sh", {"COMP_WORDS": "nmt tra", "COMP_CWORD": "1"}),
+        ("zsh", ".zfunc/_nmt", {"_TYPER_COMPLETE_ARGS": "nmt tra"}),
+        (
+            "fish",
+            ".config/fish/completions/nmt.fish",
+            {"_TYPER_COMPLETE_ARGS": "nmt tra", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        ),
+    ],
+)
+def test_completion_is_installed_for_the_shell_it_is_asked_from(
+    shell: str, script: str, asked: dict[str, str], tmp_path: Path
+) -> None:
+    nmt = Path(sys.executable).with_name("nmt")
+    stand_in = tmp_path / "bin" / shell  # the name of the process above decides
+    stand_in.parent.mkdir()
+    shutil.copy(shutil.which("bash") or "", stand_in)
+    home = tmp_path / "home"
+    home.mkdir()
+    own = {**os.environ, "HOME": str(home)}
+    command = [str(stand_in), "-c", f"'{nmt}' --install-completion; exit $?"]
+    result = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert f"{shell} completion installed in {home / script}" in result.stdout
+    assert (home / script).is_file()
+    if shell != "fish":  # which looks for completions by itself
+        assert (home / f".{shell}rc").is_file()
+    asked = {**own, **asked, "_NMT_COMPLETE": f"complete_{shell}"}
+    found = subprocess.run([nmt], env=asked, capture_output=True, text=True, check=False).stdout
+    assert "translate" in found
+    assert "train" in found
+    assert "prepare" not in found
+    if shell == "bash":  # the script itself, as Tab would call it
+        tab = "COMP_WORDS=(nmt tra); COMP_CWORD=1; _nmt_completion nmt; echo ${COMPREPLY[@]}"
+        command = ["bash", "-c", f"PATH='{nmt.parent}':$PATH; . '{home / '.bashrc'}'; {tab}"]
+        found = subprocess.run(command, env=own, capture_output=True, text=True, check=True).stdout
+        assert found.split() == ["train", "translate"]

@@ -1,0 +1,357 @@
+"""What training takes is said before it begins, and nothing else happens."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.commands.prepare import prepare
+from nmt.commands.train import dry_run
+from nmt.config.model import ModelConfig
+from nmt.config.run import RunConfig
+from nmt.config.training import OptimizerConfig
+from nmt.data.batch import Batch
+from nmt.data.loader import Loader, Position
+from nmt.data.prepared import PreparedData
+from nmt.extras.planning.cost import LengthSums
+from nmt.extras.planning.dry_run import DryRunReport, count_flops, resident_bytes
+from nmt.files.lock import run_lock
+from nmt.model.transformer import Transformer, build_model, count_parameters
+from nmt.training.optimizer import freeze
+from nmt.training.optimizers import build_optimizer
+from nmt.training.update import Updater
+from tests.terminal import terminal
+
+VALUES: dict[str, Any] = {
+    "name": "toy",
+    "source_language": "de",
+    "target_language": "en",
+    "tokenizer": {"vocab_size": 40, "byte_fallback": False},
+    "filters": {"max_length": 30},
+    "batch": {"max_tokens": 150, "accumulate": 2},
+    "model": {
+        "model_dim": 16,
+        "ff_dim": 32,
+        "num_heads": 2,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    },
+    "training": {"max_steps": 45, "device": "cpu", "precision": "float32", "threads": 1},
+}
+"""All but data and folders."""
+SUMS = 8
+"""Bytes of the two numbers at the gradient's end."""
+
+
+def values_in(folder: Path, **training: Any) -> dict[str, Any]:
+    """A configuration whose corpora and folders are in ``folder``."""
+    files = {side: str(folder / f"train.{side}") for side in ("de", "en")}
+    corpus = {"source": files["de"], "target": files["en"]}
+    return {
+        **VALUES,
+        "prepared_dir": str(folder / "prepared"),
+        "run_dir": str(folder / "run"),
+        "data": {"train": [corpus], "valid": {**corpus, "max_pairs": 5}},
+        "training": {**VALUES["training"], **training},
+    }
+
+
+def config_in(folder: Path, **training: Any) -> RunConfig:
+    return RunConfig.model_validate(values_in(folder, **training))
+
+
+def write_corpus(folder: Path) -> None:
+    draw = random.Random(1)
+    words = [["".join(draw.choices("abcdef", k=3)) for _ in range(1 + i % 5)] for i in range(200)]
+    for side, step in (("de", 1), ("en", -1)):
+        text = "".join(" ".join(word[::step] for word in line) + "\n" for line in words)
+        (folder / f"train.{side}").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared data."""
+    folder = tmp_path_factory.mktemp("dry_run")
+    write_corpus(folder)
+    prepare(config_in(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> DryRunReport:
+    return dry_run(config_in(folder), num_updates=4)
+
+
+def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunReport) -> None:
+    config = config_in(folder)
+    store = PreparedData.open(folder / "prepared").train
+    updates = []
+    for batches, after in Loader(store, config.batch, weights=[1], seed=1).updates(Position()):
+        updates.append(batches)
+        if after.epoch:
+            break
+    batches = [batch for update in updates for batch in update]
+    source = sum(batch.num_source_tokens for batch in batches)
+    target = sum(batch.num_target_tokens for batch in batches)
+    padded = sum(batch.num_padded_tokens for batch in batches)
+
+    epoch = report.epoch
+    assert (epoch["updates"], epoch["batches"]) == (len(updates), len(batches))
+    assert len(updates) < len(batches)
+    assert epoch["pairs"] == 200
+    assert epoch["source_tokens"] == source
+    assert epoch["target_tokens"] == target
+    assert epoch["padding_waste"] == pytest.approx(1 - (source + target) / padded)
+    assert epoch["tokens_per_batch"] == pytest.approx((source + target) / len(batches))
+    assert epoch["tokens_per_update"] == pytest.approx((source + target) / len(updates))
+
+
+def test_flops_are_shared_out_over_the_target_tokens(report: DryRunReport) -> None:
+    flops, epoch = report.flops, report.epoch
+    source, target = epoch["source_tokens"], epoch["target_tokens"]
+
+    matmul = flops["by_source_token"] * source / target + flops["by_target_token"]
+    assert flops["per_target_token_matmul"] == pytest.approx(matmul)
+    attention = flops["epoch"]["attention"] / target
+    assert flops["per_target_token"] == pytest.approx(matmul + attention)
+    assert flops["update"] * epoch["updates"] == pytest.approx(flops["epoch"]["total"])
+    assert flops["training"] == pytest.approx(45 * flops["update"])
+
+
+def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunReport) -> None:
+    memory, number = report.memory_bytes, report.parameters["total"]
+
+    assert (memory["weights"], memory["master_weights"]) == (4 * number, 0)
+    assert memory["gradients"] == 4 * number + SUMS
+    assert 1 <= len(memory["largest_batches"]) <= 2
+    # At the very least, the encoder keeps the input of each layer's matrices for the way back.
+    pairs, source, _target = memory["largest_batches"][0]
+    assert memory["activations"] > 4 * pairs * source * (16 + 48 + 32)
+    others = memory["activations"] + (memory["optimizer"] - 8 * number)
+    assert memory["total"] == 16 * number + SUMS + others
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ema", "held"),
+    [
+        (torch.float32, None, (4, 0, 4, 8)),
+        (torch.float32, 0.9, (4, 0, 4, 12)),
+        (torch.bfloat16, None, (2, 4, 4, 8)),
+        (torch.bfloat16, 0.9, (2, 4, 4, 12)),
+    ],
+)
+def test_bytes_for_each_parameter(
+    dtype: torch.dtype, ema: float | None, held: tuple[int, ...]
+) -> None:
+    model = small_model()
+    optimizer = build_optimizer(model, OptimizerConfig(), dtype, ema_decay=ema)
+    number = sum(count_parameters(model).values())
+
+    counter = 4  # of updates
+    weights, master, gradients, moments = (size * number for size in held)
+    expected = [weights, master, gradients + SUMS, moments + counter]
+    assert list(resident_bytes(optimizer, model).values()) == expected
+
+
+def test_weights_that_are_worked_out_when_needed_are_not_held() -> None:
+    """Schedule-free AdamW has z and the squares; the weights to be used are made of y and z."""
+    model = small_model()
+    config = OptimizerConfig(kind="schedule-free")
+    number = sum(count_parameters(model).values())
+
+    held = resident_bytes(build_optimizer(model, config, torch.float32), model)
+
+    assert (held["weights"], held["gradients"]) == (4 * number, 4 * number + SUMS)
+    assert held["optimizer"] == pytest.approx(8 * number, abs=32)
+
+
+def test_frozen_parts_have_no_gradient_and_no_moments() -> None:
+    model = small_model()
+    freeze(model, ["encoder"])
+    sizes = count_parameters(model)
+    trained = sizes["decoder"] + sizes["embeddings"]
+
+    held = resident_bytes(build_optimizer(model, OptimizerConfig(), torch.float32), model)
+
+    assert held["weights"] == 4 * (trained + sizes["encoder"])
+    assert held["gradients"] == 4 * trained + SUMS
+    assert held["optimizer"] == 8 * trained + 4
+
+
+def small_model() -> Transformer:
+    return build_model(ModelConfig.model_validate(VALUES["model"]), 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("training", "limit"),
+    [
+        ({"max_steps": 3}, "training.max_steps"),
+        ({"max_steps": 10_000, "max_epochs": 2}, "training.max_epochs"),
+        ({"max_steps": 10_000, "max_minutes": 1e-6}, "training.max_minutes"),
+    ],
+)
+def test_the_limit_that_comes_first_ends_training(
+    folder: Path, report: DryRunReport, training: dict[str, Any], limit: str
+) -> None:
+    found = dry_run(config_in(folder, **training), num_updates=4)
+
+    updates = {"training.max_steps": 3, "training.max_minutes": 1}
+    epochs_updates = 2 * report.epoch["updates"]
+    assert found.budget["limit"] == limit
+    assert found.budget["updates"] == pytest.approx(updates.get(limit, epochs_updates), abs=2)
+
+
+def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_end(
+    folder: Path, report: DryRunReport
+) -> None:
+    config = config_in(folder, max_steps=None, patience=3, r_drop=5.0)
+
+    twice = dry_run(config, num_updates=4)
+
+    assert twice.flops["epoch"]["total"] == 2 * report.flops["epoch"]["total"]
+    assert "2 passes (training.r_drop)" in twice.as_text()
+    assert twice.budget["updates"] is twice.budget["epochs"] is None
+    assert twice.seconds["training"] is twice.flops["training"] is None
+    assert twice.seconds["validation_and_saving"] is None
+    assert twice.seconds["epoch"] > 0
+    assert "only training.patience ends training" in twice.as_text()
+    assert "an epoch, until training.patience ends it" in twice.as_text().splitlines()[1]
+
+
+def test_a_batch_too_large_for_the_device_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = Updater._training_loss
+
+    def small_only(self: Updater, batch: Batch) -> Any:
+        if len(batch.rows) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss(self, batch)
+
+    monkeypatch.setattr(Updater, "_training_loss", small_only)
+
+    report = dry_run(config_in(folder), num_updates=4)
+
+    splits = report.memory_bytes["splits"]
+    assert splits > 0
+    assert f"HALVED {splits} times to fit" in report.as_text()
+
+
+def test_a_run_in_progress_is_not_disturbed(folder: Path) -> None:
+    config = config_in(folder)
+    config.run_dir.mkdir()
+    with run_lock(config.run_dir):
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        dry_run(config, num_updates=4)
+
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(values_in(tmp_path)))
+
+    first = CliRunner().invoke(app, ["train", str(path), "--dry-run", "--json"])
+    second = CliRunner().invoke(app, ["train", str(path), "--dry-run", "-q"])
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert json.loads(first.stdout)["budget"]["updates"] == 45
+    assert f"Prepared the data first, which stay in {tmp_path / 'prepared'}" in first.stderr
+    assert "on the largest batches; then time, in up to about 20 s." in first.stderr
+    title, summary = second.stdout.splitlines()[:2]
+    assert title.startswith("dry run of toy on cpu, float32, 1 threads: nothing is trained")
+    assert re.fullmatch(
+        r"45 updates, [\d.]+ epochs, by training\.max_\w+: [\d.]+ m?s and [\d.]+ MiB in all",
+        summary,
+    )
+    assert second.stderr == ""
+    assert (tmp_path / "prepared").is_dir()
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_shows_its_work_and_ends_within_its_seconds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.extras.planning.dry_run.MOST_SECONDS", 0.0)
+    with terminal(monkeypatch) as frames:
+        report = dry_run(config_in(folder, max_steps=2))
+
+    batches = 1 + len(report.memory_bytes["largest_batches"])
+    assert frames.counts("measuring memory")[-1] == f"{batches - 1}/{batches}"
+    assert frames.counts("timing")[-1] == "2/12"
+    assert report.seconds["probe_updates"] == 2
+    updates = report.epoch["updates"]
+    assert any(f"an epoch has {updates:,}:" in text for text in report.warnings)
+
+
+def base_on_two_pairs() -> DryRunReport:
+    """The base model; an epoch of one batch with a pair of 20 + 25 and one of 30 + 35 tokens."""
+    config = ModelConfig.model_validate({"preset": "transformer-base"})
+    sums = LengthSums(
+        source_tokens=50, target_tokens=60,
+        source_squares=1_300, target_squares=1_850, products=1_550,
+    )  # fmt: skip
+    flops = count_flops(config, 37_000, sums, passes=1)
+    number, total = 63_082_496, flops["epoch"]["total"]
+    sizes = {"weights": 4 * number, "gradients": 4 * number, "optimizer": 8 * number}
+    return DryRunReport(
+        name="base",
+        device="cuda",
+        precision="bfloat16",
+        compiled=True,
+        threads=8,
+        parameters={"embeddings": 18_944_000, "encoder": 18_914_304, "total": number},
+        matmul_parameters={"encoder": 18_874_368, "memory": 3, "decoder": 4, "output": 5},
+        flops=flops | {"update": total, "training": total * 100_000, "per_second": 4 * total},
+        memory_bytes={
+            **sizes, "master_weights": 0, "activations": 2**31,
+            "largest_batches": [(2, 30, 35)], "splits": 0, "total": 16 * number + 2**31,
+        },
+        epoch={
+            "pairs": 2, "batches": 1, "updates": 1, "source_tokens": 50, "target_tokens": 60,
+            "tokens_per_batch": 110.0, "tokens_per_update": 110.0, "padding_waste": 0.1542,
+        },
+        budget={
+            "updates": 100_000, "limit": "training.max_steps",
+            "has_patience": True, "epochs": 100_000.0,
+        },
+        seconds={
+            "probe_updates": 12, "update": 0.25, "epoch": 0.25, "training": 25_000.0,
+            "target_tokens_per_second": 240.0, "validation_and_saving": 5000.0,
+        },
+        remark="layers compiled in 40 s",
+    )  # fmt: skip
+
+
+def test_the_table() -> None:
+    lines = base_on_two_pairs().as_text().splitlines()
+    shown = [line.split("  ") for line in lines]
+    rows = {cells[1]: [cell.strip() for cell in cells[2:] if cell.strip()] for cells in shown
+            if len(cells) > 1}  # fmt: skip
+
+    assert rows["total"] == ["2.94 GiB", "besides Python, torch and the data's page cache"]
+    assert rows["by each source token"][0] == "132 M"  # 6 x 22,020,096
+    assert rows["by each target token"][0] == "246 M"  # 6 x 40,964,096
+    assert rows["all, per target token"] == ["359 M"]  # 21,526,364,160 / 60
+    assert rows["all updates"] == ["6.9 h"]  # 25,000 s
+    share = "17% of the time; estimated from parts"  # 5,000 of 30,000 s
+    assert rows["validation, saving, end"] == ["83.3 min", share]
+    assert rows["updates"] == [
+        "100,000",
+        "training.max_steps; training.patience may end it earlier",
+    ]
+    assert rows["padding waste"][0] == "15.4%"
+    assert rows["float32 master weights"] == ["0", "exact"]
+    assert rows["FLOPs per second"][0] == "86.1 G"
+    lines = [line for line in lines if line[:2] == "  "]
+    assert all(line[36:50].strip() and line[49] != " " for line in lines)

@@ -1,0 +1,277 @@
+"""Two files in; three sets without a common sentence, and a configuration that trains, out."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.config.data import CorpusConfig
+from nmt.config.run import RUN_PRESETS, RunConfig
+from nmt.config.scaling import SCALES, scale_of, with_scale
+from nmt.data.size import count_characters, load_config
+from nmt.errors import ConfigError, DataError
+from nmt.extras.planning.init import init
+
+PARTS = ("train", "valid", "test")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def corpus(count: int = 400, words: int = 90) -> tuple[Path, Path]:
+    """A corpus with sentences that come again, with the same and with other translations."""
+    sides = [[f"{letter} {i * step % words}" for i in range(count)] for letter, step in
+             (("satz", 7), ("line", 11))]  # fmt: skip
+    sides[0][3], sides[1][5] = "  ", ""
+    Path("c.de").write_text("\n".join(sides[0]) + "\n", "utf-8")
+    Path("c.en.gz").write_bytes(gzip.compress(("\n".join(sides[1]) + "\n").encode()))
+    return Path("c.de"), Path("c.en.gz")
+
+
+def read(folder: Path, part: str) -> list[tuple[str, str]]:
+    sides = [(folder / f"{part}.{code}").read_text("utf-8").splitlines() for code in ("de", "en")]
+    return list(zip(*sides, strict=True))
+
+
+def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for() -> None:
+    source, target = corpus()
+    start = init(source, target, None)
+    whole = list(
+        zip(
+            source.read_text("utf-8").splitlines(),
+            gzip.decompress(target.read_bytes()).decode().splitlines(),
+            strict=True,
+        )
+    )
+    parts = {part: read(Path("de-en"), part) for part in PARTS}
+
+    for side in range(2):
+        sets = [{pair[side] for pair in parts[part]} for part in PARTS]
+        assert not sets[0] & sets[1]
+        assert not sets[0] & sets[2]
+        assert not sets[1] & sets[2]
+    for part in PARTS:
+        assert set(parts[part]) <= set(whole)
+        assert start.counts[part] == len(parts[part]) > 0
+    assert start.counts["unusable"] == 2
+    assert sum(start.counts.values()) == 400
+    # The others stand in their order, and each as often as before.
+    held = [{pair[side] for part in PARTS[1:] for pair in parts[part]} for side in range(2)]
+    assert parts["train"] == [
+        pair for pair in whole if all(pair[i].strip() and pair[i] not in held[i] for i in range(2))
+    ]
+
+
+@pytest.mark.parametrize("names", [("valid",), ("test",), ("valid", "test")])
+def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
+    names: tuple[str, ...],
+) -> None:
+    source, target = corpus()
+    given = {"valid": ("satz 3", "line 9"), "test": ("neu", "line 20")}
+    command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
+    for name in names:
+        for code, text in zip(("de", "en"), given[name], strict=True):
+            Path(f"own {name}.{code}").write_text(f"{text}\n", "utf-8")
+        here = f"../{Path.cwd().name}"
+        command += [f"--{name}", f"{here}/own {name}.de", f"{here}/own {name}.en"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert f"({' and '.join(names)} as given" in result.stdout
+    assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
+
+    data = load_config("new/config.yaml").data
+    sets = {"train": data.train[0], "valid": data.valid, **data.test}
+    texts = {}
+    for name, each in sets.items():
+        assert each.source is not None
+        assert each.target is not None
+        assert each.source.is_absolute() == (name in names)
+        assert ".." not in each.source.parts
+        sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
+        texts[name] = list(zip(*sides, strict=True))
+    assert all(texts[name] == [given[name]] for name in names)
+    for side in range(2):
+        train, *held = ({pair[side] for pair in texts[name]} for name in PARTS)
+        assert train
+        assert not train & (held[0] | held[1])
+        assert not held[0] & held[1]
+    assert {path.stem for path in Path("new").glob("*.de")} == {*PARTS} - {*names}
+
+
+def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
+    source, target = corpus()
+    folders = {name: Path(name) for name in ("a", "b", "c")}
+    for name, folder in folders.items():
+        init(source, target, folder, seed=2 if name == "c" else 1)
+
+    assert read(folders["a"], "test") == read(folders["b"], "test") != read(folders["c"], "test")
+
+
+def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
+    """`training:` may be absent."""
+    start = init(*corpus(), None)
+    written = load_config(start.config)
+    bare = "\n".join(start.config.read_text("utf-8").partition("tokenizer:")[0].splitlines())
+    (start.config.parent / "bare.yaml").write_text(bare + "\n", "utf-8")
+
+    assert load_config(start.config.parent / "bare.yaml") == written
+    assert "training" not in RunConfig.model_json_schema()["required"]
+    assert written.training.max_minutes == SCALES[0].minutes
+    assert written.training.schedule.warmup == 0.06
+
+
+def test_what_is_given_stands_above_the_values_for_the_size() -> None:
+    start = init(*corpus(), None)
+    text = start.config.read_text("utf-8").partition("tokenizer:")[0]
+    bare = start.config.parent / "bare.yaml"
+    bare.write_text(text + "model: {preset: modern}\npreset: low-resource\n", "utf-8")
+    config = load_config(bare, ["training.seed=7", "batch.max_tokens=1000"])
+
+    assert (config.model.preset, config.model.norm) == ("modern", "rms")
+    assert config.model.dropout == 0.3
+    assert (config.training.seed, config.batch.max_tokens) == (7, 1000)
+    assert config.training.max_minutes == SCALES[0].minutes
+    bare.write_text(text + "training: {seed: 7}\n", "utf-8")
+    with pytest.raises(ConfigError, match="give one of max_steps, max_minutes"):
+        load_config(bare)
+
+
+def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
+    given = {"preset": "low-resource", "batch": {"noise": 0.2}, "model": {"dropout": 0.1}}
+    values = with_scale(given, 12_000_000)
+
+    assert values["tokenizer"] == {"vocab_size": 2000}
+    assert values["batch"] == {"max_tokens": 2048, "noise": 0.2}
+    assert values["training"]["r_drop"] == RUN_PRESETS["low-resource"]["training"]["r_drop"] > 0
+    assert values["model"] == {"preset": "tiny", "dropout": 0.1}
+    assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
+
+
+@pytest.mark.parametrize("name", RUN_PRESETS)
+def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
+    sections = SCALES[0].sections()
+
+    for section, values in RUN_PRESETS[name].items():
+        assert values.items() <= sections[section].items()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), ("muon", 4e-3, 0.06)),
+        (["training.optimizer.kind=adamw"], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
+        (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
+        (["training.schedule.peak_lr=2e-3"], ("muon", 2e-3, 0.06)),
+        (
+            ["training.optimizer.kind=adamw", "training.schedule.peak_lr=2e-3"],
+            ("adamw", 2e-3, 0.06),
+        ),
+        (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
+        (["training.schedule=null"], ("muon", 4e-3, 0.06)),
+    ],
+)
+def test_a_rate_goes_with_its_optimizer(
+    overrides: list[str], expected: tuple[str, float, float | None]
+) -> None:
+    start = init(*corpus(), None)
+    bare = start.config.parent / "bare.yaml"
+    bare.write_text(start.config.read_text("utf-8").partition("tokenizer:")[0], "utf-8")
+    training = load_config(bare, overrides).training
+    schedule = training.schedule
+
+    assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup) == expected
+    assert schedule.shape == "linear"
+
+
+def test_the_size_of_a_hub_is_not_guessed() -> None:
+    Path("hub.yaml").write_text(
+        "{name: h, source_language: en, target_language: de, "
+        "data: {train: [{huggingface: wmt/wmt14}], valid: {demo: valid}}}", "utf-8"
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"no training section, .* size of wmt/wmt14"):
+        load_config("hub.yaml")
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(1, 2048), (6_500_001, 4096), (10**9, 16_384)])
+def test_every_size_has_its_values(size: int, tokens: int) -> None:
+    assert scale_of(size).max_tokens == tokens
+
+
+def test_size_is_text_not_lines(tmp_path: Path) -> None:
+    """Characters of both sides, however many bytes they have, and as often as an epoch reads."""
+    source, target = tmp_path / "x.de", tmp_path / "x.ar.gz"
+    source.write_text("für\nab\n", "utf-8")
+    target.write_bytes(gzip.compress("سلام\n\n".encode()))
+    (tmp_path / "x.tsv").write_text("a\tb\nc\td\n")
+    files = CorpusConfig(source=source, target=target)
+    some = files.model_copy(update={"max_pairs": 1, "weight": 3.0})
+    columns = CorpusConfig(tsv=tmp_path / "x.tsv")
+
+    sizes = [count_characters([each], ("de", "ar")) for each in (files, some, columns)]
+
+    assert sizes == [13, round(3 * 13 / 2), 8]
+    assert count_characters([CorpusConfig(demo="train")], ("en", "de")) > 10_000
+
+
+def test_what_cannot_begin_is_named() -> None:
+    source, target = corpus()
+    with pytest.raises(ConfigError, match=r"are the same file, c\.de"):
+        init(source, source, None)
+    with pytest.raises(ConfigError, match="do not end in the codes of two languages"):
+        init(source, Path("c"), None)
+    with pytest.raises(ConfigError, match="--languages de is no pair"):
+        init(source, target, None, languages="de")
+    with pytest.raises(ConfigError, match="use letters, digits"):
+        init(source, target, Path("a b"))
+    assert not Path("a b").exists()
+    Path("de-en").mkdir()
+    with pytest.raises(ConfigError, match="de-en is there already"):
+        init(source, target, None)
+    with pytest.raises(DataError, match=r"Too few pairs .*: 19"):
+        init(*corpus(21), Path("x"))
+
+
+def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
+    for code, text in zip(("en", "de"), sides, strict=True):
+        Path(f"s.{code}").write_text("".join(text.format(i) + "\n" for i in range(200)), "utf-8")
+    init(Path("s.de"), Path("s.en"))
+    assert caplog.messages == [
+        "the source looks like en and the target like de: are the sides swapped?",
+        "if so, remove de-en and type: nmt init s.en s.de --languages de-en --output de-en",
+    ]
+
+
+def test_given_sets_whose_sides_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
+    for code, text in zip(("de", "en"), sides, strict=True):
+        for part, first in (("train", 0), ("valid", 200), ("test", 400)):
+            lines = (text.format(i) + "\n" for i in range(first, first + 200))
+            Path(f"{part}.{code}").write_text("".join(lines), "utf-8")
+    train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in ("train", "valid", "test"))
+    init(*train, valid=valid[::-1], test=test)
+    assert caplog.messages == [
+        "--valid: the source looks like en and the target like de: are the sides swapped?"
+    ]
+
+
+def test_from_the_shell_it_ends_with_the_next_command() -> None:
+    source, target = corpus()
+    command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
+    result = CliRunner().invoke(app, command)
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-4:] == [
+        "next: nmt train new/config.yaml",
+        f"      (about {SCALES[0].minutes} minutes: training.max_minutes)",
+        "then: nmt evaluate runs/new scores the model on the test set,",
+        "      nmt translate runs/new FILE translates the lines of a file",
+    ]
+    flags = ["--set", "tokenizer.vocab_size=300", "--report-only", "--json"]
+    assert CliRunner().invoke(app, ["prepare", "new/config.yaml", *flags]).exit_code == 0

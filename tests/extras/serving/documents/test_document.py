@@ -1,0 +1,295 @@
+"""Laws of documents: what is not translated stays, marks stay balanced, and time is linear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.errors import ConfigError, DataError
+from nmt.extras.serving.documents.document import FORMATS, decode_document, read_document
+from nmt.extras.serving.documents.projection import Links, Translation
+
+CUE = "00:01.000 --> 00:02.000"
+PIECES = [
+    "Hello",
+    "there.",
+    "you",
+    "<b>",
+    "</b>",
+    "<i",
+    "</i>",
+    ">",
+    "<br>",
+    "&amp;",
+    "&#",
+    "&",
+    "*",
+]
+PIECES += [
+    "**",
+    "_",
+    "`",
+    "[",
+    "](",
+    ")",
+    "~~~",
+    "1.",
+    "|",
+    "\\",
+    "<!--",
+    "-->",
+    "<script>",
+    "</script>",
+]
+PIECES += ["<p>", "<code>", "</code>", "<v Bob>", "{\\an8}", "http://a.de/x", "\u3002", "\xe9"]
+PIECES += [
+    "    ",
+    "- ",
+    "# ",
+    "> ",
+    "---\n",
+    " ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\t",
+    "\x00",
+    "\ud800",
+    "\u2028",
+]
+PIECES += [CUE, f"\n{CUE}\n"]
+DOCUMENTS = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.text(max_size=60)
+)
+
+
+def same(sentences: Sequence[str]) -> list[Translation]:
+    return [(sentence, None) for sentence in sentences]
+
+
+@given(DOCUMENTS, st.sampled_from(FORMATS))
+def test_sentences_that_stay_give_the_same_document(text: str, kind: str) -> None:
+    document = read_document(text, kind, "en")
+    assert document.rebuild(same(document.sentences)) == text
+
+
+@given(DOCUMENTS, st.sampled_from(FORMATS))
+def test_no_translation_is_an_error(text: str, kind: str) -> None:
+    document = read_document(text, kind, "en")
+    for words in ("", "x", "<b> & * x.", "Viele neue Worte -- und mehr."):
+        document.rebuild([(words, None)] * len(document.sentences))
+        document.rebuild([(words, [(0, 0), (1, 0), (7, 7)])] * len(document.sentences))
+
+
+HOSTILE = ["<", "<a ", "<!--", "<b>", "</b>", "<b>x ", "<a b='", "[", "](", "*a ", "`", "> ", "&#9"]
+HOSTILE += ['"<a ', "_a* ", "<code>", "<x", "- ", "{\\", "www.", "a@", "\n", CUE + "\na\n\n"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_hostile_documents_are_read_and_written(kind: str) -> None:
+    """What takes quadratic time, or recursion, does not end here."""
+    for unit in HOSTILE:
+        text = f"\n{CUE}\n" + unit * (20_000 // len(unit))
+        document = read_document(text, kind, "en")
+        document.rebuild([("x y", None)] * len(document.sentences))
+
+
+def test_deep_tags_around_one_word_come_out_all() -> None:
+    depth = 20_000
+    text = f"{CUE}\n" + "<b>" * depth + "word" + "</b>" * depth
+    document = read_document(text, "vtt", "en")
+    assert document.rebuild([("Wort", None)]) == text.replace("word", "Wort")
+
+
+WORDS = st.lists(st.sampled_from(["Red", "cats", '"run"', "home.", "(so)", "A&B"]), min_size=1)
+TREES = st.recursive(WORDS.map(" ".join), lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+def write(tree: object, joiner: str, numbers: list[int], is_top: bool = True) -> str:
+    """Write nested lists as nested tags that are numbered as they are opened."""
+    if isinstance(tree, str):
+        return tree.replace("&", "&amp;")
+    number = len(numbers)
+    numbers.append(number)
+    assert isinstance(tree, list)
+    inner = joiner.join(write(each, joiner, numbers, False) for each in tree)
+    return inner if is_top else f"<b {number}>{inner}</b>"
+
+
+def nesting(text: str) -> dict[str, str]:
+    """Return what each tag stands in, and find that tags are balanced."""
+    found, stack = {}, [""]
+    for tag in re.findall(r"</?b[^>]*>", text):
+        if tag == "</b>":
+            stack.pop()
+        else:
+            assert tag not in found
+            found[tag] = stack[-1]
+            stack.append(tag)
+    assert stack == [""]
+    return found
+
+
+def plain(text: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", "", text).replace("&amp;", "&").split())
+
+
+LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8))))
+
+
+HEADS = {"vtt": f"WEBVTT\n\n{CUE}\n", "html": "<!DOCTYPE html>\n<p>"}
+
+
+@given(
+    TREES,
+    st.sampled_from(["", " "]),
+    st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6),
+    st.sampled_from([*HEADS]),
+)
+def test_tags_come_out_once_nested_as_they_were(
+    tree: object, joiner: str, answers: Sequence[tuple[list[str], Links | None]], kind: str
+) -> None:
+    body, head = write(tree, joiner, []), HEADS[kind]
+    document = read_document(head + body, kind, "en")
+    bare = read_document(head + plain(body).replace("&", "&amp;"), kind, "en")
+    assert document.sentences == bare.sentences  # whatever the marks
+    given_ = [answers[i % len(answers)] for i in range(len(document.sentences))]
+    translations = [(" ".join(words), links) for words, links in given_]
+    result = document.rebuild(translations).removeprefix(head)
+    assert nesting(result) == nesting(body)
+    if document.sentences:
+        text = " ".join(text for text, _ in translations)
+        assert plain(result).replace(" ", "") == text.replace(" ", "")
+        assert plain(result) == text or "></b>" in result  # a pair around nothing has spaces
+
+
+def test_an_unknown_format_and_another_encoding_are_explained() -> None:
+    with pytest.raises(ConfigError, match="did you mean vtt"):
+        read_document("", "vttt", "en")
+    with pytest.raises(DataError, match="byte 1 is 0xe4"):
+        decode_document(b"K\xe4se")
+    assert decode_document("\ufeffA\r\n".encode()) == "\ufeffA\r\n"
+
+
+def test_subtitles_keep_timings_speakers_and_line_breaks() -> None:
+    text = """1
+00:00:01,000 --> 00:00:02,500
+{\\an8}<i>Where is</i> the red
+house? "No", I say.
+
+2
+00:00:03,000 --> 00:00:04,000
+- Hi <b>H<sub>2</sub>O</b>.
+- You.
+"""
+    document = read_document(text, "srt", "en")
+    assert document.sentences == ("Where is the red house?", '"No", I say.', "Hi H2O.", "You.")
+    answers: list[Translation] = [
+        ("Das rote Haus ist wo?", [(0, 4), (1, 3), (2, 0), (3, 1), (4, 2)]),
+        ("\u201eNein\u201c, sage ich.", None),
+        ("Hallo H2O.", [(0, 0), (1, 1)]),
+        ("Du <b>.", None),
+    ]
+    result = document.rebuild(answers).splitlines()
+    assert result[2] == "{\\an8}Das rote Haus <i>ist"
+    assert result[3] == "wo</i>? \u201eNein\u201c, sage ich."
+    assert result[7:] == ["- Hallo <b>H<sub>2</sub>O</b>.", "- Du \u2039b>."]
+
+
+PAGE = """<!DOCTYPE html>
+<head><title>A &amp; B</title><style>b {}</style><script>if (a < b) "<b>Hello</b>"</script></head>
+<!-- Hello -->
+<p title="Hello">A <b>big <i>red</i></b> dog.<br>
+  Come <img alt="Hello"> <a href="x?a&amp;b">here</a> or <code>go home</code>.<br><br>&nbsp;Never.
+<div translate="no">Hello <p>you</p></div><pre>Hello</pre>
+<td>12.50<td>She <span class="x notranslate">Fernweh</span> &lt;said.</p>
+"""
+
+
+def test_a_page_keeps_all_but_its_text() -> None:
+    document = read_document(PAGE, "html", "en")
+    expected = ["A & B", "A big red dog.", "Come here or .", "Never.", "She <said."]
+    assert list(document.sentences) == expected
+    answers: list[Translation] = [
+        ("B & A", [(0, 2), (1, 1), (2, 0)]),
+        ("Un chien rouge grand.", [(0, 0), (1, 3), (2, 2), (3, 1)]),
+        ("Viens ou ici.", [(0, 0), (1, 2), (2, 1), (3, 2)]),
+        ("Jamais.", None),
+        ("Elle <dit.", None),
+    ]
+    expected_page = (
+        PAGE.replace("A &amp; B", "B &amp; A")
+        .replace("A <b>big <i>red</i></b> dog.", "Un chien <b><i>rouge</i> grand</b>.")
+        .replace("Come <img", "Viens <img")
+        .replace('<a href="x?a&amp;b">here</a> or', "ou")
+        .replace("home</code>.", 'home</code> <a href="x?a&amp;b">ici</a>.')
+        .replace("&nbsp;Never.", "\xa0Jamais.")
+        .replace("She <span", "Elle <span")
+        .replace("&lt;said", "&lt;dit")
+    )
+    assert document.rebuild(answers) == expected_page
+
+
+NOTES = """---
+title: Hello
+---
+# A *big* dog ##
+
+Come **here and** [go
+there](https://a.de/x_(y) "Hello") now. Use `the code`, snake_case[^1].
+
+- [ ] Go ***away* now**.
+  1. Not *this
+
+> Quoted
+> words.
+
+```
+Hello
+```
+
+| A | ![Hello](x.png) b |
+|---|---|
+
+    Hello
+
+<div>See <b>it</b></div>
+
+[^1]: Note
+[x]: http://hello.de
+"""
+
+
+def test_markdown_keeps_all_but_its_text() -> None:
+    document = read_document(NOTES, "md", "en")
+    assert list(document.sentences) == [
+        *("A big dog", "Come here and go there now.", "Use , snake_case.", "Go away now."),
+        *("Not *this", "Quoted words.", "A", "b", "See it", "Note"),
+    ]
+    answers: list[Translation] = [(text.upper(), None) for text in document.sentences]
+    answers[1] = ("1. JETZT KOMM HER GEH", [(0, 2), (1, 3), (2, 3), (3, 4), (4, 4), (5, 1)])
+    answers[4] = ("- *x_", None)
+    answers[5] = ("> #", None)
+    expected = {
+        "# A *big*": "# A *BIG*",
+        " dog ##": " DOG ##",
+        "Come **here and** [go\nthere](": "1\\. JETZT KOMM **HER** [GEH](",
+        ") now. Use": ") USE",
+        ", snake_case[^1].": ", SNAKE_CASE.[^1]",
+        "Go ***away* now**.": "GO ***AWAY* NOW**.",
+        "Not *this": "\\- \\*x\\_",
+        "> Quoted\n> words.": "> \\>\n> \\#",
+        "| A |": "| A |",
+        "png) b |": "png) B |",
+        "See <b>it</b>": "SEE <b>IT</b>",
+        ": Note": ": NOTE",
+    }
+    page = NOTES
+    for source, target in expected.items():
+        assert source in page
+        page = page.replace(source, target)
+    assert document.rebuild(answers) == page

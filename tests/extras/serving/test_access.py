@@ -1,0 +1,166 @@
+"""Who is let in: Host, Origin, keys, rates, proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.errors import ConfigError
+from nmt.extras.serving.access import RateLimiter
+from nmt.extras.serving.options import (
+    Access,
+    Limits,
+    Rate,
+    ServerOptions,
+    digest,
+    host_names,
+    origins,
+    parse_model,
+    parse_network,
+    parse_rate,
+    read_keys,
+)
+from tests.extras.serving.conftest import Inside
+
+KEY, OTHER = "k" * 24, "o" * 24
+BODY = {"texts": [""]}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:8080"}, 200),
+        ({"Host": "127.0.0.1:9"}, 200),
+        ({"Host": "[::1]:9"}, 200),
+        ({"Host": "MT.example.org"}, 200),
+        ({"Host": "evil.example"}, 403),  # its name leads here: DNS rebinding
+        ({"Host": "a b"}, 400),
+        ({"Host": "localhost", "Origin": "http://localhost"}, 200),
+        ({"Host": "localhost", "Origin": "https://friend.example"}, 200),
+        ({"Host": "localhost", "Origin": "http://localhost:9"}, 403),
+        ({"Host": "localhost", "Origin": "null"}, 403),
+        ({"Host": "localhost", "Origin": "https://evil.example"}, 403),
+    ],
+)
+def test_sites(inside: Inside, headers: dict[str, str], status: int) -> None:
+    access = Access(
+        hosts=frozenset({"mt.example.org"}), origins=origins(["https://friend.example/"])
+    )
+    client = inside(options=ServerOptions(access=access))
+    answer = client.post("/v1/translate", json=BODY | {"model": "de-en"}, headers=headers)
+    assert answer.status_code == status
+    allowed = headers.get("Origin") == "https://friend.example"
+    assert ("access-control-allow-origin" in answer.headers) == allowed
+    if status != 200:
+        assert answer.json().keys() == {"error", "fix"}
+
+
+def test_a_site_that_is_allowed_may_ask_beforehand(inside: Inside) -> None:
+    access = Access(origins=origins(["https://friend.example"]))
+    client = inside(options=ServerOptions(access=access))
+    headers = {"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"}
+    answer = client.options("/v1/translate", headers=headers)
+    assert answer.status_code == 204
+    assert "content-type" in answer.headers["access-control-allow-headers"]
+    assert (
+        client.options("/v1/translate", headers={"Origin": "https://x.example"}).status_code == 403
+    )
+
+
+def test_keys(inside: Inside) -> None:
+    options = ServerOptions(access=Access(keys={digest(KEY): "anna"}))
+    client = inside(options=options)
+
+    def status(path: str = "/v1/translate", body: Any = BODY, **headers: str) -> int:
+        return int(client.post(path, json=body, headers=headers).status_code)
+
+    assert status() == 401
+    assert status(Authorization=f"Bearer {OTHER}") == 403
+    assert status(Authorization=f"Basic {KEY}") == 401
+    assert status(Authorization=f"Bearer {KEY}", body=BODY | {"model": "de-en"}) == 200
+    libre = {"q": "", "source": "de", "target": "en"}
+    assert status("/translate", libre) == 401
+    assert status("/translate", libre | {"api_key": OTHER}) == 403
+    assert status("/translate", libre | {"api_key": KEY}) == 200
+    assert client.post("/translate", data=libre | {"api_key": KEY}).status_code == 200
+    for path, wanted in (("/v1/models", 401), ("/metrics", 401), ("/health/live", 200),
+                         ("/languages", 200), ("/openapi.json", 200)):  # fmt: skip
+        assert client.get(path).status_code == wanted
+    assert client.get("/openapi.json").json()["security"] == [{"key": []}]
+
+
+def test_a_client_that_asks_too_often_waits(inside: Inside) -> None:
+    options = ServerOptions(limits=Limits(rate=Rate(3, 3600)))
+    client = inside(options=options)
+    found = [client.post("/detect", json={"q": "a"}) for _ in range(5)]
+    assert [each.status_code for each in found] == [200, 200, 200, 429, 429]
+    assert 1000 < int(found[-1].headers["retry-after"]) <= 1200
+
+
+def test_this_machine_is_limited_only_if_asked(inside: Inside) -> None:
+    client, stranger = inside(), inside(client=("192.0.2.1", 9))
+    assert [client.post("/detect", json={"q": "a"}).status_code for _ in range(70)] == [200] * 70
+    found = [stranger.post("/detect", json={"q": "a"}).status_code for _ in range(70)]
+    assert found[:60] == [200] * 60
+    assert 429 in found[60:]
+
+
+def test_forwarded_addresses_are_believed_of_proxies_alone(inside: Inside) -> None:
+    options = ServerOptions(
+        limits=Limits(rate=Rate(1, 3600)), access=Access(proxies=(parse_network("10.0.0.0/8"),))
+    )
+
+    def asked(client: Any, forwarded: str) -> int:
+        headers = {"X-Forwarded-For": forwarded}
+        return int(client.post("/detect", json={"q": "a"}, headers=headers).status_code)
+
+    proxy, stranger = (inside(options=options, client=(x, 9)) for x in ("10.1.1.1", "192.0.2.1"))
+    assert [asked(proxy, x) for x in ("1.1.1.1", "2.2.2.2", "9.9.9.9, 1.1.1.1")] == [200, 200, 429]
+    assert asked(proxy, "3.3.3.3, 10.2.2.2") == 200  # through two of them
+    assert asked(proxy, "9.9.9.9, 3.3.3.3") == 429  # what the client claims itself does not count
+    assert [asked(stranger, x) for x in ("4.4.4.4", "5.5.5.5")] == [200, 429]
+
+
+def test_buckets_fill_again_and_are_forgotten() -> None:
+    now = [0.0]
+    limiter = RateLimiter(Rate(2, 10), lambda: now[0])
+    assert [limiter.wait("a") for _ in range(3)] == [0, 0, 5]
+    now[0] = 5
+    assert [limiter.wait("a") for _ in range(2)] == [0, 5]
+    for number in range(20_000):
+        limiter.wait(str(number))
+    assert len(limiter._buckets) <= 10_000
+
+
+def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\nanna {KEY}\n\n{OTHER} # nobody\n", encoding="utf-8")
+    assert read_keys(file) == {digest(KEY): "anna", digest(OTHER): "key 4"}
+    for text in ("", "short", f"{KEY}\n{KEY}", f"a b {KEY}"):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError):
+            read_keys(file)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: parse_rate("often"), lambda: parse_rate("0/min"), lambda: parse_model("a b=c"),
+        lambda: parse_network("10.0.0.0/99"), lambda: origins(["example.org"]),
+        lambda: host_names(["https://mt.example.org"]), lambda: host_names(["mt.example.org:80"]),
+        lambda: ServerOptions(host="0.0.0.0").check(no_auth=False),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused(refused: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        refused()
+
+
+def test_this_machine_needs_no_key_and_others_are_let_in_on_purpose() -> None:
+    ServerOptions().check(no_auth=False)
+    ServerOptions(host="::1").check(no_auth=False)
+    ServerOptions(host="0.0.0.0").check(no_auth=True)
+    ServerOptions(host="0.0.0.0", access=Access(keys={"x": "y"})).check(no_auth=False)

@@ -1,0 +1,256 @@
+"""What clients get from a running server."""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+from typer.testing import CliRunner
+
+from nmt.cli.app import app
+from nmt.extras.serving.app import State
+from nmt.extras.serving.detection import detect
+from nmt.inference.translator import Translator
+from tests.extras.serving.conftest import Inside
+from tests.extras.serving.process import Server
+from tests.inference.conftest import sentences
+
+
+@pytest.fixture(scope="module")
+def translator(models: dict[str, Path]) -> Translator:
+    return Translator.load(models["de-en"])
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether plain data are equal but for rounding, which depends on the sizes of batches."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-3)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[x], other[x]) for x in one)
+    return bool(one == other)
+
+
+def test_a_line_gets_what_nmt_translate_writes(server: Server, translator: Translator) -> None:
+    lines = ["der Hund schläft", "die Katze läuft und das Haus", ""]
+    found = server.translate(
+        *lines, want=["alignment", "attention", "tokens", "alternatives"], options={"n_best": 2}
+    )
+    details = {"alignments": True, "attention": True, "token_scores": True, "n_best": 2}
+    for line, own in zip(lines[:2], found[:2], strict=True):
+        (expected,) = translator.translate([line], **details)  # type: ignore[arg-type]
+        values = expected.as_dict()
+        assert is_same({name: own[name] for name in values}, values)
+        for side in ("source", "target"):
+            text = own["source" if side == "source" else "translation"]
+            words = own["words"][side]
+            assert [text[word["start"] : word["end"]] for word in words] == text.split()
+            assert [word["text"] for word in words] == text.split()
+        assert all(0 <= word["probability"] <= 1 for word in own["words"]["target"])
+    assert (found[2]["translation"], found[2]["sentences"]) == ("", [])
+
+
+def test_paragraphs_keep_their_shape(server: Server) -> None:
+    text = "\n der Hund.  Die Katze!\r\n\r\n\tdas Haus\n"
+    (own,) = server.translate(text, want=["alignment", "tokens"])
+    sentences = own["sentences"]
+    assert [text[slice(*each["source"])] for each in sentences] == [
+        "der Hund.", "Die Katze!", "das Haus",
+    ]  # fmt: skip
+    targets = [own["translation"][slice(*each["target"])] for each in sentences]
+    assert targets == [each["alternatives"][0]["translation"] for each in sentences]
+    expected = f"\n {targets[0]}  {targets[1]}\r\n\r\n\t{targets[2]}\n"
+    assert own["translation"] == expected
+    assert own["log_prob"] == pytest.approx(sum(each["log_prob"] for each in sentences))
+    links = [link.split("-") for link in own["alignment"].split()]
+    count = len(own["words"]["source"]), len(own["words"]["target"])
+    assert all(int(a) < count[0] and int(b) < count[1] for a, b in links)
+
+
+def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
+    (own,) = server.translate(
+        {"id": "7", "text": "der Hund schläft", "prefix": "das Haus"},
+        want=["alternatives"], options={"return_alternatives": True, "n_best": 3}, split=False,
+    )  # fmt: skip
+    texts = [each["translation"] for each in own["alternatives"]]
+    assert own["id"] == "7"
+    assert len(texts) == 3
+    assert len(set(texts)) > 1
+    assert all(text.startswith("das Haus") for text in texts)
+
+
+def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
+    """Batches of many clients hold texts of all lengths, and other options beside them."""
+    texts = [" ".join(sentences(1, seed, 20)) for seed in range(30)]
+    alone = [server.translate(text)[0] for text in texts]
+
+    def ask(client: int) -> list[tuple[Any, Any]]:
+        rows = random.Random(client).sample(range(30), 10)
+        options = {"beam_size": 2} if client % 3 == 2 else {}
+        found = server.translate(*(texts[row] for row in rows), options=options)
+        return [] if options else [(alone[row], own) for row, own in zip(rows, found, strict=True)]
+
+    with ThreadPoolExecutor(12) as pool:
+        pairs = [pair for own in pool.map(ask, range(36)) for pair in own]
+    assert len(pairs) == 240
+    assert not [pair for pair in pairs if not is_same(*pair)]
+
+
+def test_lines_are_streamed_in_order(server: Server) -> None:
+    texts = ["der Hund", {"text": "die", "prefix": "a", "forbidden": ["a"]}, "das Haus"]
+    answer = server.post("/v1/translate", {"texts": texts}, Accept="application/x-ndjson")
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    assert ["translation" in line for line in lines] == [True, False, True]
+    assert "forbidden" in lines[1]["error"]
+    assert is_same(lines[0], {"index": 0, **server.translate("der Hund")[0]})
+
+
+def test_a_stream_whose_options_are_wrong_does_not_begin(server: Server) -> None:
+    body = {"texts": ["der Hund"], "options": {"n_best": 3, "beam_size": 2}}
+    answer = server.post("/v1/translate", body, Accept="application/x-ndjson")
+    assert answer.status == 422
+    assert "n_best" in answer.json["error"]
+
+
+def test_attention_of_a_long_text_is_refused(inside: Inside) -> None:
+    client, text = inside(), "der Hund\n" * 300
+    body = {"model": "de-en", "texts": [text], "want": ["attention"]}
+    answer = client.post("/v1/translate", json=body)
+    assert answer.status_code == 413
+    assert "2,000" in answer.json()["error"]
+
+
+def test_scores_are_those_of_the_search(server: Server) -> None:
+    (own,) = server.translate("der Hund", want=["tokens"])
+    pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]
+    answer = server.post("/v1/score", {"pairs": pairs})
+    assert answer.status == 200
+    found = answer.json["scores"]
+    assert [each["source"] for each in found] == ["der Hund", "x"]
+    assert found[0]["log_prob"] == pytest.approx(sum(t["log_prob"] for t in found[0]["tokens"]))
+
+
+def test_models_say_what_they_are(server: Server) -> None:
+    values = server.get("/v1/models").json
+    (model,) = values["models"]
+    assert (model["name"], model["source"], model["target"]) == ("de-en", "de", "en")
+    assert (model["status"], model["loaded"], model["dtype"]) == ("ready", True, "float32")
+    assert model["engines"]["alignment"] == "torch"
+    assert len(model["sha256"]) == 64
+    assert values["limits"]["max_chars"] == 2000
+
+
+def test_the_description_names_every_path(server: Server) -> None:
+    document = server.get("/openapi.json").json
+    names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
+             "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
+             "/metrics", "/openapi.json"}  # fmt: skip
+    assert names <= document["paths"].keys()
+    text = json.dumps(document)
+    for reference in ("TranslateRequest", "Options", "Text", "Fault"):
+        assert f"#/components/schemas/{reference}" in text
+        assert reference in document["components"]["schemas"]
+
+
+def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
+    client = LibreTranslateAPI(f"http://127.0.0.1:{server.port}")
+    (own,) = server.translate("der Hund schläft")
+    assert client.translate("der Hund schläft", "de", "en") == own["translation"]
+    assert client.translate("der Hund schläft", "auto", "en") == own["translation"]
+    assert client.detect("der Hund")[0]["language"] == "de"
+    assert client.languages() == [
+        {"code": "de", "name": "German", "targets": ["en"]},
+        {"code": "en", "name": "English", "targets": []},
+    ]
+
+
+def test_a_server_that_loads_says_so(server: Server, inside: Inside) -> None:
+    said = next(line for line in server.log if "de-en" in line)
+    assert f"loading de-en, to be served on http://127.0.0.1:{server.port}" in said
+    for state, error, fix in (
+        (State(), "Models are being loaded.", "Wait a little."),
+        (State(is_stopping=True), "The server is stopping.", "Ask another one."),
+    ):
+        answer = inside(state=state).get("/health")
+        assert answer.status_code == 503
+        assert answer.json().items() >= {"error": error, "fix": fix}.items()
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+@pytest.mark.parametrize(
+    ("text", "served", "most", "least"),
+    [
+        ("Der Hund ist nicht da.", ["en", "de"], 100, 90),
+        ("Der Hund ist nicht da.", ["de"], 100, 90),
+        ("The dog is not there.", ["ja"], 0, 0),
+        ("The dog is not there.", ["de"], 50, 0),
+        ("犬が走る", ["ja"], 100, 90),
+        ("犬が走る", ["en", "de"], 0, 0),
+        ("The dog is not there.", ["xx", "yy"], 0, 0),
+        ("", ["de"], 50, 0),
+    ],
+)
+def test_a_text_in_none_of_the_languages_gets_no_confidence(
+    monkeypatch: pytest.MonkeyPatch,
+    text: str, served: list[str], most: float, least: float, has_model: bool,
+) -> None:  # fmt: skip
+    if not has_model:
+        monkeypatch.setattr("nmt.extras.serving.detection.is_identifiable", lambda _: False)
+    assert least <= detect(text, served)[0][1] <= most
+
+
+def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:
+    body = {"q": ["der Hund", "das Haus"], "source": "auto", "target": "en", "alternatives": 2}
+    values = server.post("/translate", body).json
+    assert [len(each) for each in values["alternatives"]] == [2, 2]
+    assert [each["language"] for each in values["detectedLanguage"]] == ["de", "de"]
+    assert values["translatedText"][1] == server.translate("das Haus")[0]["translation"]
+    assert server.get("/frontend/settings").json["charLimit"] == 2000
+    assert server.get("/health").json == {"status": "ok"}
+
+
+def test_documents_keep_their_structure(server: Server) -> None:
+    cue = "1\n00:00:01,000 --> 00:00:02,000\nder Hund\n\n"
+    answer = server.post("/v1/documents", {"format": "srt", "text": cue})
+    (own,) = server.translate("der Hund")
+    assert answer.status == 200
+    assert answer.json["text"] == cue.replace("der Hund", own["translation"])
+    assert (answer.json["num_texts"], answer.json["target"]) == (1, "en")
+    body = {"q": "<p>der Hund</p>", "source": "de", "target": "en", "format": "html"}
+    expected = html.escape(own["translation"], quote=False)
+    assert server.post("/translate", body).json["translatedText"] == f"<p>{expected}</p>"
+
+
+def test_metrics_hold_no_text(server: Server) -> None:
+    server.post("/v1/translate", {"texts": ["der geheime Hund"]})
+    server.get("/der/geheime/Hund?Hund")
+    text = server.get("/metrics").body.decode()
+    assert 'nmt_responses_total{path="other",status="404"}' in text
+    assert "Hund" not in text
+    assert "127.0.0.1" not in text
+
+
+def test_a_model_is_checked_before_it_is_served(models: dict[str, Path]) -> None:
+    def check(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["serve", *arguments, "--check", "--port", "0"])
+
+    good = check(f"mine={models['de-en']}", "--json")
+    assert good.exit_code == 0
+    assert logging.getLogger("nmt.inference").level == logging.NOTSET
+    found = json.loads(good.stdout)
+    assert (found["name"], found["status"]) == ("mine", "ready")
+    assert check("nowhere").exit_code == 4
+    assert check(str(models["de-en"]), "--host", "0.0.0.0").exit_code == 2
+    assert check(str(models["de-en"]), "--rate", "often").exit_code == 2
+    assert check(str(models["de-en"]), "--host", "192.0.2.1", "--no-auth").exit_code == 2

@@ -1,0 +1,208 @@
+"""What breaks servers: broken requests, rude clients, and being stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.extras.serving.process import Answer, Server, head, read_all, status_of
+
+PATH = "/v1/translate"
+GOOD = json.dumps({"texts": ["der Hund"]}).encode()
+HEAD = head(GOOD)
+TEXTS, OPTIONS = b'{"texts": [%s]}', b'{"texts": ["a"], "options": {"%s": %s}}'
+CHUNKED = b"Content-Length: 23", b"Transfer-Encoding: chunked"
+
+
+@pytest.fixture(autouse=True)
+def _still_serves(request: pytest.FixtureRequest) -> Any:
+    """After every fault the next client gets an answer, and nothing is left over."""
+    yield
+    if "server" in request.fixturenames:
+        server: Server = request.getfixturevalue("server")
+        assert server.translate("der Hund")[0]["translation"]
+        assert wait_until(lambda: not server.gauge("active_requests"))
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def told(answer: Answer, status: int) -> str:
+    """Return the error of an answer of this status, which has a fix, too."""
+    assert answer.status == status, answer
+    assert answer.json["fix"]
+    return str(answer.json["error"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"POST /v1/tran", None, id="half a head"),
+        pytest.param(HEAD + GOOD[:5], 408, id="half a body"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\nA: b", None, id="half a header"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, id="TLS"),
+        pytest.param(b"HELO there\r\n\r\n", 400, id="another protocol"),
+        pytest.param(HEAD[:-2] + b"a: b\r\n" * 10_000 + b"\r\n", 400, id="10,000 headers"),
+        pytest.param(HEAD.replace(b": 23", b": -3") + GOOD, 400, id="negative length"),
+        pytest.param(HEAD.replace(b": 23", b": " + b"9" * 30) + GOOD, 400, id="huge length"),
+        pytest.param(HEAD.replace(b": 23", b": 999999999") + GOOD, 413, id="too long"),
+        pytest.param(HEAD.replace(b": 23", b": 23\r\nContent-Length: 9"), 400, id="two lengths"),
+        pytest.param(HEAD.replace(*CHUNKED) + b"zz\r\n", 400, id="bad chunk"),
+        pytest.param(HEAD.replace(b"Host: localhost\r\n", b"") + GOOD, 400, id="no host"),
+        pytest.param(HEAD.replace(b": 23", b": 19") + GOOD + b"\r\n\r\n", 400, id="short length"),
+    ],
+)  # fmt: skip
+def test_broken_requests_end_with_an_answer_or_the_connection(
+    server: Server, sent: bytes, status: int | None
+) -> None:
+    assert b": 23" in HEAD
+    begin = time.monotonic()
+    with server.connect() as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    assert time.monotonic() - begin < 15
+    assert (status_of(answer) if answer else None) == status
+    for part in answer.split(b"HTTP/1.1 ")[1:]:
+        body = json.loads(part.partition(b"\r\n\r\n")[2])
+        assert body.keys() == {"error", "fix"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        pytest.param(b"", 400, "Expecting value", id="nothing"),
+        pytest.param(b"{" * 9, 400, "Expecting", id="no JSON"),
+        pytest.param(b"[" * 20_000 + b"]" * 20_000, 400, "nested", id="deep JSON"),
+        pytest.param(b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "nested", id="deep objects"),
+        pytest.param(b'{"texts": ["\xff"]}', 400, "utf-8", id="no UTF-8"),
+        pytest.param(b'{"texts": ["a\x00b"]}', 400, "control", id="raw NUL"),
+        pytest.param(TEXTS % (b'"",' * 1_000_000 + b'""'), 413, "larger", id="a million texts"),
+        pytest.param(TEXTS % (b'"",' * 5_000 + b'""'), 413, "5,001 texts", id="5,001 texts"),
+        pytest.param(TEXTS % (b'"%s"' % (b"a" * 2_001)), 413, "2,001 char", id="2,001 characters"),
+        pytest.param(OPTIONS % (b"beam_size", b"1" + b"0" * 500), 400, "", id="huge number"),
+        pytest.param(OPTIONS % (b"beam_size", b"1000"), 422, "beam_size", id="wide beam"),
+        pytest.param(OPTIONS % (b"length_penalty", b"NaN"), 400, "", id="NaN"),
+        pytest.param(OPTIONS % (b"length_penalty", b"1e999"), 400, "", id="infinity"),
+        pytest.param(OPTIONS % (b"n_best", b"16"), 422, "n_best", id="options that disagree"),
+        pytest.param(TEXTS % b"1, null, {}", 422, "texts", id="no texts"),
+        pytest.param(b'{"texts": ["a"], "beam": 1}', 422, "unknown field", id="unknown field"),
+        pytest.param(b'{"texts": ["a"], "model": "x"}', 422, "no model", id="unknown model"),
+        pytest.param(b'{"texts": ["a"], "target": "fr"}', 422, "not served", id="unknown pair"),
+        pytest.param(b"[]", 422, "body", id="a list"),
+    ],
+)  # fmt: skip
+def test_bad_bodies_are_explained(server: Server, body: bytes, status: int, word: str) -> None:
+    assert word in told(server.post(PATH, body, Content_Type="application/json"), status)
+
+
+def test_paths_methods_and_types_are_explained(server: Server) -> None:
+    assert "path" in told(server.get("/v1/nothing"), 404)
+    assert "method" in told(server.get(PATH), 405)
+    assert "JSON" in told(server.post(PATH, GOOD, Content_Type="text/plain"), 415)
+    assert "JSON" in told(
+        server.post(PATH, b"q=a", Content_Type="application/x-www-form-urlencoded"), 415
+    )
+    form = "application/x-www-form-urlencoded"  # what `curl -d` declares
+    assert "as a form" in told(server.post("/translate", b' {"q": "a"}', Content_Type=form), 415)
+    assert told(server.post("/v1/documents", {"format": "pdf", "text": "a"}), 422)
+    assert told(
+        server.post("/v1/score", {"pairs": [{"source": "a", "target": "b"}], "tag": "x"}), 422
+    )
+    assert told(server.post("/translate", {"q": "a", "source": "en", "target": "en"}), 422)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\0b", "\0", "\ud800 der Hund", "\u2028\u0085\x0c", "\x1b[31m", "<img src=x onerror=y>",
+     "\U0001f468\u200d\U0001f469", "\u202edniH", "a" * 1999, "der " * 400, "\r", "\n\n"],
+)  # fmt: skip
+def test_nasty_texts_are_translated(server: Server, text: str) -> None:
+    (own,) = server.translate(text, want=["alignment", "tokens", "attention"])
+    assert "error" not in own
+    assert own["source"] == text.replace("\ud800", "\ufffd")
+    assert sum(map(own["translation"].count, "\r\n")) == sum(map(text.count, "\r\n"))
+    form = json.dumps({"q": text, "source": "de", "target": "en", "format": "text"}).encode()
+    assert server.post("/translate", form, Content_Type="application/json").status == 200
+
+
+def test_a_client_that_is_killed_leaves_nothing_behind(server: Server) -> None:
+    """It has sent half of one request, and awaits the answer of another."""
+    code = (
+        "import socket, sys, time\n"
+        "for data in (sys.argv[2], sys.argv[3]):\n"
+        "    globals()[data] = s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "    s.sendall(bytes.fromhex(data))\n"
+        "print('sent', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    many = json.dumps({"texts": ["der Hund schläft und die Katze"] * 40}).encode()
+    sent = [(head(GOOD) + GOOD[:9]).hex(), (head(many) + many).hex()]
+    client = subprocess.Popen(
+        [sys.executable, "-c", code, str(server.port), *sent], stdout=subprocess.PIPE
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"sent\n"
+    client.kill()
+    client.wait()
+    client.stdout.close()
+
+
+def test_queued_texts_of_a_client_that_goes_away_are_dropped(server: Server) -> None:
+    before = server.gauge("batch_texts_sum")
+    body = json.dumps({
+        "texts": ["der Hund schläft und die Katze läuft"] * 40, "options": {"beam_size": 16},
+        "split": False,
+    }).encode()  # fmt: skip
+    clients = [server.connect() for _ in range(8)]
+    for client in clients:
+        client.sendall(head(body) + body)
+    assert wait_until(lambda: server.gauge("active_requests") == len(clients))
+    for client in clients:
+        client.close()
+    assert wait_until(lambda: not server.gauge("active_requests"))
+    assert server.gauge("batch_texts_sum") - before < 40 * len(clients)
+
+
+def test_sigterm_under_load_loses_nothing(models: dict[str, Path]) -> None:
+    texts = [f"der Hund schläft und die Katze läuft {i}" for i in range(20)]
+    body = json.dumps({"texts": texts, "options": {"beam_size": 8}}).encode()
+    with closing(Server({"de-en": models["de-en"]})) as server:
+        expected = server.get("/health/ready").status
+        clients = [server.connect() for _ in range(12)]
+        for client in clients:
+            client.sendall(head(body) + body)
+        assert wait_until(lambda: server.gauge("active_requests") >= 10)
+        os.kill(server.process.pid, signal.SIGTERM)
+        late = server.connect()  # before the listener closes
+        late.sendall(head(GOOD) + GOOD)
+        not_ready = server.get("/health/ready")
+        with ThreadPoolExecutor(len(clients)) as pool:
+            answers = list(pool.map(read_all, [*clients, late]))
+        for client in (*clients, late):
+            client.close()
+        assert server.stop() == 0
+        assert not re.search("Hund|Katze|test-agent", "".join(server.log))
+    assert expected == 200
+    assert (not_ready.status, not_ready.headers["retry-after"]) == (503, "2")
+    assert [status_of(answer) for answer in answers] == [200] * 13
+    assert all(b"connection: close" in answer.lower() for answer in answers)
+    for answer in answers[:-1]:
+        assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["translations"]) == len(texts)

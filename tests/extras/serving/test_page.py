@@ -1,0 +1,393 @@
+"""The page in a browser, with a server of models that Marian trained."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from selenium.webdriver import ActionChains, Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from nmt.extras.exchange.import_model import import_model
+from tests.extras.serving.process import Server
+
+T = TypeVar("T")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-sync", "--disable-background-networking", "--disable-component-update",
+    "--window-size=1280,900",
+)  # fmt: skip
+TEXT = "The boy plays with his dog.\n\n\U0001f600 I don't know where Tom lives. Come back!"
+FAKE_ANSWERS = """
+const real = window.fetch;
+window.fetch = async (path, options) => {
+  const answer = await real(path, options), body = await answer.json();
+  await (%s)(body, options);
+  return new Response(JSON.stringify(body), {status: body.status ?? answer.status});
+};
+"""
+"""Answers of the server, changed by a function of the answer and the request."""
+FAST_EDITS = """
+const [last, done] = arguments, source = document.getElementById("source");
+const target = document.getElementById("target"), texts = [];
+new MutationObserver(() => texts.push(target.textContent)).observe(target, {childList: true});
+(async () => {
+  for (let count = 0; count < 50; count += 1) {
+    source.value = count < 49 ? `I have ${count} dogs.` : last;
+    source.dispatchEvent(new Event("input"));
+    await new Promise((then) => setTimeout(then, count % 10 ? 5 : 265));
+  }
+  while (target.className.includes("stale")) await new Promise((then) => setTimeout(then, 50));
+  setTimeout(() => done(texts), 500);
+})();
+"""
+"""Edits with pauses in which requests start: what is shown meanwhile, and a while later."""
+DROP = """
+const data = new DataTransfer(), [name, text] = arguments;
+data.items.add(new File([text], name));
+document.getElementById("source").dispatchEvent(
+  new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
+"""
+
+
+class Page:
+    """The page as a user sees it."""
+
+    def __init__(self, driver: Chrome, server: Server) -> None:
+        self.driver, self.server = driver, server
+
+    def __getitem__(self, name: str) -> WebElement:
+        return self.driver.find_element(By.ID, name)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def script(self, text: str, *values: Any) -> Any:
+        return self.driver.execute_script(text, *values)
+
+    def wait(self, condition: Callable[[], T]) -> T:
+        """Wait until something is true; return it."""
+        waiting = WebDriverWait(self.driver, 15, 0.05)
+        return waiting.until(lambda _: condition())
+
+    def open(self) -> None:
+        self.driver.get(f"http://127.0.0.1:{self.server.port}/")
+        self.wait(lambda: self["status"].text == "Ready.")
+
+    def shown(self) -> str:
+        """Return the translation that is shown, when it is the one of what was typed last."""
+        self.wait(lambda: not self.all("#target.stale"))
+        return str(self.script("return shown ? translation() : ''"))
+
+    def type(self, text: str) -> str:
+        """Replace the source; return its translation."""
+        self["source"].clear()
+        self.script("arguments[0].value = arguments[1]", self["source"], text[:-1])  # with emoji
+        self["source"].send_keys(text[-1])
+        return self.shown()
+
+    def press(self, *keys: str) -> None:
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def texts(self, selector: str) -> list[str]:
+        return [str(node.get_property("textContent")) for node in self.all(selector)]
+
+    def expected(self, text: Any, **fields: Any) -> str:
+        return str(self.server.translate(text, model="en-de", **fields)[0]["translation"])
+
+    def pick(self, name: str, value: str) -> None:
+        Select(self[name]).select_by_value(value)
+
+    def require(self, *lines: str, forbid: str = "") -> None:
+        """Fill in the glossary."""
+        self["glossary"].click()
+        self["required"].send_keys("\n".join(lines))
+        self["forbidden"].send_keys(forbid)
+
+    def fake_answers(self, change: str) -> None:
+        self.script(FAKE_ANSWERS % change)
+
+    def problems(self) -> list[str]:
+        """Return the messages of the console since the last call: errors, and what CSP blocked."""
+        entries = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in entries]
+
+
+@pytest.fixture(scope="module")
+def served(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One model under the names of two pairs."""
+    place = tmp_path_factory.mktemp("served")
+    for name in ("en-de", "de-en"):
+        import_model(shared_data / "marian_models" / "transformer", place / name, languages=name)
+    return {folder.name: folder for folder in sorted(place.iterdir(), reverse=True)}
+
+
+@pytest.fixture(scope="module")
+def driver(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """A Chromium, driven by the chromedriver beside it; nothing is downloaded."""
+    if (chromedriver := shutil.which("chromedriver")) is None:
+        pytest.skip("chromedriver is not installed")
+    options, place = ChromeOptions(), tmp_path_factory.mktemp("browser")
+    options.binary_location = browser
+    for flag in (*FLAGS, f"--user-data-dir={place / 'profile'}"):
+        options.add_argument(flag)
+    options.add_experimental_option("prefs", {"download.default_directory": str(place)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = Chrome(options=options, service=Service(chromedriver))
+    yield started
+    started.quit()
+
+
+@pytest.fixture(scope="module")
+def server(served: dict[str, Path]) -> Iterator[Server]:
+    """A server of both directions."""
+    started = Server(served)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def page(driver: Chrome, server: Server) -> Iterator[Page]:
+    """The page, just opened; in the end it has asked nobody else, and the console is empty."""
+    page = Page(driver, server)
+    page.open()
+    page.pick("from", "en")
+    page.pick("to", "de")
+    yield page
+    asked = page.script("return performance.getEntriesByType('resource').map((each) => each.name)")
+    assert {url.split("/v1/")[0] for url in asked} == {f"http://127.0.0.1:{server.port}"}
+    assert page.problems() == []
+
+
+def test_a_translation_appears_while_typing(page: Page) -> None:
+    assert page.type(TEXT) == page.expected(TEXT)
+    assert page.texts("#mirror .word") == TEXT.split()
+
+    page["clear"].click()
+    assert page.shown() == ""
+
+
+def test_aligned_words_light_up(page: Page) -> None:
+    page.type(TEXT)
+    [answer] = page.server.translate(TEXT, model="en-de", want=["alignment"])
+    source, target = (
+        [word["text"] for word in answer["words"][side]] for side in ("source", "target")
+    )
+    links = [tuple(map(int, link.split("-"))) for link in answer["alignment"].split()]
+    word = target.index("Junge")
+    linked = [source[i] for i, j in links if j == word]
+    ActionChains(page.driver).move_to_element(page.all("#target .word")[word]).perform()
+
+    assert linked == ["boy"]
+    assert page.texts(".lit") == linked
+    assert "probability" in page["about"].text
+
+    page["source"].send_keys(Keys.CONTROL + Keys.HOME)  # the caret stands in the first word
+    first = [target[j] for i, j in links if i == 0]
+    page.wait(lambda: page.texts(".lit") == first)
+
+
+def test_a_translation_continues_from_a_chosen_word(page: Page) -> None:
+    first = page.type(TEXT)
+    page.all("#target .word")[1].click()
+    page.wait(lambda: len(page.all("#menu b")) > 1)
+    chosen = page.texts("#menu b")[1]
+    page.all("#menu button")[1].click()
+    prefix = f"{first.split()[0]} {chosen}"
+    sentence = TEXT.split("\n")[0]
+    expected = page.expected({"text": sentence, "prefix": prefix}, split=False)
+
+    assert page.wait(lambda: page.shown() != first)
+    assert expected.startswith(prefix)
+    assert page.shown().splitlines() == [expected, *first.splitlines()[1:]]
+
+    page.all("#target .word")[1].click()
+    undo = page.wait(lambda: page.all("#menu button:last-child b"))[0]
+    assert undo.text == "Undo the choice"
+    page.wait(lambda: len(page.all("#menu b")) > 2)
+    page.all("#menu button:last-child b")[0].click()
+    assert page.wait(lambda: page.shown() == first)
+
+
+def test_markup_stays_text(page: Page) -> None:
+    text = '<img src=x onerror="document.title=1"> <script>document.title=1</script>'
+    page.fake_answers("""({translations: [found]}, {body}) => {
+      const {text} = JSON.parse(body).texts[0], end = text.length;
+      const all = {translation: text, score: -1};
+      const own = [{text, start: 0, end}], words = {source: own, target: own};
+      Object.assign(found, {translation: text, alignment: "0-0", words});
+      found.sentences = [{source: [0, end], target: [0, end], alternatives: [all], alarms: [text]}];
+    }""")
+    page["best"].click()
+    page.type(text)
+    ActionChains(page.driver).move_to_element(page.all("#target .word")[0]).perform()
+    page.script(DROP, f"{text}.docx", "")
+
+    assert page.shown() == text
+    assert page.texts("#nbest button") == page.texts("#mirror .word") == [text]
+    assert page.texts("#files b") == [f"{text}.docx"]
+    assert text in page["about"].text
+    assert text in page["notes"].text
+    assert page.driver.title == "nmt: translate"
+    assert page.all("img, main script") == []
+
+
+def test_the_last_of_many_edits_wins(page: Page) -> None:
+    last = "Where does Tom live?"
+    page.type("A dog.")
+    page.fake_answers("""(found, {body}) => body.includes("dogs") &&
+                         new Promise((then) => setTimeout(then, 400))""")
+    texts = page.driver.execute_async_script(FAST_EDITS, last)
+
+    assert page.shown() == texts[-1] == page.expected(last)
+    assert "" not in texts
+
+
+def test_terms_are_required_and_forbidden(page: Page) -> None:
+    page.require("dog = Köter", forbid="Junge")
+    first, *_, last = page.type(TEXT).splitlines()
+
+    assert "Köter" in first
+    assert "Junge" not in first
+    assert "Köter" not in last
+    assert page["glossary"].get_property("textContent") == "Glossary (2)"
+
+
+def test_the_command_line_gives_what_is_shown(page: Page) -> None:
+    page.require("dog = Köter")
+    shown = page.type(TEXT)
+    command = shlex.split(str(page["curl"].get_property("textContent")))
+    answer = page.server.post("/v1/translate", json.loads(command[-1])).json
+
+    assert command[1] == f"http://127.0.0.1:{page.server.port}/v1/translate"
+    assert [each["translation"] for each in answer["translations"]] == page.script(
+        "return shown.sentences.map((sentence) => sentence.target.text)"
+    )
+    assert shown.split() == " ".join(each["translation"] for each in answer["translations"]).split()
+
+
+def test_languages_are_swapped_and_detected(page: Page) -> None:
+    german = page.type("The boy plays with his dog.")
+    page["swap"].click()
+    page.shown()
+    assert page["source"].get_property("value") == german
+    assert [page[name].get_property("value") for name in ("from", "to")] == ["de", "en"]
+
+    page.pick("from", "auto")
+    page.pick("to", "en")
+    page.shown()
+    assert page.wait(lambda: page["status"].text.startswith("German detected."))
+
+
+def test_a_language_is_written_from_the_right(page: Page) -> None:
+    page.fake_answers("""(body) => {
+      for (const model of body.models ?? []) model.rtl.target = model.target === "de";
+    }""")
+    page.driver.execute_async_script("connect().then(arguments[0])")
+    words = page.type("The boy plays.").split()
+    page.all("#target .word")[0].send_keys(Keys.ARROW_LEFT)
+
+    assert [page[name].get_property("dir") for name in ("source", "target")] == ["ltr", "rtl"]
+    assert page.script("return document.activeElement.textContent") == words[1]
+
+
+def test_warnings_and_confidence_stand_at_their_sentence(page: Page) -> None:
+    page.fake_answers("""(body) => Object.assign(body.translations[0].sentences[1],
+                         {alarms: ["loop"], confidence: 31.4})""")
+    page.type("A dog. A cat. A boy.")
+
+    assert page.texts("#target > :nth-child(2) .badge") == ["⚠ loop", "31"]
+    assert len(page.all(".badge")) == 2
+    assert "again and again" in page["notes"].text
+
+
+def test_a_key_is_asked_for(page: Page) -> None:
+    page.fake_answers("""(body, {headers}) => headers.Authorization === "Bearer right" ||
+                         Object.assign(body, {status: 401, error: "A key is needed."})""")
+    page["source"].send_keys("A dog.")
+    page.wait(lambda: page.all("dialog[open]"))
+    page.press("wrong", Keys.ENTER)
+    page.wait(lambda: page.all("dialog[open]") and not page["key"].get_property("value"))
+    page.press("right", Keys.ENTER)
+
+    assert page.wait(page.shown) == page.expected("A dog.")
+    assert "Bearer $NMT_API_KEY" in str(page["curl"].get_property("textContent"))
+    page.script("sessionStorage.clear()")
+
+
+def test_a_dropped_file_is_translated(page: Page) -> None:
+    text = "The boy plays.\n\nI don't know.\n"
+    page.script(DROP, "notes.txt", text)
+    page.wait(lambda: page.all("#files a"))[0].click()
+    folder = Path(page.driver.capabilities["chrome"]["userDataDir"]).parent
+    file = folder / "notes.de.txt"
+    page.wait(file.exists)
+
+    assert file.read_text(encoding="utf-8") == page.expected(text)
+    assert page.texts("#files span") == ["2 texts translated"]
+
+
+def test_the_keyboard_is_enough(page: Page) -> None:
+    focused = "return document.activeElement.textContent"
+    page.press("The boy plays with his dog.")  # the source has the focus
+    words = page.shown().split()
+    page.press(*[Keys.TAB] * 3)
+    assert page.script(focused) == words[0]
+
+    page.press(Keys.ARROW_RIGHT)
+    assert page.script(focused) == words[1]
+    assert page.texts(".lit") == ["boy"]
+
+    page.press(Keys.ENTER)
+    page.wait(lambda: len(page.all("#menu b")) > 1)
+    page.press(Keys.ESCAPE)
+    assert not page["menu"].is_displayed()
+    assert page.script(focused) == words[1]
+
+    page.press(Keys.ENTER)
+    page.wait(lambda: len(page.all("#menu b")) > 1)
+    chosen = page.texts("#menu b")[1]
+    page.press(Keys.ARROW_DOWN, Keys.ENTER)
+    page.wait(lambda: page.shown().split()[1] == chosen)
+    assert page.script(focused) == chosen
+
+
+def test_a_phone_need_not_scroll_sideways(page: Page) -> None:
+    sizes = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+    page["best"].click()
+    page.script(DROP, f"{'long' * 30}.docx", "")
+    page.type(f"{TEXT} {'www.example.org/' * 20}")
+    page.script("for (const each of document.querySelectorAll('details')) each.open = true")
+    page.all("#target .word")[-1].click()
+    page.wait(lambda: page.all("#menu b"))
+    widths = page.script("return [document.documentElement.scrollWidth, innerWidth]")
+    page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert widths == [390, 390]
+
+
+def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, Path]) -> None:
+    first = page.type("A dog.")
+    page.server.close()
+    page["source"].send_keys(" A cat.")
+    page.wait(lambda: "does not answer" in page["status"].text)
+    assert page.all("#target.stale")
+    assert page.texts("#target") == [first]
+
+    back = Server({"en-de": served["en-de"]}, options={"port": page.server.port})
+    try:
+        assert page.shown() == str(back.translate("A dog. A cat.", model="en-de")[0]["translation"])
+        page.problems()  # the refused connections
+    finally:
+        back.close()

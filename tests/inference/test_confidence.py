@@ -1,0 +1,192 @@
+"""Confidence: fitted when training ends, kept in the model folder, written beside translations."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.checkpoint.model_folder import CONFIDENCE
+from nmt.commands.evaluated_model import EvaluatedModel, ModelUse
+from nmt.commands.train import train
+from nmt.commands.translate import translate
+from nmt.config.run import RunConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange.export import export
+from nmt.inference import calibration
+from nmt.inference.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
+from nmt.inference.line_format import LineFormat
+from nmt.inference.result import TranslationResult
+from nmt.inference.translator import Translator
+from tests.training.toy import make_config, write_corpus
+
+
+def result(
+    mean: float = -0.5, tokens: int = 8, source: int = 30, text: int = 30
+) -> TranslationResult:
+    log_prob = mean * tokens
+    return TranslationResult("s" * source, "t" * text, mean, log_prob=log_prob, num_tokens=tokens)
+
+
+def drawn(count: int) -> list[TranslationResult]:
+    draw = random.Random(1)
+    return [
+        result(-draw.random(), draw.randint(2, 30), draw.randint(5, 90), draw.randint(5, 90))
+        for _ in range(count)
+    ]
+
+
+def test_a_score_that_is_linear_in_what_is_read_is_predicted() -> None:
+    """90 + 40 times the mean log probability, with noise of deviation 5, from 500 lines."""
+    results, noise = drawn(1000), np.random.default_rng(1).normal(0, 5, 1000)
+    scores = [90 + 40 * each.score + x for each, x in zip(results, noise, strict=True)]
+    fitted = fit_confidence(results[:500], scores[:500])
+    found = np.array([fitted.estimate(each) for each in results[500:]])
+
+    errors = found - np.array([90 + 40 * each.score for each in results[500:]])
+    assert fitted.num_lines == 500
+    assert np.sqrt((errors**2).mean()) < 2
+
+
+LINEAR = ConfidenceModel(
+    intercept=10.0,
+    log_prob=Term(weight=20.0, low=-2.0, high=0.0),
+    probability=Term(weight=50.0, low=0.0, high=1.0),
+    length=Term(weight=3.0, low=0.0, high=4.0),
+    ratio=Term(weight=-5.0, low=-1.0, high=1.0),
+    num_lines=100,
+)
+
+
+def test_the_estimate_is_the_sum_of_its_terms() -> None:
+    """10 - 20 * 0.5 + 50 * exp(-0.5) + 3 * ln 8 - 5 * ln(40 / 20)."""
+    expected = 10 - 10 + 50 * math.exp(-0.5) + 3 * math.log(8) - 5 * math.log(2)
+
+    assert LINEAR.estimate(result(-0.5, 8, source=10, text=30)) == round(expected, 2)
+    assert LINEAR.estimate(TranslationResult("", "", 0.0)) is None
+    # Nothing beyond what it was fitted on: a mean of -9 counts as -2, a ratio of 25 as e.
+    lowest = 10 - 40 + 50 * math.exp(-9) + 3 * math.log(8) - 5
+    assert LINEAR.estimate(result(-9, 8, source=10, text=490)) == max(0, round(lowest, 2))
+
+
+@given(st.floats(-50, 0), st.integers(1, 300), st.integers(0, 5000), st.integers(0, 5000))
+def test_an_estimate_is_from_0_to_100(mean: float, tokens: int, source: int, text: int) -> None:
+    steep = replace(LINEAR, intercept=500.0, log_prob=Term(weight=600.0, low=-2.0, high=0.0))
+    for model in (LINEAR, steep):
+        found = model.estimate(result(mean, tokens, source, text))
+        assert found is not None
+        assert 0 <= found <= 100
+
+
+def test_lines_that_are_all_alike_are_no_fault() -> None:
+    fitted = fit_confidence([result()] * 100, [40.0] * 100)
+    assert fitted.estimate(result()) == pytest.approx(40)
+
+
+def test_a_file_is_read_as_it_was_written_and_a_damaged_one_names_itself(tmp_path: Path) -> None:
+    assert read_confidence(tmp_path) is None
+    path = tmp_path / CONFIDENCE
+    path.write_text(LINEAR.text())
+    assert read_confidence(tmp_path) == LINEAR
+    values = json.loads(LINEAR.text())
+    for text in ("{", "[]", json.dumps(values | {"intercept": "1"}), json.dumps({"a": 1})):
+        path.write_text(text)
+        with pytest.raises(CheckpointError, match=r"confidence\.json cannot be used"):
+            read_confidence(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A run of a few updates that validates on its training lines, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("confidence")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_corpus(folder)
+        for side in ("de", "en"):
+            (folder / f"valid.{side}").write_bytes((folder / f"train.{side}").read_bytes())
+        patch.setattr(calibration, "_MOST_TRANSLATED", 120)
+        config = make_config(run_dir=str(folder / "run"))
+        config = config.model_copy(update={"prepared_dir": folder / "prepared"})
+        train(config)
+    return config
+
+
+def test_the_end_of_training_fits_it_and_an_export_keeps_it(run: RunConfig, tmp_path: Path) -> None:
+    fitted = read_confidence(run.run_dir)
+    assert fitted is not None
+    assert fitted.num_lines == 120
+    export(run.run_dir, tmp_path / "exported", "ctranslate2")
+    assert read_confidence(tmp_path / "exported") == fitted
+
+    found = [
+        Translator.load(folder, threads=1).translate(
+            ["ab cd", "", "abc"],
+        )
+        for folder in (run.run_dir, tmp_path / "exported")
+    ]
+    for one, other in zip(*found, strict=True):
+        assert one.text == other.text
+        assert (one.confidence is None) == (one.source == "")
+        assert one.confidence == pytest.approx(other.confidence, abs=0.1)
+        assert one.confidence == fitted.estimate(one)
+
+
+def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("ab cd\n\nabc\nfghij ij\n")
+    translate(run.run_dir, source, output, style=LineFormat("json"), loading={"threads": 1})
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    known = sorted(line["confidence"] for line in lines if line["source"])
+    assert "low_confidence" not in lines[0]
+    limit = (known[0] + known[1]) / 2
+
+    style = LineFormat("json", min_confidence=limit)
+    translate(run.run_dir, source, output, style=style, loading={"threads": 1})
+    marked = [json.loads(line)["low_confidence"] for line in output.read_text().splitlines()]
+    assert marked == [line.get("confidence", 100) < limit for line in lines]
+
+    style = LineFormat(min_confidence=limit)
+    translate(run.run_dir, source, output, style=style, loading={"threads": 1})
+    assert output.read_text().splitlines() == [
+        line["translation"] + " ||| low confidence" * mark
+        for line, mark in zip(lines, marked, strict=True)
+    ]
+
+
+def test_what_cannot_be_marked_is_refused(run: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--min-confidence"):
+        LineFormat(alignments=True, min_confidence=50.0)
+    with pytest.raises(ConfigError, match="--min-confidence"):
+        LineFormat(n_best=2, min_confidence=50.0)
+    with pytest.raises(ConfigError, match="--min-confidence is 101"):
+        LineFormat("json", min_confidence=101.0)
+    shutil.copytree(run.run_dir, tmp_path / "plain")
+    (tmp_path / "plain" / CONFIDENCE).unlink()
+    (tmp_path / "in.txt").write_text("ab\n")
+    with pytest.raises(ConfigError, match=r"no confidence\.json"):
+        translate(
+            tmp_path / "plain", tmp_path / "in.txt", tmp_path / "out.txt",
+            style=LineFormat(min_confidence=50.0),
+        )  # fmt: skip
+
+
+def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
+    """Of 40 lines 15 are in it, 5 more with a word changed; the rest are of other letters."""
+    training = (run.run_dir.parent / "train.de").read_text().splitlines()
+    whole = [line for line in dict.fromkeys(training) if len(line.split()) == 5]
+    others = ["x" * number + " yy zz vv" for number in range(1, 21)]
+    changed = [" ".join(["new", *line.split()[1:]]) for line in whole[15:20]]
+    text = EvaluatedModel(ModelUse(folder=run.run_dir)).training_text()
+    assert text is not None
+    found = text.leaks([*whole[:15], *changed, *others])
+
+    assert sorted(number for number, kind in found.items() if kind == "exact") == [*range(15)]
+    assert sorted(number for number, kind in found.items() if kind == "near") == [*range(15, 20)]

@@ -1,0 +1,446 @@
+"""Steps of a few fixed sizes say what the model says. Without a GPU a repeated call stands for the
+graph: it sees the same tensors in the same places.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nmt.config.decoding import DecodingConfig
+from nmt.inference import cuda_graphs as graphed
+from nmt.inference.cuda_graphs import CudaGraphs, GraphedDecodeToken
+from nmt.inference.stepper import ModelStepper
+from nmt.model import decoder_state
+from nmt.model.decoder_state import StepInputs
+from nmt.model.transformer import DecodeToken, Transformer
+from nmt.packed import Packed
+from nmt.search.loop import search
+from tests.model.small import VARIANTS, decode, random_parameters, small_model
+
+
+class Repeater:
+    """Records nothing, and does it again; as a graph does, it leaves its result in one place."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        self.count += 1
+        result = step()
+        return lambda: result.copy_(step()), result
+
+
+@pytest.fixture(autouse=True, scope="module")
+def at_once() -> Iterator[None]:
+    """Sizes are recorded when they are first used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphed, "_USES_BEFORE", 0)
+        yield
+
+
+def with_fixed_sizes(model: Transformer) -> tuple[DecodeToken, Repeater]:
+    repeater = Repeater()
+    return GraphedDecodeToken(model, repeater), repeater
+
+
+def assert_alike(model: Transformer, run: DecodeToken, sizes: tuple[list[int], int, int]) -> None:
+    found, expected = (decode(model, own, *sizes) for own in (run, None))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fixed_sizes_say_the_same(variant: str) -> None:
+    model = small_model(**VARIANTS[variant])
+    run, _ = with_fixed_sizes(model)
+    for sizes in (([5], 1, 4), ([7, 7, 7], 2, 20), ([9, 4, 6, 1, 33], 5, 36)):
+        assert_alike(model, run, sizes)
+
+
+@pytest.fixture(scope="module")
+def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
+    model = small_model(preset="modern")
+    return model, *with_fixed_sizes(model)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    num_beams=st.integers(1, 3),
+    num_steps=st.integers(1, 20),
+)
+def test_a_few_sizes_serve_all(
+    fixed: tuple[Transformer, DecodeToken, Repeater],
+    lengths: list[int],
+    num_beams: int,
+    num_steps: int,
+) -> None:
+    model, run, repeater = fixed
+    assert_alike(model, run, (lengths, num_beams, num_steps))
+    # 1, 2, 4, 8 and 16 sentences, 1 to 3 beams, 16, 32 and 64 positions, 16 and 32 steps
+    assert repeater.count <= 5 * 3 * 3 * 2
+
+
+def test_nothing_is_left_of_the_text_before() -> None:
+    model = small_model()
+    run, _ = with_fixed_sizes(model)
+    with torch.no_grad():
+        kept = model.source_vectors[7].clone()
+        model.source_vectors[7] = torch.nan
+    state = model.start(Packed.from_rows([[7] * 5]))
+    logits, state = model.decode_step(state, torch.tensor([[7]]), run)
+    logits, _ = model.decode_step(state, torch.tensor([[7]]), run)
+    assert logits.isnan().all()
+    with torch.no_grad():
+        model.source_vectors[7] = kept
+    assert_alike(model, run, ([3], 1, 2))
+
+
+def test_caches_that_stand_where_steps_read_them_are_not_copied_again() -> None:
+    model = small_model()
+    run, _ = with_fixed_sizes(model)
+    tokens, found = torch.tensor([[7], [8]]), list[Tensor]()
+    with torch.inference_mode():
+        for own, spoilt in ((None, None), (run, None), (run, 0), (run, 1)):
+            state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
+            for _ in range(2):
+                logits, state = model.decode_step(state, tokens, own)
+            if spoilt is not None:  # where the step reads the caches of the state
+                state.self_kv.fill_(torch.nan)
+            if spoilt == 1:
+                state = state.select(torch.arange(2), torch.zeros(2, 1, dtype=torch.int64))
+            logits, state = model.decode_step(state, tokens, own)
+            found.append(logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert found[2].isnan().all()
+    assert found[3].isnan().all()
+
+
+class Copies(TorchDispatchMode):
+    """Counts the rows of target caches, in all layers and positions, that are written anew."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's own
+        self.rows = list[int]()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        writes = ("aten::index_copy_", "aten::index_select", "aten::copy_", "aten::constant_pad_nd")
+        is_cache = isinstance(result, Tensor) and result.ndim == 6 and result.shape[4] > 1
+        if function.name() in writes and is_cache:
+            moved = args[3] if function.name() == "aten::index_copy_" else result
+            self.rows.append(moved.shape[2])
+        return result
+
+
+@pytest.mark.parametrize(("large", "rows"), [(0, [2, 2]), (1 << 30, [6, 6])])
+def test_of_reordered_beams_few_are_copied(
+    monkeypatch: pytest.MonkeyPatch, large: int, rows: list[int]
+) -> None:
+    """One of three beams of each of two sentences continues a beam that another one continues."""
+    monkeypatch.setattr(decoder_state, "LARGE", large)
+    model = small_model()
+    run, repeater = with_fixed_sizes(model)
+    both, copies = torch.arange(2), Copies()
+    wide, beams = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([[1, 0, 1], [2, 2, 0]])
+    with torch.inference_mode():
+        found = []
+        for own in (run, None):
+            state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
+            tokens = torch.tensor([[7], [8]])
+            for _ in range(2):
+                _, state = model.decode_step(state, tokens, own)
+            state, tokens = state.select(both, wide), torch.tensor([[7, 8, 9], [10, 11, 12]])
+            _, state = model.decode_step(state, tokens, own)
+            with copies if own else nullcontext():
+                state = state.select(both, beams)
+                found.append(model.decode_step(state, tokens, own)[0])
+    assert copies.rows == rows  # out, and in again
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert repeater.count == 2  # of one beam and of three
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    beam_size=st.integers(2, 4),
+    seed=st.integers(0, 99),
+)
+def test_beam_search_in_recorded_steps_finds_the_same(
+    lengths: list[int], beam_size: int, seed: int
+) -> None:
+    model = small_model()
+    random_parameters(model)
+    draw = torch.Generator().manual_seed(seed)
+    source = Packed.from_rows(
+        [[*torch.randint(4, 50, (n,), generator=draw).tolist(), 3] for n in lengths]
+    )
+    options = DecodingConfig(beam_size=beam_size, max_length_factor=2.0, max_length_offset=20)
+    expected = search(ModelStepper(model), source, options)
+    for large in (0, 1 << 30):  # caches that stay, and caches that are copied
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder_state, "LARGE", large)
+            run, repeater = with_fixed_sizes(model)
+            found = search(ModelStepper(model, runs=[run]), source, options)
+        assert [[h.ids for h in own] for own in found] == [[h.ids for h in own] for own in expected]
+        assert repeater.count > 0
+
+
+def test_two_batches_at_once_do_not_share_caches() -> None:
+    model = small_model()
+    run, _ = with_fixed_sizes(model)
+    tokens, found = torch.tensor([[7]]), list[list[Tensor]]()
+    with torch.inference_mode():
+        for own in (run, None):
+            states, logits = [model.start(Packed.from_rows([row])) for row in ([5, 3], [9, 3])], []
+            for _ in range(3):
+                for number, state in enumerate(states):
+                    hidden, states[number] = model.decode_step(state, tokens, own)
+                    logits.append(hidden)
+                    del state
+            found.append(logits)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_outlives_the_next_step() -> None:
+    model = small_model()
+    run, _ = with_fixed_sizes(model)
+    with torch.inference_mode():
+        state = model.start(Packed.from_rows([[5, 6, 3]]))
+        state = run.with_room(state)
+        table = model.target_embedding.position_table(1)
+        caches = state.source_mask, state.cross_kv, state.self_kv[..., :1, :]
+        inputs = StepInputs(torch.tensor([7]), torch.zeros(1, dtype=torch.int64), table, *caches)
+        first = run(inputs)
+        kept = first.clone()
+        assert not torch.equal(run(inputs._replace(ids=torch.tensor([8]))), kept)
+    assert torch.equal(first, kept)
+
+
+def test_what_a_step_reads_lives_as_long_as_the_step() -> None:
+    """A graph holds no tensor: the memory of one that is gone holds something else by then."""
+    found: list[weakref.ref[object]] = []
+
+    def record(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        closure = inspect.getclosurevars(step).nonlocals
+        parts = closure | vars(closure["self"])
+        found.extend(weakref.ref(each) for each in parts.values() if isinstance(each, Tensor))
+        return lambda: None, step()
+
+    model = small_model()
+    run = GraphedDecodeToken(model, record)
+    decode(model, run, [5, 3], 1, 2)
+    gc.collect()
+    assert len(found) >= 6  # ids, position, positions in order, source and its bias, target
+    assert all(each() is not None for each in found)
+
+
+def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    run, repeater = with_fixed_sizes(model)
+    monkeypatch.setattr(graphed, "_MOST_ROWS", 4)
+    assert_alike(model, run, ([5] * 9, 2, 2))
+    assert repeater.count == 0  # 9 rows, then 10
+    monkeypatch.setattr(graphed, "_MOST_GRAPHS", 1)
+    for _ in range(2):
+        assert_alike(model, run, ([5], 2, 3))
+    assert repeater.count == 4  # one beam, two beams, and both again
+
+
+def test_sizes_of_many_sentences_leave_little_room_to_spare() -> None:
+    model = small_model(encoder_layers=1, decoder_layers=1)
+    run, repeater = with_fixed_sizes(model)
+    assert_alike(model, run, ([3] * 140, 2, 3))  # half of them leave
+    assert {sizes.sentences for sizes in run._steps} == {160, 80}  # type: ignore[attr-defined]
+    assert repeater.count == 2
+
+
+def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
+    model = small_model()
+    run, repeater = with_fixed_sizes(model)
+    position = 2 * 2 * 32 * 4  # keys and values, layers, width, bytes
+    monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16 + 16 + 32) * position - 1)
+    for _ in range(2):
+        assert_alike(model, run, ([5], 2, 3))  # one beam at first, then two
+    assert repeater.count == 4
+    monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16) * position - 1)
+    assert_alike(model, run, ([5], 2, 3))
+    assert repeater.count == 4
+
+
+def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "_USES_BEFORE", 5)
+    model = small_model()
+    run, repeater = with_fixed_sizes(model)
+    counts = []
+    for _ in range(3):
+        assert_alike(model, run, ([5], 1, 3))
+        counts.append(repeater.count)
+    assert counts == [0, 1, 1]
+
+
+def test_a_device_that_records_nothing_goes_on_without() -> None:
+    calls = []
+
+    def fails(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        calls.append(step)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = small_model()
+    run = GraphedDecodeToken(model, fails)
+    with pytest.warns(UserWarning, match="not recorded: operation not permitted"):
+        assert_alike(model, run, ([5, 3], 2, 4))
+    assert len(calls) == 1
+
+
+def test_a_lack_of_memory_passes() -> None:
+    """Recorded steps are given up, and later there are new ones."""
+    repeater, is_full = Repeater(), True
+
+    def record(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        if is_full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return repeater(step)
+
+    model = small_model()
+    run = GraphedDecodeToken(model, record)
+    assert_alike(model, run, ([5, 3], 2, 4))
+    is_full = False
+    assert_alike(model, run, ([5, 3], 2, 4))
+    assert repeater.count > 0
+
+
+class Stream:
+    """Stands for a CUDA stream; the current one is in `Stream.current`."""
+
+    current: ClassVar[Stream]
+
+    def wait_stream(self, other: Stream) -> None:
+        assert other is not self
+
+    @classmethod
+    @contextmanager
+    def use(cls, stream: Stream) -> Iterator[None]:
+        before, cls.current = cls.current, stream
+        try:
+            yield
+        finally:
+            cls.current = before
+
+
+class Capture:
+    """Stands for `torch.cuda.graph`, which leaves its stream only if all went well."""
+
+    def __init__(self, _: object, *, stream: Stream, **how: object) -> None:
+        self._stream, self._before = stream, Stream.current
+        assert how.keys() == {"pool", "capture_error_mode"}
+
+    def __enter__(self) -> None:
+        Stream.current = self._stream
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            Stream.current = self._before
+
+
+def test_a_failed_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = {
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": Stream,
+        "current_stream": lambda: Stream.current,
+        "stream": Stream.use,
+        "graph": Capture,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    main = Stream.current = Stream()
+    seen: list[Stream] = []
+
+    def step(limit: int = 99) -> Tensor:
+        seen.append(Stream.current)
+        if len(seen) > limit:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    record = CudaGraphs()
+    record(step)
+    assert Stream.current is main
+    assert main not in seen
+    with pytest.raises(RuntimeError, match="not permitted"):
+        record(lambda: step(5))
+    assert Stream.current is main
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu_logits_of_16_bits_are_not_rounded(dtype: torch.dtype) -> None:
+    model = small_model(output_bias=True).to("cuda", dtype)
+    hidden = torch.randn(7, 2, 32, device="cuda").to(dtype)
+    with torch.inference_mode():
+        found = model.logits(hidden)
+        few = model.narrow_output(torch.tensor([4, 9], device="cuda"))(hidden)
+    exact = hidden.double() @ model.output_weight.detach().double().T
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(few, found[..., [4, 9]], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
+    model = small_model().to("cuda", dtype)
+    run = GraphedDecodeToken(model)
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    torch.manual_seed(0)
+    rows = [torch.randint(4, 50, (length,)).tolist() for length in (20, 17, 9, 5, 3, 2)]
+    with torch.inference_mode():
+        states = [model.start(Packed.from_rows(rows, "cuda")) for _ in range(2)]
+        tokens = torch.full((6, 1), 4, device="cuda")
+        for _ in range(40):
+            found = []
+            for number, own in enumerate((run, None)):
+                logits, states[number] = model.decode_step(states[number], tokens, own)
+                found.append(logits)
+            torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+            tokens = found[1].argmax(-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("large", [0, 1 << 40])
+def test_on_a_gpu_beam_search_in_graphs_finds_the_same(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(decoder_state, "LARGE_ON_GPU", large)
+    model = small_model().to("cuda")
+    torch.manual_seed(0)
+    rows = [[*torch.randint(4, 50, (length,)).tolist(), 3] for length in (20, 17, 9, 5, 3, 2)]
+    options = DecodingConfig(beam_size=5, max_length_factor=2.0)
+    for _ in range(2):
+        found, expected = (
+            search(ModelStepper(model, runs=own), Packed.from_rows(rows, "cuda"), options)
+            for own in ([GraphedDecodeToken(model)], None)
+        )
+        for own, plain in zip(found, expected, strict=True):
+            assert [h.ids for h in own] == [h.ids for h in plain]
+            assert [h.score for h in own] == pytest.approx([h.score for h in plain], abs=1e-4)

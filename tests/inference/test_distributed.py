@@ -1,0 +1,184 @@
+"""``nmt translate`` under torchrun: two processes that behave as one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from nmt.checkpoint.files import checkpoint_dir
+from nmt.cli.app import app
+from nmt.errors import DataError
+from nmt.inference.distributed import part_of
+from nmt.inference.guard import GuardThresholds
+from nmt.inference.stream import TranslationRun
+from nmt.text.tokenizer import Tokenizer, Tokenizers
+from tests.inference.conftest import sentences
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
+
+LINES = [line.encode() for line in sentences(9, seed=4, longest=8)]
+FLAGS = ("--device", "cpu", "--threads", "1")
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a model that was never trained, and a guard that is always alarmed."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(folder / "tokenizer")
+    joint = Tokenizer.load(tokenizer / "joint.model")
+    model = small_model(Tokenizers(joint, joint))
+    run = save_run(folder / "run", model, tokenizer, run_config())
+    limits = GuardThresholds(subwords_low=0.0, subwords_high=0.0)
+    (run / "guard.json").write_text(limits.text())
+    alone(run, text=b"Hund\n")  # converts the model for CTranslate2
+    return run
+
+
+def alone(run: Path, *arguments: object, text: bytes = b"") -> Result:
+    flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
+    return CliRunner().invoke(app, ["translate", *flags], input=text)
+
+
+# Two lines of a chunk for each process, which reads ahead as beside a GPU: the first search ends
+# when the next chunk is tokenized.
+BESIDE = f"""
+import threading
+from nmt.cli import main
+from nmt.inference import distributed, translator
+
+tokenized, segment = [], translator.segment_lines
+is_ahead, find = threading.Event(), translator.search_batches
+
+def segment_lines(texts, *more):
+    tokenized.extend([texts] if texts else [])
+    if len(tokenized) == 2:
+        is_ahead.set()
+    return segment(texts, *more)
+
+def search(engine, batches, *more):
+    assert not batches or is_ahead.wait({PATIENCE_SECONDS // 4}), "no text work beside a search"
+    return find(engine, batches, *more)
+
+translator.segment_lines, translator.search_batches = segment_lines, search
+translator.Translator.on_gpu, distributed.MAX_CHUNK_LINES = True, 2
+main()
+"""
+
+
+def together(
+    run: Path, *arguments: object, text: bytes = b"", program: Sequence[object] = ("-m", "nmt")
+) -> subprocess.CompletedProcess[bytes]:
+    """Run it in two processes; if they do not end, the test fails."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *launcher, *program, "translate", run, *FLAGS, *arguments]
+    return subprocess.run(
+        [str(word) for word in command],
+        input=text,
+        capture_output=True,
+        # Without GPUs: there may be one, and then two processes are refused.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def messages(stderr: str) -> list[str]:
+    """What the command itself has said, in an order of its own: processes speak when they can."""
+    timeless = re.sub(r"took [\d.]+ of [\d.]+ s", "took some time", stderr)
+    return sorted(x for x in timeless.splitlines() if x.startswith(("nmt:", "error:", "  fix:")))
+
+
+def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
+    """With blank, bad and odd lines in both parts, and a line that has to be cut.
+
+    And with a damaged checkpoint, which all find but only the first logs.
+    """
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    shutil.copytree(checkpoint_dir(run, 1), checkpoint_dir(run, 2))
+    good = [json.dumps({"source": x.decode(), "id": i}).encode() for i, x in enumerate(LINES)]
+    long, odd = json.dumps({"source": b" ".join(LINES).decode()}), b'{"source": "Kat\xffze"}'
+    bad = b'{"sourc": "x"}'
+    lines = [b"\xef\xbb\xbf", odd, *good, bad, b"", b" ", long.encode(), odd, *good, bad, good[0]]
+    text = b"\n".join(lines)
+    flags = ("--input-format", "json", "--format", "json", "--n-best", 2)
+    expected = alone(run, *flags, text=text)
+    assert expected.exit_code == 3
+
+    found = together(run, *flags, text=text)
+
+    assert found.returncode != 0
+    assert found.stdout == expected.stdout_bytes
+    assert messages(found.stderr.decode()) == messages(expected.stderr)
+    assert "nmt: warning: damaged checkpoint passed over" in expected.stderr
+    assert "nmt: warning: line 16, byte 16: 0xff" in expected.stderr
+    assert "nmt: guard: 22 of 25 lines looked degenerate" in expected.stderr
+    assert "answered with an error: 2. The first: Line 12 has" in expected.stderr
+
+
+def test_text_is_worked_on_beside_the_searches_of_each(run_dir: Path, tmp_path: Path) -> None:
+    """In lines through a pipe, up to one that ends the output."""
+    (tmp_path / "beside.py").write_text(BESIDE)
+    bad = b'{"sourc": "x"}'
+    # Damage comes after the three chunks at once: halving one would keep text from the others.
+    good = [json.dumps({"source": line.decode()}).encode() for line in (*LINES, *LINES[:3])]
+    lines = [*good, *[bad] * 10]
+    flags = ("--input-format", "json")
+    text = b"\n".join(lines)
+    expected = alone(run_dir, *flags, text=text)
+    assert expected.stdout_bytes.count(b"\n") == len(good)
+
+    found = together(run_dir, *flags, text=text, program=(tmp_path / "beside.py",))
+
+    assert found.returncode != 0
+    assert found.stdout == expected.stdout_bytes, found.stderr.decode()
+    # The guard tells of chunks, and these are smaller.
+    errors = [
+        [x for x in messages(m) if "guard" not in x]
+        for m in (found.stderr.decode(), expected.stderr)
+    ]
+    assert errors[0] == errors[1]
+
+
+def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.de.gz", tmp_path / "out.en"
+    content = gzip.compress(os.urandom(1 << 10).hex().encode())
+    source.write_bytes(content[: len(content) // 2])
+
+    found = together(run_dir, "-i", source, "-o", output)
+
+    assert found.returncode != 0
+    problem, fix = messages(found.stderr.decode())[::-1]
+    assert "cut off" in problem + fix
+    assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
+
+
+@given(st.lists(st.binary(max_size=1), max_size=30), st.integers(1, 9))
+def test_the_parts_of_a_chunk_are_the_chunk(lines: list[bytes], size: int) -> None:
+    parts: list[Sequence[bytes]] = []
+    for rank in range(size):
+        begin, part = part_of(lines, rank, size)
+        assert begin == sum(map(len, parts))
+        parts.append(part)
+    assert [line for part in parts for line in part] == lines
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_the_first_line_that_ends_the_output_ends_it() -> None:
+    failure = DataError("Line 2 is bad.", fix="Change it.")
+    one = TranslationRun(b"1\n", 1, end=failure)
+    other = TranslationRun(b"3\n", 1, end=DataError("Line 4 is bad.", fix="Change it."))
+    assert one + other == one
+    assert TranslationRun(b"0\n", 1) + one + other == TranslationRun(b"0\n1\n", 2, end=failure)

@@ -1,0 +1,228 @@
+"""Several models as one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from nmt.errors import CheckpointError, ConfigError
+from nmt.inference.engine import EngineOptions, Ensemble, parse_weights
+from nmt.inference.result import TranslationResult
+from nmt.inference.stepper import Mixture, ModelStepper
+from nmt.inference.torch_engine import TorchEngine, load_torch_engine
+from nmt.inference.translator import Translator
+from nmt.model.transformer import Transformer
+from nmt.packed import Packed
+from nmt.text import BOS_ID, EOS_ID
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
+from tests.search.toys import ids_of
+
+MEANS: tuple[Literal["arithmetic", "geometric"], ...] = ("arithmetic", "geometric")
+LINES = sentences(10, seed=9)
+
+
+def translated(
+    tokenizers: Tokenizers, models: list[Transformer], mixture: Mixture, beam_size: int = 3
+) -> list[TranslationResult]:
+    options = OPTIONS.model_copy(update={"beam_size": beam_size})
+    engine = TorchEngine(*models, mixture=mixture)
+    return Translator(engine, tokenizers, options).translate(LINES)
+
+
+def are_equal(found: list[TranslationResult], expected: list[TranslationResult]) -> bool:
+    assert [result.score for result in found] == pytest.approx(
+        [result.score for result in expected], abs=1e-5
+    )
+    return [result.text for result in found] == [result.text for result in expected]
+
+
+@pytest.mark.parametrize(
+    ("shape", "beam_size", "mean"),
+    [("plain", 1, "arithmetic"), ("modern", 3, "geometric"), ("learned", 3, "arithmetic"),
+     ("wide", 1, "geometric")],
+)  # fmt: skip
+def test_a_model_with_itself_is_the_model(
+    tokenizers: Tokenizers, shape: str, beam_size: int, mean: Literal["arithmetic", "geometric"]
+) -> None:
+    model = small_model(tokenizers, shape)
+    expected = translated(tokenizers, [model], Mixture(), beam_size)
+    found = translated(tokenizers, [model] * 3, Mixture((0.7, 0.2, 0.1), mean), beam_size)
+    assert are_equal(found, expected)
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_order_does_not_matter(
+    tokenizers: Tokenizers, mean: Literal["arithmetic", "geometric"]
+) -> None:
+    models = [small_model(tokenizers, shape) for shape in ("plain", "modern", "wide")]
+    shares = (0.05, 0.5, 0.45)
+    expected = translated(tokenizers, models, Mixture(shares, mean))
+    assert any(
+        x.text != y.text
+        for x, y in zip(expected, translated(tokenizers, models[:1], Mixture()), strict=True)
+    )
+    for order in ((1, 2, 0), (2, 1, 0)):
+        mixture = Mixture(tuple(shares[i] for i in order), mean)
+        assert are_equal(translated(tokenizers, [models[i] for i in order], mixture), expected)
+
+
+def test_means_are_those_of_the_definition() -> None:
+    """Worked out by hand: 1/2 and 1/2 with 4/5 and 1/5, weights 1/4 and 3/4."""
+    first, second = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.8, 0.2]).log()
+    arithmetic = Mixture((0.25, 0.75)).combine([first.clone(), second.clone()])
+    assert arithmetic.exp().tolist() == pytest.approx([0.725, 0.275])
+    geometric = Mixture((0.25, 0.75), "geometric").combine([first, second])
+    parts = [0.5**0.25 * 0.8**0.75, 0.5**0.25 * 0.2**0.75]
+    assert geometric.exp().tolist() == pytest.approx([part / sum(parts) for part in parts])
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_what_one_model_cannot_say_the_ensemble_does_not_say(
+    mean: Literal["arithmetic", "geometric"],
+) -> None:
+    ended = torch.full((1, 1, 6), -torch.inf)
+    ended[..., EOS_ID] = -2.0
+    others = [torch.randn(1, 1, 6).log_softmax(-1) for _ in range(2)]
+    for order in itertools.permutations([ended, *others]):
+        found = Mixture((0.2, 0.5, 0.3), mean).combine([values.clone() for values in order])
+        assert found.isfinite().nonzero().tolist() == [[0, 0, EOS_ID]]
+
+
+def test_a_short_table_of_positions_ends_the_output_of_all(tokenizers: Tokenizers) -> None:
+    """The model with a learned table cannot go on, and the others must not without it."""
+    models = [small_model(tokenizers, shape) for shape in ("learned", "modern")]
+    for model in models:
+        with torch.no_grad():
+            model.output_weight[EOS_ID] = 0.0
+    options = OPTIONS.model_copy(update={"max_length_offset": 80})
+    for order in (models, models[::-1]):
+        engine = TorchEngine(*order, mixture=Mixture((0.5, 0.5)))
+        found = engine.search([[5, 6, 7]], options)[0][0]
+        assert len(found.ids) == 39
+
+
+@torch.inference_mode()
+def test_what_the_models_read_of_the_source_is_averaged(tokenizers: Tokenizers) -> None:
+    """However unlike their shares."""
+    models = [small_model(tokenizers, shape) for shape in ("plain", "wide")]
+    batch, tokens = Packed.from_rows([[5, 6, EOS_ID], [7, EOS_ID]]), torch.full((2, 1), BOS_ID)
+
+    def coverage(*chosen: Transformer, mixture: Mixture | None = None) -> torch.Tensor:
+        stepper = ModelStepper(*chosen, mixture=mixture, with_coverage=True)
+        return stepper.coverage(stepper.step(stepper.start(batch), tokens)[1])
+
+    first, second = (coverage(model) for model in models)
+    found = coverage(*models, mixture=Mixture((0.9, 0.1)))
+    torch.testing.assert_close(found, (first + second) / 2)
+
+
+def test_ensembles_have_a_coverage_penalty_in_any_order(tokenizers: Tokenizers) -> None:
+    models = [small_model(tokenizers, shape) for shape in ("plain", "wide")]
+    options = OPTIONS.model_copy(update={"coverage_penalty": 1.0})
+    ids = tokenizers.source.encode_batch(LINES)
+    found, other = (
+        TorchEngine(*order, mixture=Mixture((0.5, 0.5))).search(ids, options)
+        for order in (models, models[::-1])
+    )
+    assert ids_of(found) == ids_of(other)
+    scores = [best.score for (best,) in found]
+    assert scores == pytest.approx([best.score for (best,) in other], abs=1e-4)
+    plain = [best.log_prob / (len(best.ids) + 1) for (best,) in found]
+    assert scores != plain
+    assert all(score <= more for score, more in zip(scores, plain, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run folders: two shapes over one vocabulary, another vocabulary, another direction."""
+    place = tmp_path_factory.mktemp("runs")
+    for name, seed in (("same", 0), ("other", 1)):
+        train_tokenizer(place / "tokenizers" / name, seed)
+    config = run_config(max_length=32)
+    turned = config.model_copy(update={"source_language": "en", "target_language": "de"})
+    shorter = run_config(max_length=16)
+    made = {
+        "a": ("plain", "same", config), "b": ("modern", "same", shorter),
+        "other": ("plain", "other", config), "turned": ("plain", "same", turned),
+    }  # fmt: skip
+    found: dict[str, Path] = {}
+    for name, (shape, tokenizer, settings) in made.items():
+        model = small_model(
+            load_tokenizers(place / "tokenizers" / tokenizer), shape, seed=len(found)
+        )
+        found[name] = save_run(place / name, model, place / "tokenizers" / tokenizer, settings)
+    return found
+
+
+def load(folder: Path, ensemble: Ensemble | None = None) -> Translator:
+    return Translator.load(folder, device="cpu", ensemble=ensemble, engine="torch")
+
+
+def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
+    first, second = folders["a"], folders["b"]
+    alone = load(first).translate(LINES)
+    together = load(first, Ensemble((second,))).translate(LINES)
+    assert [result.text for result in together] != [result.text for result in alone]
+    assert are_equal(load(second, Ensemble((first,))).translate(LINES), together)
+    assert are_equal(load(first, Ensemble((first,))).translate(LINES), alone)
+    assert load(first, Ensemble((second,), (1, 0))).translate(LINES) == alone
+    assert load(first, Ensemble((second, second), (4, 0, 0))).translate(LINES) == alone
+
+
+def test_the_models_are_read_as_far_as_all_of_them_can(folders: dict[str, Path]) -> None:
+    def longest(*weights: float) -> int:
+        ensemble = Ensemble((folders["b"],), weights)
+        loaded = load_torch_engine(folders["a"], EngineOptions(device="cpu", ensemble=ensemble))
+        return loaded.config.filters.max_length
+
+    assert longest() == 16
+    assert longest(1, 0) == 32
+
+
+def test_models_that_do_not_go_together_are_refused_with_one_message(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    wrong = (folders["b"], folders["other"], folders["turned"])
+    with pytest.raises(CheckpointError, match="other languages or another vocabulary") as found:
+        load(folders["a"], Ensemble(wrong))
+    assert str(folders["other"]) in found.value.problem
+    assert str(folders["turned"]) in found.value.problem
+    assert str(folders["b"]) not in found.value.problem
+    copy = Path(shutil.copytree(folders["b"], tmp_path / "elsewhere"))
+    load(folders["a"], Ensemble((copy,)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((1.0,), "1 weights \\(1\\) for 2 models"),
+        ((1.0, 2.0, 3.0), "3 weights \\(1,2,3\\) for 2 models"),
+        ((0.0, 0.0), "are no weights"),
+        ((-1.0, 2.0), "are no weights"),
+        ((math.nan, 1.0), "are no weights"),
+        ((math.inf, 1.0), "are no weights"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights: tuple[float, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Ensemble((Path("b"),), weights).shares()
+
+
+def test_weights_are_read_from_text() -> None:
+    assert parse_weights(None) == ()
+    with pytest.raises(ConfigError, match="1;2"):
+        parse_weights("1;2")
+
+
+def test_models_of_another_engine_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ConfigError, match="CTranslate2"):
+        load(folders["a"], Ensemble((tmp_path,)))

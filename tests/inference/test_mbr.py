@@ -1,0 +1,121 @@
+"""The candidate that is most like all the others."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
+from nmt.inference.mbr import EPSILON, Mbr, expected_utilities, rank_by_utility
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
+from nmt.metrics.pairwise import pairwise_chrf
+from nmt.model.transformer import Transformer
+from nmt.search.hypothesis import Hypothesis
+from nmt.text.tokenizer import Tokenizers
+from tests.inference.conftest import OPTIONS, sentences
+
+WORDS = "the a dog dogs cat, cat. runs running in on house-boat".split()  # noqa: SIM905
+
+
+def drawn(count: int, seed: int) -> list[str]:
+    """Sentences that share words; some are equal."""
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(1, 3))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_expected_utility_is_the_mean_of_sacrebleus_sentence_scores(seed: int) -> None:
+    texts = drawn(20, seed)
+    assert len(set(texts)) < len(texts)
+    chrf, bleu = CHRF(), BLEU(effective_order=True)
+    for metric, name in ((chrf, "chrf"), (bleu, "bleu")):
+        utility = Mbr("chrf" if name == "chrf" else "bleu").of_language("en").compare
+        found = expected_utilities(texts, utility)
+        for text, value in zip(texts, found, strict=True):
+            scores = [metric.sentence_score(text, [other]).score for other in texts]
+            assert value == pytest.approx(sum(scores) / len(texts), abs=1e-9)
+
+
+def test_texts_are_ranked_by_what_they_have_in_common() -> None:
+    # The most frequent wins where nothing is in common, and one in the middle over it otherwise.
+    assert rank_by_utility(["aaa", "bbb", "ccc", "bbb"], pairwise_chrf) == [1, 0, 2]
+    texts = ["zzzz", "a dog runs", "a dog runs home", "dog runs home", "zzzz"]
+    assert texts[rank_by_utility(texts, pairwise_chrf)[0]] == "a dog runs home"
+    # Of equals the first comes first.
+    assert rank_by_utility(["b", "a", "c", "a"], lambda x: np.ones((len(x), len(x)))) == [0, 1, 2]
+    assert rank_by_utility(["", " ", ""], pairwise_chrf) == [0, 1]
+    assert rank_by_utility([], pairwise_chrf) == []
+
+
+def test_each_text_is_shown_with_its_best_score() -> None:
+    found = [Hypothesis((ids,), score, score) for ids, score in ((7, -3), (5, -2), (6, -1))]
+    texts = {7: "dog", 5: "cat", 6: "dog"}
+    chosen = Mbr("chrf").choose(found, lambda ids: texts[ids[0]], 5)
+    assert [(hypothesis.ids, hypothesis.score) for hypothesis in chosen] == [((6,), -1), ((5,), -2)]
+    assert Mbr("chrf").choose([], str, 1) == []
+
+
+def test_candidates_are_asked_for_as_the_options_say() -> None:
+    plain = DecodingConfig()
+    found = Mbr("chrf", 16).search_options(plain)
+    assert (found.sampling, found.n_best, found.epsilon_cutoff) == (True, 16, EPSILON)
+    own = DecodingConfig(sampling=True, top_p=0.9, seed=7)
+    found = Mbr("chrf", 16).search_options(own)
+    assert (found.n_best, found.epsilon_cutoff, found.top_p, found.seed) == (16, 0.0, 0.9, 7)
+    found = Mbr("chrf", 16, "beam").search_options(plain)
+    assert (found.sampling, found.n_best, found.beam_size) == (False, 16, 16)
+    with pytest.raises(ConfigError, match="beam_size"):
+        Mbr("chrf", 1000, "beam").search_options(plain)
+
+
+@pytest.mark.parametrize("kind", ["samples", "beam"])
+def test_the_translator_gives_the_candidate_that_the_definition_names(
+    translator: Translator, kind: str
+) -> None:
+    lines = ["", *sentences(8, seed=3), " "]
+    mbr = Mbr("chrf", 12, "beam" if kind == "beam" else "samples")
+    options = mbr.search_options(OPTIONS)
+    candidates = translator.translate(lines, **options.model_dump())
+    chosen = translator.with_mbr(mbr).translate(lines)
+    for line, found, result in zip(lines, candidates, chosen, strict=True):
+        texts = [alternative.text for alternative in found.alternatives]
+        if not line.strip():
+            assert result == found
+            continue
+        assert len(texts) == 12
+        values = dict(zip(texts, expected_utilities(texts, pairwise_chrf), strict=True))
+        assert values[result.text] == pytest.approx(max(values.values()))
+        assert [each.text for each in result.alternatives] == [result.text]
+        assert result.score == max(x.score for x in found.alternatives if x.text == result.text)
+
+
+def test_several_translations_are_ranked_by_utility(translator: Translator) -> None:
+    line = sentences(1, seed=3)
+    mbr = Mbr("chrf", 12)
+    found = translator.with_mbr(mbr).translate(line, n_best=3)[0].alternatives
+    (all_found,) = translator.translate(line, **mbr.search_options(OPTIONS).model_dump())
+    texts = [alternative.text for alternative in all_found.alternatives]
+    values = dict(zip(texts, expected_utilities(texts, pairwise_chrf), strict=True))
+    expected = sorted(set(values.values()), reverse=True)[:3]
+    assert [values[alternative.text] for alternative in found] == pytest.approx(expected)
+
+
+def test_the_choice_does_not_depend_on_batches(translator: Translator) -> None:
+    lines = sentences(8, seed=5)
+    mbr = translator.with_mbr(Mbr("chrf", 8))
+    expected = [result.text for result in mbr.translate(lines)]
+    turned = mbr.translate(lines[::-1], batch_tokens=40)[::-1]
+    assert [result.text for result in turned] == expected
+
+
+def test_a_batch_counts_its_candidates(model: Transformer, tokenizers: Tokenizers) -> None:
+    """As many rows as the memory allows for 32 hypotheses of each."""
+    translator = Translator(TorchEngine(model), tokenizers, OPTIONS)
+    assert translator.with_mbr(Mbr("chrf", 32))._search_options.num_hypotheses == 32
+    assert translator._search_options is translator.options

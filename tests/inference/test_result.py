@@ -1,0 +1,206 @@
+"""Alignments, attention and token scores of translations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import ConfigError
+from nmt.inference.engine import Engine
+from nmt.inference.mbr import Mbr
+from nmt.inference.result import TranslationResult, align_words, join_alignments
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
+from nmt.model.transformer import Transformer
+from nmt.search.hypothesis import Hypothesis
+from nmt.text import EOS_ID
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
+
+Ids = Sequence[Sequence[int]]
+
+
+@given(
+    source=st.lists(st.sampled_from(["\u2581a", "b"]), min_size=1, max_size=8),
+    target=st.lists(st.sampled_from(["\u2581x", "y"]), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_every_target_word_has_a_source_word(
+    source: list[str], target: list[str], data: st.DataObject
+) -> None:
+    share = st.floats(0, 1, allow_nan=False)
+    row = st.lists(share, min_size=len(source), max_size=len(source))
+    weights = data.draw(st.lists(row, min_size=len(target), max_size=len(target)))
+    part = align_words(weights, source, target)
+
+    assert {t for _, t in part.links} == set(range(len(part.weights)))
+    assert {s for s, _ in part.links} <= set(range(part.source_words))
+    assert join_alignments([part]) == (part.links, part.weights)
+    assert all(len(row) == part.source_words for row in part.weights)
+    twice, _ = join_alignments([part, part])
+    assert len(twice) == 2 * len(part.links)
+    assert max(t for _, t in twice) < 2 * len(part.weights)
+
+
+def test_words_see_what_their_subwords_see() -> None:
+    """By hand: the source words are a and bc, the target words x and yz."""
+    weights = [[0.5, 0.1, 0.2], [0.0, 0.4, 0.2], [0.2, 0.1, 0.1]]
+    part = align_words(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
+    found = part.weights
+
+    assert found[0] == pytest.approx((0.5, 0.3))
+    assert found[1] == pytest.approx((0.1, 0.4))
+    assert len(found) == 2
+
+
+def test_no_output_has_no_links() -> None:
+    nothing, something = align_words([], ["\u2581a"], []), align_words([[0.5]], ["a"], ["b"])
+
+    assert tuple(nothing) == ((), (), 1)
+    assert tuple(align_words([], [], [])) == ((), (), 0)
+    assert join_alignments([nothing, something]) == (((1, 0),), ((0.0, 0.5),))
+    assert join_alignments([]) == ((), ())
+
+
+class Echo(Engine):
+    """Translates to the source itself."""
+
+    @override
+    def search(
+        self, sources: Ids, options: DecodingConfig, constraints: object = None
+    ) -> list[list[Hypothesis]]:
+        return [[Hypothesis(tuple(ids), -1.0, -1.0)] for ids in sources]
+
+
+class AttentiveEcho(Echo):
+    """With attention to the source token of the same position."""
+
+    @override
+    def attention(self, sources: Ids, targets: Ids) -> list[list[list[float]]]:
+        return [[[float(s == t) for s in range(len(ids))] for t in range(len(ids))]
+                for ids in sources]  # fmt: skip
+
+
+def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: Tokenizers) -> None:
+    """And no part sees anything of another."""
+    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=6)
+    line = "der Hund läuft. die Katze schläft. das Haus"
+    (result, blank, short) = translator.translate([line, "", "Hund"], alignments=True)
+    size = len(line.split())
+
+    assert result.text == line
+    assert result.alignment == tuple((word, word) for word in range(size))
+    assert (blank.alignment, short.as_dict()["alignment"]) == ((), "0-0")
+    assert result.attention is None
+
+    (result, blank) = translator.translate([line, ""], attention=True)
+    assert (result.alignment, blank.attention) == (None, ())
+    assert result.attention is not None
+    assert [[share > 0 for share in row] for row in result.attention] == [
+        [source == target for source in range(size)] for target in range(size)
+    ]
+
+
+LINES = [*sentences(8, seed=3), ""]
+
+
+def assert_they_make_up_the_score(result: TranslationResult, tolerance: float = 1e-4) -> None:
+    assert result.tokens is not None
+    values = [token.log_prob for token in result.tokens]
+    assert all(value <= 0 for value in values)
+    assert np.mean(values or [0]) == pytest.approx(result.score, abs=tolerance)
+
+
+def test_token_scores_make_up_the_score(translator: Translator) -> None:
+    for result in translator.translate(LINES, token_scores=True, beam_size=4):
+        assert_they_make_up_the_score(result)
+
+
+def test_token_scores_in_16_bits_are_those_of_these_weights(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(tmp_path / "tokenizer")
+    model = small_model(load_tokenizers(tokenizer), "modern")
+    folder = save_run(tmp_path / "run", model, tokenizer, run_config(max_length=64))
+    translator = Translator.load(folder, device="cpu", dtype="bf16", guard=False)
+    for result in translator.translate(LINES, token_scores=True):
+        assert_they_make_up_the_score(result, 2e-1)
+
+
+def test_tokens_spell_the_translation_with_an_end_of_every_segment(
+    model: Transformer, tokenizers: Tokenizers
+) -> None:
+    translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=6)
+    *results, blank = translator.translate(LINES, token_scores=True)
+    for result in results:
+        assert result.tokens is not None
+        pieces = [token.piece for token in result.tokens]
+        assert pieces[-1] == "</s>"
+        if not any("<0x" in piece for piece in pieces):
+            spelled = "".join(pieces).replace("\u2581", " ").replace("</s>", " ")
+            assert spelled.split() == result.text.split()
+    assert any(len([t for t in x.tokens or () if t.piece == "</s>"]) > 1 for x in results)  # cut
+    assert blank.tokens == ()
+    assert blank.as_dict()["tokens"] == []
+
+
+def test_token_scores_are_those_of_the_chosen_candidate(translator: Translator) -> None:
+    chosen = translator.with_mbr(Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1]))
+    for result in chosen.translate(LINES[:4], token_scores=True):
+        assert_they_make_up_the_score(result)
+
+
+def test_rules_of_the_search_do_not_change_token_scores(translator: Translator) -> None:
+    (plain,) = translator.translate(["Hund"], token_scores=True, beam_size=1)
+    (ruled,) = translator.translate(
+        ["Hund"], token_scores=True, beam_size=1, repetition_penalty=1.0001
+    )
+
+    assert ruled.tokens == plain.tokens
+    assert ruled.score != plain.score
+
+
+def test_a_model_in_training_reads_without_dropout(model: Transformer) -> None:
+    engine = TorchEngine(model)
+    expected = engine.token_log_probs([[5, 6]], [[7]])
+    model.train()
+    assert engine.token_log_probs([[5, 6]], [[7]]) == expected
+    assert model.training
+    model.eval()
+
+
+def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
+    ((value,),) = TorchEngine(model).token_log_probs([[5, 6]], [[]])
+    (found,) = TorchEngine(model).search([[5, 6]], OPTIONS.model_copy(update={"beam_size": 64}))
+    assert EOS_ID == 3
+    assert value < 0
+    assert all(value >= h.log_prob for h in found if not h.ids)
+
+
+@pytest.mark.parametrize("detail", ["alignments", "attention", "token_scores"])
+def test_an_engine_without_details_says_so(tokenizers: Tokenizers, detail: str) -> None:
+    wanted: Any = {detail: True}
+    with pytest.raises(ConfigError):
+        Translator(Echo(), tokenizers, OPTIONS).translate(["Hund"], **wanted)
+
+
+def test_details_change_nothing_else_and_come_only_when_asked_for(translator: Translator) -> None:
+    plain = translator.translate(LINES)
+    detailed = translator.translate(LINES, token_scores=True, alignments=True, attention=True)
+
+    assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in detailed]
+    assert not any({"alignment", "attention", "tokens"} & set(r.as_dict()) for r in plain)
+    for line, result in zip(LINES, detailed, strict=True):
+        assert result.alignment is not None
+        rows = result.as_dict()["attention"]
+        assert all(len(row) == len(line.split()) for row in rows)
+        assert all(0 < sum(row) < 1.001 for row in rows)
+        assert {target for _, target in result.alignment} == set(range(len(rows)))
+        assert all(source < len(line.split()) for source, _ in result.alignment)

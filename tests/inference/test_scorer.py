@@ -1,0 +1,179 @@
+"""Scores of given translations."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError
+from nmt.inference import torch_engine
+from nmt.inference.scorer import Scorer
+from nmt.inference.stepper import Mixture
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
+from nmt.model.transformer import Transformer
+from nmt.search.hypothesis import length_penalty
+from nmt.text.tokenizer import Tokenizers
+from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.models import loaded, run_config, small_model, speak_whole_words
+
+PAIRS = list(zip(sentences(20, seed=5), sentences(20, seed=6), strict=True))
+
+
+@pytest.fixture
+def scorer(model: Transformer, tokenizers: Tokenizers) -> Scorer:
+    return Scorer(loaded(model, tokenizers=tokenizers))
+
+
+def agrees_with_the_search(
+    models: list[Transformer],
+    tokenizers: Tokenizers,
+    options: DecodingConfig,
+    mixture: Mixture | None = None,
+) -> None:
+    """Every hypothesis that a search finds has the same score when it is given."""
+    sources = [tokenizers.source.encode(line) for line in sentences(12, seed=2)]
+    results = TorchEngine(*models, mixture=mixture).search(sources, options)
+    pairs = [(ids, h.ids) for ids, found in zip(sources, results, strict=True) for h in found]
+    expected = [hypothesis for found in results for hypothesis in found]
+    assert max(len(hypothesis.ids) for hypothesis in expected) > 3
+    scorer = Scorer(loaded(*models, tokenizers=tokenizers, mixture=mixture), options)
+    for hypothesis, log_probs in zip(expected, scorer.score_ids(pairs), strict=True):
+        assert len(log_probs) == len(hypothesis.ids) + 1
+        assert sum(log_probs) == pytest.approx(hypothesis.log_prob, abs=1e-4)
+        score = sum(log_probs) / length_penalty(options)(len(log_probs))
+        assert score == pytest.approx(hypothesis.score, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ("plain", {"beam_size": 1}),
+        ("modern", {"beam_size": 4, "n_best": 4}),
+        ("wide", {"beam_size": 4, "n_best": 2, "length_penalty": 0.6,
+                  "length_penalty_form": "gnmt"}),
+        ("learned", {"beam_size": 2, "length_penalty": 0.0, "max_length_offset": 30}),
+    ],
+)  # fmt: skip
+def test_what_the_search_found_gets_the_searchs_score(
+    tokenizers: Tokenizers, shape: str, changes: dict[str, object]
+) -> None:
+    options = OPTIONS.model_copy(update=changes)
+    agrees_with_the_search([small_model(tokenizers, shape)], tokenizers, options)
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_what_an_ensemble_found_gets_the_ensembles_score(tokenizers: Tokenizers, mean: str) -> None:
+    models = [small_model(tokenizers, shape, seed=7) for shape in ("plain", "modern", "wide")]
+    mixture = Mixture((0.5, 0.3, 0.2), "geometric" if mean == "geometric" else "arithmetic")
+    options = OPTIONS.model_copy(update={"beam_size": 3, "n_best": 3})
+    agrees_with_the_search(models, tokenizers, options, mixture)
+
+
+def test_text_of_the_usual_subwords_gets_the_translators_score(tokenizers: Tokenizers) -> None:
+    """Other subwords of the same text are another path of the search: here whole words only."""
+    model = small_model(tokenizers, "learned")
+    speak_whole_words(model, tokenizers)
+    lines = sentences(30, seed=8, longest=6)
+    translator = Translator(TorchEngine(model), tokenizers, OPTIONS)
+    scorer = Scorer(loaded(model, tokenizers=tokenizers))
+    for result in translator.translate(lines, n_best=3):
+        given = [(result.source, alternative.text) for alternative in result.alternatives]
+        for alternative, found in zip(result.alternatives, scorer.score(given), strict=True):
+            assert found.score == pytest.approx(alternative.score, abs=1e-4)
+
+
+def test_scores_do_not_depend_on_batches_or_order(
+    scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = scorer.score(PAIRS)
+    order = random.Random(1).sample(range(len(PAIRS)), len(PAIRS))
+    for batch_tokens, cells in ((1, 1 << 23), (30, 1), (100_000, 3000)):
+        monkeypatch.setattr(torch_engine, "_MOST_PROBABILITIES", cells)
+        limited = scorer.with_options(batch_tokens=batch_tokens)
+        for row, result in zip(order, limited.score(PAIRS[row] for row in order), strict=True):
+            assert (result.source, result.target) == PAIRS[row]
+            assert result.score == pytest.approx(expected[row].score, abs=1e-5)
+
+
+def test_batches_keep_to_their_budget(scorer: Scorer, tokenizers: Tokenizers) -> None:
+    ids = [(tokenizers.source.encode(x), tokenizers.target.encode(y)) for x, y in PAIRS]
+    batches = list(scorer.with_options(batch_tokens=50)._batches(ids))
+    assert sorted(row for rows in batches for row in rows) == list(range(len(PAIRS)))
+    assert len(batches) > 3
+    for rows in batches:
+        assert len(rows) == 1 or sum(len(ids[r][0]) + len(ids[r][1]) + 2 for r in rows) <= 100
+
+
+def test_the_tokens_make_up_the_score(scorer: Scorer) -> None:
+    plain = scorer.with_options(length_penalty=0).score(PAIRS[:3])
+    for result, unnormalised in zip(scorer.score(PAIRS[:3]), plain, strict=True):
+        total = sum(token.log_prob for token in result.tokens)
+        assert result.tokens[-1].piece == "</s>"
+        assert result.log_prob == pytest.approx(total)
+        assert result.score == pytest.approx(total / len(result.tokens))
+        assert unnormalised.score == unnormalised.log_prob == result.log_prob
+        text = "".join(token.piece for token in result.tokens[:-1])
+        assert text.replace("\u2581", " ").strip() == result.target
+
+
+def test_blank_lines_have_a_rule_and_unknown_characters_a_probability(
+    scorer: Scorer, translator: Translator
+) -> None:
+    pairs = [("", ""), (" \u3000", "\u200b"), ("Hund", " "), ("", "dog"), ("Hund", "\t")]
+    found = scorer.score(pairs)
+    assert [found[0].score, found[1].score] == [0.0, 0.0]
+    assert translator.translate([""])[0].score == 0.0
+    assert [token.piece for token in found[2].tokens] == ["</s>"]
+    assert -math.inf < found[2].score < 0
+    assert found[4].score == pytest.approx(found[2].score)
+    assert found[3].score == found[3].log_prob == -math.inf
+    as_json = found[3].as_dict()  # which has no infinity
+    assert (as_json["score"], as_json["log_prob"], as_json["tokens"]) == (None, None, [])
+    assert found[2].as_dict()["score"] == found[2].score
+    (unknown,) = scorer.score([("Hund \U0001f415", "שלום \udcff")])
+    assert math.isfinite(unknown.score)
+    assert scorer.score([]) == []
+
+
+def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
+    model: Transformer, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = run_config(max_length=8, max_length_factor=1.0, max_length_offset=4)
+    scorer = Scorer(loaded(model, tokenizers=tokenizers, config=config))
+    eight, twelve = "und " * 8, "und " * 12
+    lengths = [len(tokenizers.source.encode(text)) for text in (eight, twelve)]
+    assert lengths == [8, 12]
+    pairs = [
+        (eight, twelve), (eight + "und", "und"), ("Hund", twelve + "und"), ("und", "und"),
+        ("und " * 500_000, "und"),
+    ]  # fmt: skip
+    found = scorer.score(pairs)
+    assert [math.isinf(result.score) for result in found] == [False, True, True, False, True]
+    notes = caplog.messages
+    sides = [note.split(" of ")[0] for note in notes]
+    assert sides == ["source line", "source line", "target line"]
+    assert "reads 8 source subwords" in notes[0]
+    assert "reads 12 target subwords" in notes[2]
+    alone = scorer.score([("und", "und")])[0]
+    assert found[3].score == pytest.approx(alone.score, abs=1e-5)
+
+
+def test_a_learned_table_of_positions_ends_where_it_ends(tokenizers: Tokenizers) -> None:
+    model = small_model(tokenizers, "learned")
+    config = run_config(max_length=32, max_length_offset=200)
+    scorer = Scorer(loaded(model, tokenizers=tokenizers, config=config))
+    found = scorer.score([("und", "und " * 39), ("und", "und " * 40)])
+    assert [math.isinf(result.score) for result in found] == [False, True]
+
+
+def test_broken_weights_are_named(tokenizers: Tokenizers) -> None:
+    model = small_model(tokenizers)
+    with torch.no_grad():
+        model.output_weight.fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="not numbers"):
+        Scorer(loaded(model, tokenizers=tokenizers)).score(PAIRS[:2])

@@ -1,0 +1,123 @@
+"""Lines to segments that fit the model, and segments to batches."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.inference import segment as module
+from nmt.inference.segment import segment_lines, split_text
+from nmt.text.tokenizer import Tokenizers
+from tests.inference.conftest import sentences
+
+
+def test_of_many_long_lines_a_few_are_named(
+    tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {part.line for part in segment_lines(["🐕" * 99] * 9, tokenizers.source, 32)} == {
+        *range(9)
+    }
+    assert [text[:7] for text in caplog.messages[:-1]] == [f"line {n}:" for n in range(1, 6)]
+    assert caplog.messages[-1] == "4 more lines are cut likewise"
+
+
+def test_nothing_of_a_long_line_is_dropped(
+    tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault 45: also where a few characters are many subwords."""
+    for text in (" ".join(sentences(40)), "🐕" * 500, "漢" * 333 + "。" + "字" * 100):
+        caplog.clear()
+        segments = segment_lines([text], tokenizers.source, 32, first_line=2000)
+        assert len(segments) > 1
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert record.getMessage() == (
+            f"line 2,000: {len(text):,} characters cut into {len(segments):,} segments: the model "
+            "reads 32 subwords at once"
+        )
+        assert all(1 <= len(segment.ids) <= 32 for segment in segments)
+        joined = "".join(tokenizers.source.decode(segment.ids) for segment in segments)
+        assert joined.replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault 37: the time for one line is bounded, whatever it holds."""
+    monkeypatch.setattr(module, "LONGEST_LINE", 10)
+    lines = ["a" * 10, " " * 30 + "b" * 5, "c" * 11]
+
+    segments = segment_lines(lines, tokenizers.source, 32, first_line=7)
+    texts = [tokenizers.source.decode(segment.ids) for segment in segments]
+    assert texts == ["a" * 10, "b" * 5, "c" * 10]
+    assert caplog.messages == [
+        "line 8 has 35 characters; only the first 10 are translated",
+        "line 9 has 11 characters; only the first 10 are translated",
+    ]
+
+
+def test_segments_know_their_lines_and_blank_lines_have_none(tokenizers: Tokenizers) -> None:
+    lines = ["Hund", "", " ".join(sentences(12)), "\u200b", "Katze"]
+    found = [segment.line for segment in segment_lines(lines, tokenizers.source, 32)]
+    assert sorted(found) == found
+    assert set(found) == {0, 2, 4}
+    assert (found.count(0), found.count(4)) == (1, 1)
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_sentences_come_before_clauses_and_clauses_before_words() -> None:
+    text = "One two. Three four, five six seven. Eight nine ten."
+    expected = ["One two. Three four,", "five six seven.", "Eight nine ten."]
+    assert split_text(text, words, 4) == expected
+    assert split_text("a b c d e f g h i", words, 4) == ["a b c d", "e f g h", "i"]
+
+
+def test_texts_without_spaces_are_cut_at_their_own_marks_and_gain_no_spaces() -> None:
+    weather, walk = "今天天气很好\u3002", "我们去公园\u3002"
+    assert split_text(weather + walk, len, 8) == [weather, walk]
+    assert split_text(f"今天\uff0c{weather}好\u3002{walk}", len, 8) == [
+        "今天\uff0c", weather, f"好\u3002{walk}",
+    ]  # fmt: skip
+
+
+def test_a_word_that_does_not_fit_is_cut_in_halves_and_a_text_that_fits_is_left_alone() -> None:
+    assert split_text("x" * 40, len, 10) == ["x" * 10] * 4
+    assert split_text("  One.  Two. ", len, 20) == ["One.  Two."]
+    assert split_text(" \t ", len, 5) == []
+
+
+@given(st.text("ab c.,。\n\u00a0", max_size=200), st.integers(8, 40))
+def test_nothing_is_lost_and_all_pieces_fit(text: str, limit: int) -> None:
+    """By words, as white space between joined pieces does not count in the sum of sizes."""
+
+    def size_of(piece: str) -> int:
+        return len("".join(piece.split()))
+
+    pieces = split_text(text, size_of, limit)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    assert all(0 < size_of(piece) <= limit for piece in pieces)
+    assert all(piece == piece.strip() for piece in pieces)
+
+
+def test_the_work_is_linear_in_the_text() -> None:
+    """Fault 45."""
+
+    def read_for(count: int) -> int:
+        read = 0
+
+        def size_of(piece: str) -> int:
+            nonlocal read
+            read += len(piece) if len(piece) <= 2000 else 0
+            return words(piece) if len(piece) <= 2000 else 10**9
+
+        pieces = split_text("zwei, drei. " * count, size_of, 100)
+        assert len(pieces) == 2 * count / 100
+        return read
+
+    assert read_for(50_000) < 4 * len("zwei, drei. ") * 50_000

@@ -1,0 +1,362 @@
+"""A search among a few tokens: what they are, and that it is the same search."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmt.checkpoint.model_folder import SHORTLIST as NAME
+from nmt.config.decoding import DecodingConfig
+from nmt.errors import CheckpointError, ConfigError
+from nmt.inference.engine import Task
+from nmt.inference.shortlist import BatchVocabulary, Shortlist
+from nmt.inference.shortlist_file import ShortlistFile, shortlist_bytes
+from nmt.inference.stepper import Mixture, ModelStepper
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
+from nmt.model.transformer import Transformer
+from nmt.packed import Packed
+from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
+from nmt.search.loop import search
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import Tokenizers
+from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.models import small_model
+
+CPU = torch.device("cpu")
+SPECIAL = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
+FIRST_PIECE = 4 + 256  # those before are special tokens and bytes
+LINES = sentences(6, seed=5, longest=6)
+FEW_SHAPES = ("modern", "learned")
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"beam_size": 1},
+    "beam": {"beam_size": 4, "n_best": 3},
+    "sampling": {"sampling": True, "n_best": 3, "top_p": 0.9, "beam_size": 3},
+    "top k": {"sampling": True, "n_best": 2, "top_k": 5, "temperature": 1.5},
+    "alternatives": {"return_alternatives": True, "n_best": 3},
+    "no repetition": {"beam_size": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+    "diverse": {"beam_size": 4, "n_best": 2, "diverse_beam_groups": 2},
+    "coverage": {"beam_size": 3, "coverage_penalty": 0.3},
+    "shortest": {"beam_size": 3, "min_length_factor": 0.8},
+}
+
+
+def options(way: str, **changes: Any) -> DecodingConfig:
+    values = OPTIONS.model_dump(exclude={"beam_size"})
+    return DecodingConfig.model_validate({**values, "shortlist": True, **WAYS[way], **changes})
+
+
+def table(*candidates: Sequence[int]) -> Tensor:
+    width = max(map(len, candidates))
+    rows = [[*own, *[-1] * (width - len(own))] for own in candidates]
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+@functools.cache
+def random_shortlist(
+    vocab_size: int, seed: int = 0, *, each: int = 3, first: int = FIRST_PIECE
+) -> Shortlist:
+    """Other tokens for every source token, and a few for all; none below ``first``."""
+    draw = torch.Generator().manual_seed(seed)
+    common = torch.randint(first, vocab_size, (5,), generator=draw)
+    found = torch.randint(first - 1, vocab_size, (vocab_size, each), generator=draw)
+    found[found < first] = -1
+    return Shortlist(common, found.int(), vocab_size)
+
+
+def ids_and_constraints(
+    tokenizers: Tokenizers, seed: int = 0
+) -> tuple[list[list[int]], list[Constraints]]:
+    """Sentences, and constraints of some of them."""
+    sources = tokenizers.source.encode_batch(LINES)
+    generator = random.Random(seed)
+    word = functools.partial(generator.randrange, 4, tokenizers.target.vocab_size)
+    kinds = [
+        lambda: NONE,
+        lambda: Constraints(prefix=(word(), word())),
+        lambda: Constraints(required=((word(),), (word(), word()))),
+        lambda: Constraints(forbidden=((word(),), (word(), word()))),
+        lambda: Constraints(prefix=(word(),), required=((word(),),), forbidden=((word(),),)),
+    ]
+    return sources, [kinds[i % 5]() for i in range(len(sources))]
+
+
+def without_required(constraints: Constraints) -> Constraints:
+    return Constraints(prefix=constraints.prefix, forbidden=constraints.forbidden)
+
+
+def assert_same(
+    found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequence[Hypothesis]]
+) -> None:
+    assert [[h.ids for h in each] for each in found] == [[h.ids for h in each] for each in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("log_prob", "score"):
+            values = [getattr(h, name) for h in ours]
+            assert values == pytest.approx([getattr(h, name) for h in theirs], rel=1e-4, abs=1e-4)
+
+
+PARTS = torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11])
+"""Common tokens, and candidates of seven source tokens."""
+
+
+# Which tokens
+
+
+def test_a_sentence_may_use_its_own_tokens_only() -> None:
+    shortlist = Shortlist(*PARTS, 12)
+    alone = shortlist.pick(Packed.from_rows([[4, EOS_ID]]))
+    assert alone.tokens.tolist() == [*sorted(SPECIAL), 7, 8, 9]
+    assert alone.allowed is None  # all are its own
+
+    source = Packed.from_rows([[4, EOS_ID], [5, 6, EOS_ID]])
+    picked = shortlist.pick(source, [NONE, Constraints(required=((10, 6),), prefix=(4, UNK_ID))])
+    assert picked.tokens.tolist() == list(range(12))
+    assert own_tokens(picked, 0) == SPECIAL | {7, 8, 9}
+    assert own_tokens(picked, 1) == SPECIAL | {4, 5, 6, 8, 10, 11}
+
+
+def own_tokens(picked: BatchVocabulary, row: int) -> set[int]:
+    assert picked.allowed is not None
+    assert set(picked.allowed.flatten().tolist()) <= {0.0, -torch.inf}
+    return set(picked.tokens[picked.allowed[row, 0] == 0].tolist())
+
+
+@given(
+    sources=st.lists(st.lists(st.integers(4, 29), min_size=1, max_size=6), min_size=2, max_size=5),
+    prefixes=st.lists(st.lists(st.integers(4, 29), max_size=3), min_size=5, max_size=5),
+    seed=st.integers(0, 20),
+)
+def test_what_a_sentence_may_use_does_not_depend_on_the_others(
+    sources: list[list[int]], prefixes: list[list[int]], seed: int
+) -> None:
+    shortlist = random_shortlist(30, seed, each=2, first=4)
+    constraints = [Constraints(prefix=tuple(ids)) for ids in prefixes[: len(sources)]]
+    rows = [[*ids, EOS_ID] for ids in sources]
+    together = shortlist.pick(Packed.from_rows(rows), constraints)
+    for row, ids in enumerate(sources):
+        alone = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), constraints[row : row + 1])
+        assert own_tokens(together, row) == set(alone.tokens.tolist())
+    everything = set().union(*(own_tokens(together, row) for row in range(len(sources))))
+    assert everything == set(together.tokens.tolist())
+
+
+def test_ids_go_in_and_come_out_again() -> None:
+    vocabulary = BatchVocabulary(torch.tensor([0, 1, 2, 3, 8, 20, 31]), None)
+    constraints = Constraints(
+        prefix=(8,), required=((31, 20),), forbidden=((20, 9), (20, 31), (7,))
+    )
+
+    assert vocabulary.inside([constraints])[0] == Constraints(
+        prefix=(4,), required=((6, 5),), forbidden=((5, 6),)
+    )
+    assert vocabulary.outside([[Hypothesis((6, 4), -3.0, -1.0)]]) == [
+        [Hypothesis((31, 8), -3.0, -1.0)]
+    ]
+    assert vocabulary.outside([[Hypothesis((), -3.0, -3.0)]]) == [[Hypothesis((), -3.0, -3.0)]]
+
+
+# The file
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert ShortlistFile(tmp_path, (7, 12)).parts is None
+    (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
+    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)), CPU)
+    source = Packed.from_rows([[4, EOS_ID], [5, EOS_ID]])
+
+    expected = Shortlist(*PARTS, 12).pick(source)
+    assert torch.equal(found.pick(source).tokens, expected.tokens)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"some text",
+        shortlist_bytes(*PARTS)[:-3],
+        shortlist_bytes(*PARTS).replace(b"common", b"others"),
+        shortlist_bytes(torch.tensor([12]), PARTS[1]),  # beyond the vocabulary
+        shortlist_bytes(PARTS[0], torch.full((7, 2), 12)),
+        shortlist_bytes(PARTS[0], PARTS[1][:6]),
+        shortlist_bytes(PARTS[0], PARTS[1][:, :0].clone()),
+        shortlist_bytes(PARTS[0], PARTS[1] - 1),  # -2 is no token
+        shortlist_bytes(PARTS[0], PARTS[1].float()),
+        shortlist_bytes(PARTS[0], PARTS[1][0]),
+        shortlist_bytes(torch.tensor(5), PARTS[1]),
+        shortlist_bytes(torch.tensor([-1]), PARTS[1]),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / NAME).write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
+        Shortlist.load(ShortlistFile(tmp_path, (7, 12)), CPU)
+
+
+# The search
+
+
+@functools.cache
+def _model(vocabulary: Tokenizers, shape: str, seed: int) -> Transformer:
+    return small_model(vocabulary, shape, seed)
+
+
+@functools.cache
+def engine(
+    tokenizers: Tokenizers,
+    shortlist: Shortlist,
+    shapes: tuple[str, ...] = ("plain",),
+) -> TorchEngine:
+    """An engine of one model, or of several."""
+    models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes)]
+    mixture = Mixture((1 / len(models),) * len(models))
+    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=lambda: shortlist)
+
+
+class MaskedState(NamedTuple):
+    """The states of models, and which sentences are left."""
+
+    own: tuple[Any, ...]
+    sentences: Tensor
+
+
+class MaskedStepper:
+    """Scores all tokens, removes those that a sentence may not use, and normalises again."""
+
+    tokens: Tensor | None = None
+
+    def __init__(
+        self, models: Sequence[Transformer], tokens: Tensor, *, with_coverage: bool
+    ) -> None:
+        self._steppers = [ModelStepper(x, with_coverage=with_coverage) for x in models]
+        self._mixture = Mixture((1 / len(models),) * len(models))
+        self._tokens = tokens  # (B, V), bool
+        self.max_positions = ModelStepper(*models).max_positions
+
+    def start(self, source: Packed) -> MaskedState:
+        own = tuple(stepper.start(source) for stepper in self._steppers)
+        return MaskedState(own, torch.arange(len(source)))
+
+    def step(self, state: MaskedState, tokens: Tensor) -> tuple[Tensor, MaskedState]:
+        hidden = ~self._tokens[state.sentences].unsqueeze(1)
+        steps = [x.step(own, tokens) for x, own in zip(self._steppers, state.own, strict=True)]
+        values = [x.masked_fill(hidden, -torch.inf).log_softmax(-1) for x, _ in steps]
+        return self._mixture.combine(values), state._replace(own=tuple(own for _, own in steps))
+
+    def select(self, state: MaskedState, sentences: Tensor, beams: Tensor) -> MaskedState:
+        parts = zip(self._steppers, state.own, strict=True)
+        own = tuple(x.select(each, sentences, beams) for x, each in parts)
+        return MaskedState(own, state.sentences[sentences])
+
+    def coverage(self, state: MaskedState) -> Tensor:
+        parts = zip(self._steppers, state.own, strict=True)
+        return torch.stack([x.coverage(own) for x, own in parts]).mean(0)
+
+
+def masked_search(
+    models: Sequence[Transformer],
+    shortlist: Shortlist,
+    sources: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    constraints: Sequence[Constraints],
+) -> list[list[Hypothesis]]:
+    """One sentence after the other, with all tokens."""
+    found = []
+    for ids, own in zip(sources, constraints, strict=True):
+        source = Packed.from_rows([[*ids, EOS_ID]])
+        allowed = torch.zeros(1, len(models[0].output_weight), dtype=torch.bool)
+        allowed[0, shortlist.pick(source, [own]).tokens] = True
+        with_coverage = config.coverage_penalty > 0
+        stepper = MaskedStepper(models, allowed, with_coverage=with_coverage)
+        found += search(stepper, source, config, [own])
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shapes", [("modern",), ("learned",), ("plain", "learned", "wide")])
+def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
+    tokenizers: Tokenizers, way: str, shapes: tuple[str, ...]
+) -> None:
+    sources, constraints = ids_and_constraints(tokenizers, seed=2)
+    if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
+        constraints = [without_required(each) for each in constraints]
+    shortlist = random_shortlist(tokenizers.target.vocab_size)
+    models = [_model(tokenizers, shape, 3 + i) for i, shape in enumerate(shapes)]
+    found = engine(tokenizers, shortlist, shapes).search(sources, options(way), constraints)
+
+    assert_same(found, masked_search(models, shortlist, sources, options(way), constraints))
+    for hypotheses, ids, own in zip(found, sources, constraints, strict=True):
+        allowed = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), [own]).tokens.tolist()
+        for hypothesis in hypotheses:
+            assert {*hypothesis.ids} <= {*allowed}
+            assert hypothesis.ids[: len(own.prefix)] == own.prefix
+            assert all(contains(hypothesis.ids, phrase) for phrase in own.required)
+            after = hypothesis.ids[len(own.prefix) :]
+            assert not any(contains(after, phrase) for phrase in own.forbidden)
+
+
+def test_a_beam_wider_than_the_shortlist_finds_all_that_is_possible(
+    tokenizers: Tokenizers,
+) -> None:
+    size = tokenizers.target.vocab_size
+    shortlist = Shortlist(torch.tensor([4, 5]), torch.full((size, 1), -1), size)
+    config = options("beam", beam_size=40, n_best=40, max_length_factor=0, max_length_offset=4)
+    for found in engine(tokenizers, shortlist).search([[7], [8, 9]], config):
+        # No to four words out of two: 1 + 2 + 4 + 8 + 16.
+        assert len({hypothesis.ids for hypothesis in found}) == len(found) == 31
+        assert sum(2.718281828**hypothesis.log_prob for hypothesis in found) <= 1.0001
+
+
+@pytest.mark.parametrize("way", ["greedy", "beam", "sampling", "diverse", "alternatives"])
+def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str) -> None:
+    shortlist = random_shortlist(tokenizers.target.vocab_size)
+    for shape in FEW_SHAPES if way == "beam" else ("learned",):
+        translator = Translator(
+            engine(tokenizers, shortlist, (shape,)),
+            tokenizers,
+            options(way, n_best=WAYS[way].get("n_best", 1)),
+        )
+        expected = translator.translate(LINES, batch_tokens=1)
+        plain = translator.translate(LINES, shortlist=False)
+        assert all(ours.text != theirs.text for ours, theirs in zip(plain, expected, strict=True))
+        for batch_tokens in (25, 100_000):
+            found = translator.translate(LINES, batch_tokens=batch_tokens)
+            assert [r.text for r in found] == [r.text for r in expected]
+            assert [[a.text for a in r.alternatives] for r in found] == [
+                [a.text for a in r.alternatives] for r in expected
+            ]
+            assert [r.score for r in found] == pytest.approx([r.score for r in expected], rel=1e-4)
+
+
+# Where there is none
+
+
+def test_a_finished_model_without_the_file_refuses_and_says_where_it_comes_from(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    file = ShortlistFile(tmp_path, tokenizers.vocab_sizes)
+    model = _model(tokenizers, "plain", 3)
+    ours = TorchEngine(model, is_final=True, load_shortlist=lambda: Shortlist.load(file, CPU))
+    message = rf"has no {NAME}\.\n.*fix: Start `nmt train CONFIG` again"
+    with pytest.raises(ConfigError, match=message):
+        ours.search([[7]], options("beam"))
+    with pytest.raises(ConfigError, match=message):
+        list(ours.search_all([Task([[7]])], options("beam")))
+    assert ours.search([[7]], options("beam", shortlist=False))
+
+
+def test_a_model_that_trains_scores_all(tokenizers: Tokenizers) -> None:
+    training = TorchEngine(_model(tokenizers, "plain", 3))
+    sources = tokenizers.source.encode_batch(LINES)
+    found = training.search(sources, options("beam"))
+
+    assert found == training.search(sources, options("beam", shortlist=False))

@@ -1,0 +1,152 @@
+"""Searching a real, untrained Transformer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nmt.config.decoding import DecodingConfig
+from nmt.config.model import ModelConfig
+from nmt.inference.stepper import Mixture, ModelStepper
+from nmt.inference.torch_engine import TorchEngine
+from nmt.model.transformer import Transformer, build_model
+from nmt.packed import Packed
+from nmt.search.loop import search
+from nmt.text import BOS_ID, EOS_ID
+from tests.search.toys import beam_search, greedy_search
+
+SHAPE = {
+    "encoder_layers": 1, "decoder_layers": 2, "model_dim": 32, "ff_dim": 48, "num_heads": 4,
+    "embeddings": "separate",
+}  # fmt: skip
+VOCAB_SIZE = 40
+
+
+def batch(lengths: list[int]) -> Packed:
+    return Packed.from_rows(
+        [[*torch.randint(4, VOCAB_SIZE, (length - 1,)).tolist(), EOS_ID] for length in lengths]
+    )
+
+
+def again_from_the_beginning(
+    model: Transformer, source: list[int], longest: int
+) -> tuple[int, ...]:
+    """Greedy search that decodes the whole prefix at every step."""
+    ids = [BOS_ID]
+    packed = Packed.from_rows([source])
+    while True:
+        scores = model.logits(model(packed, Packed.from_rows([ids]))[-1])
+        scores[:EOS_ID] = -torch.inf
+        token = int(scores.argmax())
+        if token == EOS_ID or len(ids) == longest:
+            return tuple(ids[1:])
+        ids.append(token)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_position": "pre", "positions": "rotary", "norm": "rms", "activation": "swiglu"},
+        {"positions": "learned", "num_kv_heads": 2, "qk_norm": True, "output_bias": True},
+    ],
+)
+@torch.no_grad()
+def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
+    changes: dict[str, object],
+) -> None:
+    torch.manual_seed(7)
+    model = build_model(ModelConfig.model_validate({**SHAPE, **changes}), VOCAB_SIZE, VOCAB_SIZE)
+    model.eval()
+    source = batch([9, 4, 1, 6, 9])
+    config = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=6)
+    results = greedy_search(ModelStepper(model), source, config)
+    for ids, (found,) in zip(source.rows(), results, strict=True):
+        assert found.ids == again_from_the_beginning(model, ids, len(ids) + 6)
+    wide = beam_search(ModelStepper(model), source, config)
+    assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
+
+
+@torch.no_grad()
+def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
+    torch.manual_seed(7)
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    source = batch([5])
+    stepper = ModelStepper(model)
+    log_probs, _ = stepper.step(stepper.start(source), torch.tensor([[BOS_ID]]))
+    logits = model.logits(model(source, Packed.from_rows([[BOS_ID]])))[0]
+    assert log_probs[0, 0, :EOS_ID].isneginf().all()
+    torch.testing.assert_close(log_probs[0, 0, EOS_ID:], logits[EOS_ID:].log_softmax(0))
+
+
+@torch.no_grad()
+def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
+    torch.manual_seed(7)
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    source = batch([9, 4, 1, 6])
+    options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
+    stepper = ModelStepper(model, with_coverage=True)
+    for row, found in enumerate(search(stepper, source, options)):
+        for hypothesis in found:
+            target = Packed.from_rows([[BOS_ID, *hypothesis.ids]])
+            read = model.align(source.part(row, row + 1), target)
+            lost = read[0].sum(0)[:-1].clamp(max=1).log().sum()
+            normalized = hypothesis.log_prob / target.num_tokens
+            assert hypothesis.score == pytest.approx(normalized + 0.4 * float(lost), abs=1e-4)
+
+
+def test_a_stepper_made_without_coverage_refuses_to_report_it() -> None:
+    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    stepper = ModelStepper(model)
+    with pytest.raises(ValueError, match="made without coverage"):
+        stepper.coverage(stepper.start(batch([5, 3])))
+
+
+@pytest.mark.parametrize(("min_length_factor", "first"), [(0.0, 0), (4.0, 0), (4.0, 1)])
+def test_an_output_ends_where_the_learned_positions_end(
+    min_length_factor: float, first: int
+) -> None:
+    """Even if it should be longer."""
+    torch.manual_seed(7)
+    table = {"positions": "learned", "max_positions": 8 + first, "first_position": first}
+    values = {**SHAPE, **table}
+    model = build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
+    for beam_size, find in ((1, greedy_search), (3, beam_search)):
+        config = DecodingConfig(
+            beam_size=beam_size, max_length_offset=30, min_length_factor=min_length_factor
+        )
+        results = find(ModelStepper(model), batch([7, 4]), config)
+        assert all(len(found[0].ids) <= 7 for found in results)
+        assert not min_length_factor or all(len(found[0].ids) == 7 for found in results)
+
+
+@torch.no_grad()
+def test_bos_before_the_source_is_read_and_nothing_else_is_changed_by_it() -> None:
+    """The same weights, told BOS by the key or by hand."""
+    torch.manual_seed(3)
+    plain, marked = (
+        build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
+        for values in (SHAPE, {**SHAPE, "source_bos": True})
+    )
+    marked.load_state_dict(plain.state_dict())
+    sources, targets = ([ids[:-1] for ids in batch([9, 4, 2]).rows()] for _ in range(2))
+    by_hand = [[BOS_ID, *ids] for ids in sources]
+    one, other = TorchEngine(plain), TorchEngine(marked)
+    options = DecodingConfig(beam_size=3, max_length_factor=0, max_length_offset=9)
+    assert other.search(sources, options) == one.search(by_hand, options)
+    scores = other.token_log_probs(sources, targets)
+    assert scores == one.token_log_probs(by_hand, targets)
+    rows = zip(other.attention(sources, targets), one.attention(by_hand, targets), strict=True)
+    assert all(found == [row[1:] for row in expected] for found, expected in rows)
+
+    both = TorchEngine(plain, marked, mixture=Mixture((0.5, 0.5), "geometric"))
+    assert len(both.search(sources, options)) == len(sources)
+    limited = DecodingConfig(beam_size=1, max_length_factor=2, max_length_offset=1)
+    assert [len(found.ids) for (found,) in other.search(sources, limited)] == [17, 7, 3]
+    covered = []
+    for model, rows_ in ((plain, by_hand), (marked, sources)):
+        stepper = ModelStepper(model, with_coverage=True)
+        state = stepper.start(Packed.from_rows([[*ids, EOS_ID] for ids in rows_]))
+        _, state = stepper.step(state, torch.full((len(sources), 1), BOS_ID))
+        covered.append(stepper.coverage(state))
+    assert torch.equal(covered[1], covered[0][..., 1:])

@@ -1,0 +1,150 @@
+"""A tag is read before the source, counts as one of its tokens, and is no word of the line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from nmt.config.data import TokenizerConfig
+from nmt.errors import ConfigError, DataError
+from nmt.extras.inspection.subject import Choice, Subject
+from nmt.inference.line_format import LineFormat
+from nmt.inference.scorer import Scorer
+from nmt.inference.stream import line_translator
+from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
+from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.models import loaded, small_model
+
+ROOT = Path(__file__).parents[2]
+SYMBOLS = ("<2de>", "<2en>", "<bt>")
+LINES = sentences(6, seed=2, longest=6)
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    folder = tmp_path_factory.mktemp("tagged")
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=SYMBOLS)
+    train_sentencepiece(iter(sentences(300, 0)), folder / "joint.model", config, threads=1)
+    return load_tokenizers(folder)
+
+
+@pytest.fixture(scope="module")
+def translator(tagged: Tokenizers) -> Translator:
+    return Translator(TorchEngine(small_model(tagged)), tagged, OPTIONS, max_length=12)
+
+
+def test_the_vocabulary_knows_its_tags_and_dropout_leaves_them_whole(tagged: Tokenizers) -> None:
+    assert tagged.source.tags == {"<2de>": 4, "<2en>": 5, "<bt>": 6}
+    assert not any(is_normal for _, _, is_normal in tagged.source.pieces()[4:7])
+    names = ("de", "<2en>", "bt")
+    assert [tagged.source.tag_id(name) for name in names] == [4, 5, 6]
+    with pytest.raises(ConfigError, match="no tag 'd'") as caught:
+        tagged.source.tag_id("d")
+    assert caught.value.fix == "Use one of <2de>, <2en>, <bt>."
+
+
+def test_each_line_is_translated_by_its_own_tag(translator: Translator) -> None:
+    tags = ["de", None, "en", "de", "bt", None]
+    together = translator.translate(LINES, tag=tags)
+    alone = [
+        translator.translate([line], tag=tag)[0] for line, tag in zip(LINES, tags, strict=True)
+    ]
+
+    assert [result.text for result in together] == [result.text for result in alone]
+    of_all = {tag: [r.text for r in translator.translate(LINES, tag=tag)] for tag in (None, "de")}
+    assert of_all[None] != of_all["de"]
+    assert [result.source for result in together] == LINES
+
+
+def test_the_model_reads_the_tag_first_and_alignments_have_no_column_for_it(
+    translator: Translator, tagged: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    attention = TorchEngine.attention
+
+    def spied(engine: TorchEngine, sources: list[list[int]], targets: list[list[int]]) -> object:
+        asked.extend(sources)
+        return attention(engine, sources, targets)
+
+    monkeypatch.setattr(TorchEngine, "attention", spied)
+    (result,) = translator.translate([LINES[0]], tag="<2en>", attention=True)
+
+    assert asked == [[5, *tagged.source.encode(LINES[0])]]
+    assert result.attention is not None
+    assert {len(row) for row in result.attention} == {len(LINES[0].split())}
+
+
+def test_a_tag_takes_room_in_a_segment(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    search = TorchEngine.search_all
+
+    def spied(engine: TorchEngine, tasks: list, *others: object) -> object:  # type: ignore[type-arg]
+        lengths.extend(len(source) for task in tasks for source in task.sources)
+        return search(engine, tasks, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TorchEngine, "search_all", spied)
+    translator.translate([" ".join(LINES)], tag="de")
+
+    assert max(lengths) <= 12
+    assert len(lengths) > 1
+
+
+def test_an_unknown_tag_of_all_lines_is_of_the_command_and_one_of_a_line_of_the_line(
+    translator: Translator,
+) -> None:
+    with pytest.raises(ConfigError, match="no tag 'fr'"):
+        translator.translate(["a"], tag="fr")
+    with pytest.raises(DataError, match="Line 8: The vocabulary has no tag 'fr'"):
+        translator.translate(["a", "b"], tag=[None, "fr"], first_line=7)
+
+
+def test_a_json_line_may_name_its_tag(translator: Translator) -> None:
+    style = LineFormat("json", reads_json=True, tag="de")
+    lines = [
+        b'{"source": "%s"}' % LINES[0].encode(),
+        b'{"source": "%s", "tag": "en"}' % LINES[0].encode(),
+        b'{"source": "a", "tag": "fr"}',
+        b'{"source": "a", "tag": 3}',
+    ]
+    run = line_translator(translator, style)(lines, 1)
+    expected = [translator.translate([LINES[0]], tag=tag)[0].text for tag in ("de", "en")]
+    output = run.output.decode().splitlines()
+
+    assert all(text in line for text, line in zip(expected, output, strict=False))
+    assert "Line 3: The vocabulary has no tag 'fr'" in output[2]
+    assert "Line 4 has no text in tag" in output[3]
+    assert run.num_failures == 2
+
+
+def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
+    scorer = Scorer(loaded(small_model(tagged), tokenizers=tagged), OPTIONS)
+    pairs = [(LINES[0], LINES[1]), ("", "")]
+    ids = tagged.source.encode(LINES[0]), tagged.target.encode(LINES[1])
+    (expected,) = scorer.score_ids([([4, *ids[0]], ids[1])])
+
+    assert [score.log_prob for score in scorer.score(pairs, tag="de")] == [
+        pytest.approx(math.fsum(expected)),
+        0.0,
+    ]
+    assert scorer.score(pairs)[0].log_prob != pytest.approx(math.fsum(expected))
+
+
+def test_nmt_inspect_reads_the_tag_too_and_names_those_there_are(tagged: Tokenizers) -> None:
+    def subject(tag: str | None) -> Subject:
+        found = Subject(ROOT / "configs" / "hello.yaml", Choice(source=LINES[0], tag=tag))
+        vars(found)["tokenizers"] = tagged
+        return found
+
+    plain, asked = subject(None).source_ids, subject("de")
+    asked.check()
+    assert asked.source_ids == [4, *plain]
+    assert asked.source_labels[0] == "<2de>"
+    with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
+        subject("fr").check()
+    assert (caught.value.exit_code, caught.value.fix) == (2, "Use one of <2de>, <2en>, <bt>.")
