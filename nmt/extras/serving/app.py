@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nmt.extras.serving import libretranslate
 from nmt.extras.serving.access import Gate
 from nmt.extras.serving.bodies import LINES, JsonLines, read_body, while_connected
-from nmt.extras.serving.documents.translate import translate_document
 from nmt.extras.serving.documents.document import FORMATS
+from nmt.extras.serving.documents.translate import translate_document
 from nmt.extras.serving.faults import RefusedError, as_response
 from nmt.extras.serving.openapi import Operation, describe
 from nmt.extras.serving.options import ServerOptions
