@@ -1,0 +1,83 @@
+"""Names of alternatives -> what they stand for, imported when first used.
+
+The core names its extras only here, as text: where an extra's folder was deleted, looking up one of
+its names says so, and everything else works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Generic, TypeVar
+
+from nmt.errors import ConfigError
+
+T = TypeVar("T")
+_EXTRAS = "nmt.extras."
+
+
+class Registry(Generic[T]):
+    """Alternatives of one kind by name, such as filters, metrics, engines or export targets.
+
+    Args:
+        kind: What an entry is called in messages, for example ``metric``.
+        homes: ``module:attribute`` of each built-in entry; the module is imported on first use.
+    """
+
+    def __init__(self, kind: str, homes: Mapping[str, str] | None = None) -> None:
+        self.kind = kind
+        self._homes = dict(homes or {})
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str, entry: T) -> None:
+        """Add an entry; a later one replaces an earlier one of the same name."""
+        self._entries[name] = entry
+
+    def registered(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that registers a function or class under ``name``."""
+
+        def add(entry: T) -> T:
+            self.register(name, entry)
+            return entry
+
+        return add
+
+    def names(self) -> list[str]:
+        """Return all names: built-in ones first, whether or not their extra is present."""
+        return list(dict.fromkeys((*self._homes, *self._entries)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._homes
+
+    def __getitem__(self, name: str) -> T:
+        """Return the entry of this name.
+
+        Raises:
+            ConfigError: The name is unknown, or its extra is not installed.
+        """
+        if name not in self._entries:
+            if name not in self._homes:
+                near = get_close_matches(name, self.names(), n=1)
+                fix = f"Did you mean {near[0]}?" if near else f"Use {', '.join(self.names())}."
+                raise ConfigError(f"{name} is not a known {self.kind}.", fix=fix)
+            self._entries[name] = load_attribute(self._homes[name])
+        return self._entries[name]
+
+
+def load_attribute(home: str) -> Any:
+    """Import ``module:attribute``.
+
+    Raises:
+        ConfigError: The module is part of an extra whose folder is missing.
+    """
+    module, _, attribute = home.partition(":")
+    if module.startswith(_EXTRAS):
+        extra = module.removeprefix(_EXTRAS).partition(".")[0]
+        if find_spec(_EXTRAS + extra) is None:
+            raise ConfigError(
+                f"This needs nmt/extras/{extra}, which is missing from this installation.",
+                fix="Install nmt again with all of its folders.",
+            )
+    return getattr(import_module(module), attribute)
