@@ -14,7 +14,7 @@ from nmt.config.data import CorpusConfig
 from nmt.data.corpus import corpus_files, is_piped, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import DataError
-from nmt.extras.cleaning.languages import WORDS, common_words, letters_of, script_of
+from nmt.text.languages import WORDS, common_words, letters_of, script_of
 
 _IDENTICAL_SHARE = 0.1
 _FEWEST_LINES = 100

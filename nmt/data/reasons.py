@@ -12,15 +12,16 @@ from nmt.config.filters import Action, FilterLimits
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding
 from nmt.errors import ConfigError
-from nmt.extras.cleaning.languages import (
+from nmt.extras.cleaning.numbers import Numbers
+from nmt.text.languages import (
     are_swapped,
     foreign_share,
     is_identifiable,
     letters_of,
+    primary_code,
     script_of,
     wrong_language,
 )
-from nmt.extras.cleaning.numbers import Numbers
 
 _WORD = re.compile(r"\w+")
 _MIN_COPIED_WORDS = 5
@@ -98,6 +99,12 @@ class Share(Filter):
         """Return the larger share if it is too large."""
         worst = max(self._source(source), self._target(target))
         return Finding(self._reason, worst, self._max_share) if worst > self._max_share else None
+
+
+def language_finding(text: str, language: str, min_odds: float) -> Finding | None:
+    """Find text in another language; see `wrong_language`."""
+    other = wrong_language(text, language, min_odds)
+    return Finding("language", other, primary_code(language)) if other else None
 
 
 def control(text: str) -> Finding | None:
@@ -247,7 +254,7 @@ def pair_filters(
     """
     of_script = [partial(foreign_share, script=script_of(code)) for code in (source, target)]
     in_language = [
-        partial(wrong_language, language=code, min_odds=limits.language)
+        partial(language_finding, language=code, min_odds=limits.language)
         for code in (source, target)
     ]
     makers: dict[str, Callable[[], Filter]] = {

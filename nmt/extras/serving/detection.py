@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nmt.extras.cleaning.languages import (
+from nmt.text.languages import (
     common_words,
     foreign_share,
     identifier,

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from nmt.extras.cleaning.languages import primary_code
 from nmt.extras.serving.detection import detect
 from nmt.extras.serving.documents.translate import translate_document
 from nmt.extras.serving.models import ModelStore
@@ -19,6 +18,7 @@ from nmt.extras.serving.requests import (
     TranslateRequest,
 )
 from nmt.extras.serving.service import Route, Service
+from nmt.text.languages import primary_code
 
 _CODES = (
     "ar:Arabic ary:Moroccan_Arabic bg:Bulgarian bn:Bengali ca:Catalan cs:Czech da:Danish "

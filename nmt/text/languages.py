@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from nmt.data.findings import Finding
-
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
@@ -152,7 +150,7 @@ def _alike(code: str) -> frozenset[str]:
     return frozenset(next((x.split() for x in _ALIKE if code in x.split()), [code]))
 
 
-def wrong_language(text: str, language: str, min_odds: float) -> Finding | None:
+def wrong_language(text: str, language: str, min_odds: float) -> str | None:
     """Return in which other language a text is, if that is so many times as likely.
 
     Args:
@@ -173,4 +171,4 @@ def wrong_language(text: str, language: str, min_odds: float) -> Finding | None:
     expected = max(value for name, value in ranked if name in own)
     if probability < min_odds * expected:
         return None
-    return Finding("language", likeliest, code)
+    return likeliest
