@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nmt.commands.evaluate import evaluate
     from nmt.commands.prepare import prepare
     from nmt.commands.score import score
+    from nmt.commands.score_options import ScoreOptions
     from nmt.commands.train import train
     from nmt.commands.translate import translate
     from nmt.data.size import load_config
@@ -47,6 +48,7 @@ __all__ = [
     "GateError",
     "NmtError",
     "Score",
+    "ScoreOptions",
     "TokenizerError",
     "TranslationResult",
     "Translator",
@@ -71,6 +73,7 @@ __all__ = [
 
 _HOMES = {
     "Score": "nmt.metrics.metric",
+    "ScoreOptions": "nmt.commands.score_options",
     "doctor": "nmt.extras.planning.doctor",
     "export": "nmt.extras.exchange.export",
     "import_model": "nmt.extras.exchange.import_model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import Any, ClassVar
 
@@ -82,3 +83,27 @@ class GateError(NmtError):
     """A score is below what ``--fail-under`` asks for."""
 
     exit_code = 6
+
+
+def shell_command(command: str, *arguments: object, **options: object) -> str:
+    """Return a command for the user to type.
+
+    Args:
+        command: Such as ``translate`` or ``config show``.
+        arguments: Given by position.
+        options: Given by flag; True is a switch, a list repeats its flag, None and False are left
+            out.
+
+    >>> shell_command("translate", "my runs/x", beam_size=1, set_=["a.b=1"], json=True)
+    "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
+    """
+    words = [*command.split(), *arguments]
+    for name, value in options.items():
+        flag = f"--{name.removesuffix('_').replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, (list, tuple)):
+            words += [word for each in value for word in (flag, each)]
+        elif value is not None and value is not False:
+            words += [flag, value]
+    return shlex.join(["nmt", *map(str, words)])

@@ -11,12 +11,10 @@ import atexit
 import gc
 import inspect
 import io
-import logging
 import os
 import shlex
 import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -34,15 +32,18 @@ from nmt.cli import (
     hub,
     import_model,
     prepare,
-    score,
     serve,
     start,
     train,
     translate,
 )
 from nmt.cli import inspect as inspect_model
-from nmt.cli.options import OF_THE_MODEL, flag
-from nmt.cli.spelling import COMMANDS, Spelling
+from nmt.cli.builder import make_command
+from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
+from nmt.cli.options import flag
+from nmt.cli.spelling import FOREIGN_COMMANDS, Spelling
+from nmt.cli.table import COMMANDS
+from nmt.config.flag import OF_THE_MODEL
 from nmt.config.keys import nearest_word
 from nmt.device import is_first
 from nmt.errors import ConfigError, NmtError
@@ -65,9 +66,6 @@ BROKEN_PIPE = 141
 """What a shell reports for a program stopped by SIGPIPE."""
 _STDERR = 2
 """The descriptor of standard error."""
-_NMT = logging.getLogger("nmt")
-_ROOT = logging.getLogger()
-
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """What Typer raises for a command line; it exports only this subclass."""
@@ -84,14 +82,36 @@ class _Stderr(io.FileIO):
             return len(data)
 
 
-def _report(error: NmtError) -> None:
-    if _NMT.isEnabledFor(logging.DEBUG):
-        traceback.print_exc()
-    typer.echo(f"error: {error}", err=True)
-
-
 class _Commands(TyperGroup):
-    """The root command; one place knows how failures end the process."""
+    """The root command, or a group in it; one place knows how failures end the process.
+
+    The commands of the table are made when they are named.
+    """
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        start = _path(ctx)
+        names = [name[len(start) :] for name in COMMANDS if name.startswith(start)]
+        return list(dict.fromkeys([*(name.split()[0] for name in names), *self.commands]))
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        name = _path(ctx) + cmd_name
+        if name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return make_command(name, COMMANDS[name], _Command)
+
+    @override
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            entry = COMMANDS.get(_path(ctx) + name)
+            group, text = (entry.group, entry.text) if entry else ("", self.commands[name].help)
+            summary = (text or "").partition("\n")[0].partition(". ")[0].removesuffix(".") + "."
+            rows.setdefault(group or "Commands", []).append((name, summary))
+        for title, commands in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(commands)
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -100,7 +120,7 @@ class _Commands(TyperGroup):
         except _USAGE_ERROR as error:
             if not args:  # the help is asked for
                 raise
-            _report(ConfigError(error.format_message(), fix="Put flags behind the command."))
+            report(ConfigError(error.format_message(), fix="Put flags behind the command."))
             raise typer.Exit(ConfigError.exit_code) from None
 
     @override
@@ -108,7 +128,7 @@ class _Commands(TyperGroup):
         name, names = args[0], self.list_commands(ctx)
         if name in names or ctx.resilient_parsing:  # of the shell, which completes it
             return super().resolve_command(ctx, args)
-        ours = COMMANDS.get(name.replace("_", "-")) if ctx.parent is None else None
+        ours = FOREIGN_COMMANDS.get(name.replace("_", "-")) if ctx.parent is None else None
         near, path = ours or nearest_word(name, names), ctx.command_path
         fix = f"`{path} --help` lists the commands."
         if near:
@@ -125,7 +145,7 @@ class _Commands(TyperGroup):
                 if sys.stdout is not None:  # closed by whoever started the process
                     sys.stdout.flush()  # here, so that a closed pipe is noticed in time to tell
         except NmtError as error:
-            _report(error)
+            report(error)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
             # The interpreter flushes once more at exit, which must not fail again.
@@ -137,61 +157,20 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-class _Handler(logging.Handler):
-    """Writes to standard error, above progress bars: ``nmt: note``, ``nmt: warning: note``."""
-
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        source = "nmt" if record.name.split(".")[0] == "nmt" else record.name
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return f"{source}: {level}{super().format(record)}"
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            line = self.format(record)
-            if tqdm := sys.modules.get("tqdm"):  # without it there is no bar to tear
-                tqdm.tqdm.write(line, file=sys.stderr)
-            else:
-                print(line, file=sys.stderr)  # noqa: T201
-        except Exception:
-            self.handleError(record)
-
-
-_HANDLER = _Handler()
-
-
-def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
-    """Write log messages to standard error.
-
-    Args:
-        quiet: Warnings only.
-        verbosity: 0 for notes and warnings; 1 for all messages of nmt; 2 for those of all
-            libraries.
-    """
-    remove_logging()
-    if verbosity > 1:
-        _ROOT.addHandler(_HANDLER)
-        _ROOT.setLevel(logging.DEBUG)
-    else:  # as the root has no handler, libraries report as they do without us
-        _NMT.addHandler(_HANDLER)
-    _NMT.setLevel(logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO)
-
-
-def remove_logging() -> None:
-    """Undo `configure_logging`, so that commands can be called in one process after another."""
-    if _HANDLER in _ROOT.handlers:
-        _ROOT.removeHandler(_HANDLER)
-        _ROOT.setLevel(logging.WARNING)
-    _NMT.removeHandler(_HANDLER)
-    _NMT.setLevel(logging.NOTSET)
+def _path(ctx: Any) -> str:
+    """Return the words before a command of this group, behind ``nmt``."""
+    return "" if ctx.parent is None else f"{ctx.info_name} "
 
 
 class _Command(TyperCommand):
     """A command that knows how others spell its flags, and whose help lists options by group."""
 
+    spellings: Mapping[str, str] = {}
+    """What is typed for each of its fields."""
+
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        use_spellings(self.spellings)
         spelling = Spelling(ctx.command_path, self.get_params(ctx))
         spelling.check(args)
         try:
@@ -201,18 +180,21 @@ class _Command(TyperCommand):
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
                 is_argument = parameter.param_type_name == "argument"
                 panel = getattr(parameter, "rich_help_panel", None)
                 title = "Arguments" if is_argument else panel or "General"
                 names, text = record
+                if is_argument:  # without its type
+                    names = parameter.metavar or parameter.name.upper()
                 text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
                 sections.setdefault(title, []).append((names, text))
         for title, rows in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def _model_default(name: str) -> str:
@@ -317,7 +299,6 @@ for function, epilog in (
     (export.export, export.EXPORT_EPILOG),
     (import_model.import_model, import_model.IMPORT_EPILOG),
     (translate.translate, translate.EPILOG),
-    (score.score, score.EPILOG),
     (serve.serve, serve.EPILOG),
     (augment.augment, augment.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),

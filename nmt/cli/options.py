@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import typer
 
+from nmt.config.flag import OF_THE_MODEL
 from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 Format = Literal["text", "json"]
 """How lines are read or written."""
-OF_THE_MODEL = "the model's"
-"""Default of a flag that a model's configuration has."""
 
 
 def flag(*names: str, default: Any = None, **settings: Any) -> Any:

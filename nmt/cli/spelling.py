@@ -45,7 +45,7 @@ _BY_POSITION = {
     "pull": ("--output",),
 }
 """What words behind the arguments of a command most probably are."""
-COMMANDS = {
+FOREIGN_COMMANDS = {
     **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
     "test": "evaluate",
     "average-checkpoints": "average",

@@ -6,15 +6,17 @@ N pairs in, N lines out, in order, written as soon as they are ready. Input is s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO
 
+from nmt.commands.loading import loading
+from nmt.commands.options import given
+from nmt.commands.score_options import ScoreOptions
 from nmt.commands.translate import decoding_changes
-from nmt.errors import ConfigError, DataError
+from nmt.errors import DataError
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
 from nmt.files.progress import file_bar
@@ -24,80 +26,37 @@ _Pairs = list[tuple[str, str]]
 _MOST_CHARACTERS = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreFormat:
-    """How scores are written."""
-
-    kind: Literal["text", "json"] = "text"
-    """``text``: a number. ``json``: one object a line, with the score of every token."""
-    plain_sum: bool = False
-    """Write the log probability itself, without length normalisation."""
-
-    def line(self, found: PairScore) -> str:
-        """Return the output line of a pair."""
-        if self.kind == "json":
-            return json.dumps(found.as_dict(), ensure_ascii=False)
-        return f"{found.log_prob if self.plain_sum else found.score:.6f}"
-
-
-def score(
-    model: Path | str,
-    source: Path | None = None,
-    target: Path | None = None,
-    output: Path | None = None,
-    *,
-    style: ScoreFormat | None = None,
-    tag: str | None = None,
-    overrides: Sequence[str] = (),
-    loading: Mapping[str, Any] | None = None,
-    **decoding: Any,
-) -> int:
+def score(options: ScoreOptions) -> None:
     """Score given translations of two files, or of standard input, line by line.
 
-    Args:
-        model: Run folder or model folder.
-        source: Source lines; ``-`` is standard input. None: ``source<TAB>target`` comes from there.
-        target: Line i translates line i of the source. None as ``source`` is.
-        output: Where scores go; standard output when None. A file appears when it is complete.
-        style: How scores are written; a number per line when None.
-        tag: What sources begin with, if the model was trained with tags.
-        overrides: ``decoding.key=value`` changes of the model's configuration.
-        loading: Arguments of `Scorer.load`, such as device or checkpoint.
-        decoding: Decoding options, such as length_penalty; they beat ``overrides``.
-
-    Returns:
-        The number of pairs.
-
     Raises:
-        ConfigError: Only one of the files is named, or an option or the tag is wrong.
+        ConfigError: An option or the tag is wrong.
         CheckpointError: The model is missing or damaged.
         DataError: The input cannot be read or is not parallel, or the output cannot be written.
     """
-    style = style or ScoreFormat()
-    if (source is None) != (target is None):
-        missing = "--source" if source is None else "--target"
-        raise ConfigError(
-            f"{missing} is missing.",
-            fix="Give --source and --target, or neither and source<TAB>target on standard input.",
-        )
-    if source and is_standard(source) and is_standard(target):
-        raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
-    check_output(output, source, target, Path(model))
-    scorer = Scorer.load(model, **(loading or {}))
-    scorer = scorer.with_options(**decoding_changes(Path(model), overrides, decoding))
+    source, target, tag = options.source, options.target, options.tag
+    check_output(options.output, source, target, options.model)
+    decoding = given(length_penalty=options.length_penalty, batch_tokens=options.batch_tokens)
+    scorer = Scorer.load(options.model, **loading(options))
+    scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
     scorer.score([], tag=tag)  # an unknown one before anything is read
     number = 0
     with (
-        open_output(output) as writer,
+        open_output(options.output) as writer,
         file_bar("scoring", source, unit="pairs") as bar,
     ):
         for chunk in _read_files(source, target) if source and target else _read_table():
             for found in scorer.score(chunk, tag=tag, progress=bar.update):
-                writer.write(style.line(found).encode("utf-8", "replace") + b"\n")
+                writer.write(_line(found, options).encode("utf-8", "replace") + b"\n")
             writer.flush()
             number += len(chunk)
             bar.reach(number)
-    return number
+
+
+def _line(found: PairScore, options: ScoreOptions) -> str:
+    if options.format == "json":
+        return json.dumps(found.as_dict(), ensure_ascii=False)
+    return f"{found.log_prob if options.sum else found.score:.6f}"
 
 
 def _read_table() -> Iterator[_Pairs]:

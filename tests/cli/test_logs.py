@@ -11,7 +11,8 @@ import pytest
 from tqdm import tqdm
 from typer.testing import CliRunner
 
-from nmt.cli.app import app, configure_logging, remove_logging
+from nmt.cli.app import app
+from nmt.cli.messages import configure_logging, remove_logging
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 INFO, WARNING, DEBUG = "nmt: 7 lines\n", "nmt: warning: odd\n", "nmt: debug: detail\n"

@@ -11,6 +11,7 @@ from nmt.commands.evaluate import run_evaluation
 from nmt.commands.evaluate_options import EvaluateOptions
 from nmt.commands.evaluated_model import ModelUse
 from nmt.commands.score import score
+from nmt.commands.score_options import ScoreOptions
 from nmt.commands.translate import selfcheck, translate
 from nmt.extras.exchange.export import export
 from nmt.extras.planning.selfcheck import NUM_LINES
@@ -81,9 +82,16 @@ def test_lines_with_errors_leave_the_count_right(
 def test_score_and_evaluate_show_each_batch(
     runs: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading = {"device": "cpu", "threads": 1}
+    options = ScoreOptions(
+        model=runs["plain"],
+        source=source,
+        target=source,
+        output=source.with_name("out"),
+        device="cpu",
+        threads=1,
+    )
     with terminal(monkeypatch) as frames:
-        score(runs["plain"], source, source, source.with_name("out"), loading=loading)
+        score(options)
         use = ModelUse(folder=runs["plain"], loading=LOADING, decoding={"batch_tokens": 1})
         test = SetChoice(source=source, references=(source,))
         run_evaluation(EvaluateOptions(models=(use,), tests=(test,), resampling=Resampling(0)))

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
 from nmt.commands import score as score_module
+from nmt.commands.score_options import ScoreOptions
 from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.inference.conftest import sentences
 
@@ -79,7 +80,7 @@ def test_a_pair_is_answered_before_the_next_one_comes(
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as stdout, os.fdopen(answers) as told:
         monkeypatch.setattr("sys.stdin", stdin)
         monkeypatch.setattr("sys.stdout", stdout)
-        thread = threading.Thread(target=score_module.score, args=(models[0], None, None, None))
+        thread = threading.Thread(target=score_module.score, args=[ScoreOptions(model=models[0])])
         thread.start()
         for _ in range(2):
             os.write(pairs, b"Hund\tdog\n")

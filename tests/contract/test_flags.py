@@ -13,12 +13,14 @@ from nmt.cli.app import app
 GOLDEN = Path(__file__).with_name("flags.txt")
 
 
-def commands(group: Any = None, name: str = "nmt") -> Iterator[tuple[str, Any]]:
+def commands(group: Any = None, name: str = "nmt", above: Any = None) -> Iterator[tuple[str, Any]]:
     """Every command with its full name, as in ``nmt config show``."""
     group = group or get_command(app)
-    for word, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{name} {word}")
+    context = group.make_context(name.rpartition(" ")[2], [], parent=above, resilient_parsing=True)
+    for word in group.list_commands(context):
+        command = group.get_command(context, word)
+        if hasattr(command, "list_commands"):
+            yield from commands(command, f"{name} {word}", context)
         else:
             yield f"{name} {word}", command
 

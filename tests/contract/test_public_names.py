@@ -11,7 +11,8 @@ import nmt
 def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
         "CheckpointError", "ConfigError", "DataError", "DeviceError", "DivergedError", "GateError",
-        "NmtError", "Score", "TokenizerError", "TranslationResult", "Translator", "__version__",
+        "NmtError", "Score", "ScoreOptions", "TokenizerError", "TranslationResult", "Translator",
+        "__version__",
         "augment", "average", "doctor", "evaluate", "export", "import_model", "init", "inspect",
         "load_config", "prepare", "publish", "pull", "score", "serve", "train", "translate",
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 _START = """
 import json, sys
 from pathlib import Path
-from nmt.cli.app import configure_logging
+from nmt.cli.messages import configure_logging
 from nmt.extras.serving.command import serve
 from nmt.extras.serving.options import Limits, ServerOptions
 models, limits, options, loading = json.loads(sys.argv[1])

@@ -1,0 +1,217 @@
+"""A class of options and a function, both named as text -> a command.
+
+The options are imported when their command is named, the function when the command runs: neither
+``nmt --help`` nor a mistake in a command line loads torch, and a missing extra is one command less.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from json import dumps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from nmt.cli.messages import configure_logging, spelled
+from nmt.config.flag import Flag, file_name, option_name
+from nmt.device import is_first
+from nmt.registry import load_attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command of the table."""
+
+    options: str
+    """``module:class`` of its options."""
+    function: str
+    """``module:function`` that takes them; returns None or a `Result`."""
+    text: str
+    """One sentence, a blank line, and what else ``--help`` says."""
+    examples: str
+    group: str = ""
+    """Its heading in ``nmt --help``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the options that a user can set."""
+
+    name: str
+    kind: Any
+    """Its type, without None."""
+    flag: Flag
+    default: Any
+    """`MISSING` where a value is required."""
+    title: str | None
+    """Section of ``--help``."""
+
+    @property
+    def spelling(self) -> str:
+        """How the field is typed: ``--beam-size``, or ``MODEL``."""
+        name = option_name(self.name)
+        if self.flag.argument:
+            return self.flag.metavar or name.upper()
+        return f"--{name.replace('_', '-')}"
+
+
+_VERBOSITY = {
+    "quiet": Flag("Print results, warnings and errors only.", short="q"),
+    "verbose": Flag(
+        "Print details, and the traceback of errors; -vv: log messages of libraries, too.",
+        short="v",
+    ),
+}
+
+
+def fields_of(options: type) -> list[Field]:
+    """Return the fields with a `Flag`: first those of each base class, in their order."""
+    hints = get_type_hints(options, include_extras=True)
+    defaults = {field.name: field.default for field in fields(options)}
+    found = {}
+    for owner in _bases_first(options):
+        for name in inspect.get_annotations(owner):
+            kind, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [None]
+            if flag := next((note for note in notes if isinstance(note, Flag)), None):
+                title = owner.__dict__.get("title")
+                found[name] = Field(name, _without_none(kind), flag, defaults[name], title)
+    return list(found.values())
+
+
+def _bases_first(owner: type) -> Iterator[type]:
+    for base in owner.__bases__:
+        yield from _bases_first(base)
+    yield owner
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    return kinds[0] if len(kinds) == 1 else kind
+
+
+def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
+    """Call a command's function with its options, and print what it returns."""
+    configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    result = load_attribute(entry.function)(options(**values))
+    if result is None:
+        return
+    if is_first():  # the other processes of torchrun have the same result
+        as_json = values.get("json")
+        typer.echo(dumps(result.as_dict(), ensure_ascii=False) if as_json else result.as_text())
+    if failure := getattr(result, "failure", None):
+        raise failure
+
+
+def make_command(name: str, entry: Entry, kind: type) -> Any:
+    """Return the command of an entry.
+
+    Args:
+        name: How it is typed, without ``nmt``.
+        entry: Of the table.
+        kind: Class of the command.
+
+    Raises:
+        ConfigError: It belongs to an extra that is missing.
+    """
+    options = load_attribute(entry.options)
+    known = fields_of(options)
+    spellings = {option_name(field.name): field.spelling for field in known}
+    spellings |= {name: f"--{name}" for name in _VERBOSITY}
+    parameters = [_parameter(field, spellings) for field in known]
+    for flag_name, flag in _VERBOSITY.items():
+        default: Any = False if flag_name == "quiet" else 0
+        field = Field(flag_name, type(default), flag, default, None)
+        parameters.append(_parameter(field, spellings))
+
+    def call(**values: Any) -> None:
+        run_command(entry, options, values)
+
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    examples = "\n".join(f"  {line}" for line in entry.examples.strip().splitlines())
+    heading = "Examples" if "\n" in examples else "Example"
+    notes = getattr(options, "notes", "")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(
+        name.rpartition(" ")[2],
+        help=entry.text,
+        epilog=f"\b\n{heading}:\n{examples}" + (f"\n\n\b\n{notes}" if notes else ""),
+        cls=kind,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )(call)
+    command = typer.main.get_command(single)
+    command.spellings = spellings  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
+    flag, kind, default = field.flag, field.kind, field.default
+    is_required = default is MISSING
+    settings: dict[str, Any] = {
+        "help": spelled(flag.help, spellings),
+        "metavar": flag.metavar or (field.spelling if flag.argument else None),
+        "min": flag.min,
+        "max": flag.max,
+        "hidden": flag.hidden,
+        "rich_help_panel": field.title,
+        "show_default": flag.shown_default or (not is_required and default is not None),
+    }
+    parser = flag.parser or (file_name if kind is Path else None)
+    names = [] if flag.argument else _names(field)
+    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
+        item = get_args(kind)[0]
+        parser = flag.parser or (file_name if item is Path else None)
+        if flag.separator:
+            parser = partial(_split, flag.separator, parser or item)
+            kind = str
+            default = flag.separator.join(map(str, default)) if default else None
+        else:
+            kind, default = list[item], default if is_required else list(default)  # type: ignore[valid-type]
+            settings["show_default"] = flag.shown_default or bool(default)
+    if field.name == "verbose":
+        settings |= {"count": True, "show_default": False}
+    if parser:
+        settings["parser"] = _sentence(parser)
+    if is_required:
+        default = ...
+    option = (typer.Argument if flag.argument else typer.Option)(default, *names, **settings)
+    if default is None:
+        kind = kind | None
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=option
+    )
+
+
+def _names(field: Field) -> list[str]:
+    name, short = field.spelling, field.flag.short
+    is_pair = field.kind is bool and field.default is not False
+    return [f"{name}/--no-{name[2:]}" if is_pair else name, *([f"-{short}"] if short else [])]
+
+
+def _split(separator: str, read: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    try:
+        return tuple(read(word.strip()) for word in text.split(separator) if word.strip())
+    except ValueError:
+        raise ValueError(f"{text} is not a list with {separator!r} between its values") from None
+
+
+def _sentence(parser: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Keep the sentence of a ValueError, which Typer replaces by the value."""
+
+    def read(text: Any) -> Any:
+        try:
+            return parser(text) if isinstance(text, str) else text
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read

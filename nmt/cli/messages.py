@@ -1,0 +1,101 @@
+"""Log records and errors -> standard error, with the flags of the running command.
+
+Text elsewhere names an option by its field in backticks, because it may also be an argument of a
+Python function; here `beam_size` becomes --beam-size.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+
+import typer
+from typing_extensions import override
+
+from nmt.errors import NmtError
+
+_FIELD = re.compile(r"`([a-z][a-z0-9_]*)`")
+_NMT = logging.getLogger("nmt")
+_ROOT = logging.getLogger()
+
+
+def spelled(text: str, spellings: Mapping[str, str]) -> str:
+    """Replace names of fields in backticks by what is typed for them.
+
+    >>> spelled("`n_best` is 6; see `nmt train`, `else`", {"n_best": "--n-best"})
+    '--n-best is 6; see `nmt train`, `else`'
+    """
+    return _FIELD.sub(lambda match: spellings.get(match[1], match[0]), text)
+
+
+class _Handler(logging.Handler):
+    """Writes to standard error, above progress bars: ``nmt: note``, ``nmt: warning: note``."""
+
+    spellings: Mapping[str, str] = {}
+    """What is typed for each field of the running command."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        source = "nmt" if record.name.split(".")[0] == "nmt" else record.name
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{source}: {level}{spelled(super().format(record), self.spellings)}"
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if tqdm := sys.modules.get("tqdm"):  # without it there is no bar to tear
+                tqdm.tqdm.write(line, file=sys.stderr)
+            else:
+                print(line, file=sys.stderr)  # noqa: T201
+        except Exception:
+            self.handleError(record)
+
+
+_HANDLER = _Handler()
+
+
+def report(error: NmtError) -> None:
+    """Print an error; with its traceback where ``--verbose`` is given."""
+    if _NMT.isEnabledFor(logging.DEBUG):
+        traceback.print_exc()
+    typer.echo(f"error: {spelled(str(error), _HANDLER.spellings)}", err=True)
+
+
+def use_spellings(spellings: Mapping[str, str]) -> None:
+    """Set what messages call the fields of the command that runs."""
+    _HANDLER.spellings = spellings
+
+
+def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
+    """Write log messages to standard error.
+
+    Args:
+        quiet: Warnings only.
+        verbosity: 0 for notes and warnings; 1 for all messages of nmt; 2 for those of all
+            libraries.
+    """
+    _unhook()
+    if verbosity > 1:
+        _ROOT.addHandler(_HANDLER)
+        _ROOT.setLevel(logging.DEBUG)
+    else:  # as the root has no handler, libraries report as they do without us
+        _NMT.addHandler(_HANDLER)
+    _NMT.setLevel(logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO)
+
+
+def remove_logging() -> None:
+    """Undo `configure_logging`, so that commands can be called in one process after another."""
+    use_spellings({})
+    _unhook()
+
+
+def _unhook() -> None:
+    if _HANDLER in _ROOT.handlers:
+        _ROOT.removeHandler(_HANDLER)
+        _ROOT.setLevel(logging.WARNING)
+    _NMT.removeHandler(_HANDLER)
+    _NMT.setLevel(logging.NOTSET)

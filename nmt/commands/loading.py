@@ -1,0 +1,53 @@
+"""Shared groups of options -> the arguments by which a model is loaded. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nmt.commands.options import EngineOptions, MbrOptions, ModelOptions
+from nmt.errors import ConfigError
+from nmt.inference.engine import Ensemble
+from nmt.inference.mbr import Mbr
+
+
+def loading(options: ModelOptions) -> dict[str, Any]:
+    """Return the arguments of `Translator.load` and `Scorer.load`.
+
+    Raises:
+        ConfigError: The weights are wrong, or not as many as the models.
+    """
+    ensemble = None
+    if options.with_ or options.weights is not None:
+        mean = options.ensemble_mean or "arithmetic"
+        ensemble = Ensemble(options.with_, options.weights or (), mean)
+        ensemble.shares()  # before anything slow is loaded
+    arguments: dict[str, Any] = {
+        "checkpoint": options.checkpoint,
+        "device": options.device,
+        "threads": options.threads,
+        "ensemble": ensemble,
+    }
+    if isinstance(options, EngineOptions):
+        arguments |= {"engine": options.engine, "dtype": options.dtype}
+    return arguments
+
+
+def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
+    """Return the utility and its candidates; None where it is not asked for.
+
+    Raises:
+        ConfigError: A beam size was given too, or candidates without a utility.
+    """
+    if options.mbr is None:
+        for name in ("mbr_candidates", "mbr_from"):
+            if getattr(options, name) is not None:
+                raise ConfigError(f"`{name}` needs `mbr`.", fix="Add `mbr` chrf, or leave it out.")
+        return None
+    found = Mbr(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
+    if beam_size is not None:
+        raise ConfigError(
+            f"`beam_size` {beam_size} does not work with `mbr`, which compares "
+            f"{found.num_candidates} candidates.",
+            fix="Leave `beam_size` out, and set `mbr_candidates`.",
+        )
+    return found

@@ -1,0 +1,264 @@
+"""Options that several commands share, as classes to inherit from. Loads no torch.
+
+A class with a ``title`` is a section of ``--help``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from nmt.config.flag import OF_THE_MODEL, Flag, file_name
+from nmt.errors import CheckpointError, ConfigError
+
+Format = Literal["text", "json"]
+"""How lines are read or written."""
+
+
+def file_or_standard(text: str) -> Path | None:
+    """Read the name of a file; ``-``, which is standard input or output, gives None."""
+    return None if text == "-" else file_name(text)
+
+
+def format_name(text: str) -> str:
+    """Read the name of a format of lines; ``jsonl`` is ``json``.
+
+    Raises:
+        ValueError: There is no such format.
+    """
+    name = "json" if text == "jsonl" else text
+    if name not in get_args(Format):
+        raise ValueError(f"{text!r} is not one of {', '.join(get_args(Format))}")
+    return name
+
+
+def _override(text: str) -> str:
+    """Refuse a key and its value as two words before the value counts as one argument too many."""
+    if "=" not in text:
+        key, _, value = text.partition(":")
+        raise ConfigError(
+            f"`set` {text}: write KEY=VALUE, as one argument.",
+            fix="Put an equals sign and no space between, as in "
+            f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}.",
+        )
+    return text
+
+
+def _model_folder(text: str) -> Path:
+    """Read the name of a folder that holds a model.
+
+    Raises:
+        CheckpointError: It may not be read.
+    """
+    folder = file_name(text)
+    is_seen = os.access(folder, os.F_OK) and folder.is_dir()
+    if is_seen and not os.access(folder, os.R_OK | os.X_OK):
+        raise CheckpointError(
+            f"{folder} cannot be read: you have no permission.",
+            fix="Let the model be read by you, or copy the folder again.",
+        )
+    return folder
+
+
+ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
+Model = Annotated[
+    Path, Flag("Run folder or exported model folder.", argument=True, parser=_model_folder)
+]
+Overrides = Annotated[
+    tuple[str, ...],
+    Flag(
+        "Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
+        metavar="KEY=VALUE",
+        parser=_override,
+    ),
+]
+Checkpoint = Annotated[
+    str, Flag("Checkpoint of a run folder: best, last, step-N or average.", metavar="NAME")
+]
+OutputFile = Annotated[
+    Path | None,
+    Flag(
+        "File to write, compressed if its name ends in .gz, .bz2 or .xz.",
+        short="o",
+        metavar="FILE",
+        parser=file_or_standard,
+        shown_default="standard output",
+    ),
+]
+OutputFolder = Annotated[
+    Path, Flag("Model folder to write; it must be missing or empty.", short="o", metavar="FOLDER")
+]
+Tag = Annotated[
+    str | None,
+    Flag(
+        "What sources begin with, if the model was trained with tags: a target language (de for "
+        "<2de>) or a domain.",
+        metavar="TAG",
+    ),
+]
+Threads = Annotated[int | None, Flag("CPU threads.", min=1, metavar="N", shown_default="all cores")]
+BeamSize = Annotated[
+    int | None,
+    Flag(
+        "Beam size; 1 is greedy search.",
+        short="b",
+        min=1,
+        metavar="N",
+        shown_default=OF_THE_MODEL,
+    ),
+]
+LengthPenalty = Annotated[
+    float | None,
+    Flag(
+        "Exponent of the length normalisation; higher favours longer translations.",
+        min=0,
+        metavar="X",
+        shown_default=OF_THE_MODEL,
+    ),
+]
+Json = Annotated[bool, Flag("Print the result as one JSON object.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which models, and where they compute."""
+
+    title: ClassVar[str] = "Model"
+
+    checkpoint: Checkpoint = "best"
+    device: Annotated[
+        str,
+        Flag(
+            "Device to compute on; cuda is the first GPU, cuda:1 the second.",
+            metavar="[auto|cpu|cuda|cuda:N]",
+        ),
+    ] = "auto"
+    threads: Threads = None
+    with_: Annotated[
+        tuple[Path, ...],
+        Flag(
+            "Another model with the same languages and vocabulary; the predictions of all models "
+            "are averaged (ensemble). Repeatable.",
+            metavar="MODEL2",
+        ),
+    ] = ()
+    weights: Annotated[
+        tuple[float, ...] | None,
+        Flag(
+            "Weights of MODEL and of each `with`, as in 2,1,1.",
+            separator=",",
+            metavar="W,W,...",
+            shown_default="equal",
+        ),
+    ] = None
+    ensemble_mean: Annotated[
+        Literal["arithmetic", "geometric"] | None,
+        Flag(
+            "Average probabilities (arithmetic) or log probabilities (geometric).",
+            shown_default="arithmetic",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not self.with_ and self.ensemble_mean is not None:
+            raise ConfigError(
+                "`ensemble_mean` needs `with`.", fix="Add `with` MODEL2, or leave it out."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ModelOptions):
+    """Which models, where they compute, and what computes translations with them."""
+
+    title: ClassVar[str] = "Model"
+
+    engine: Annotated[
+        Literal["auto", "torch", "ctranslate2"],
+        Flag(
+            "auto: CTranslate2 on a CPU if it is installed and has all that is asked for, "
+            "otherwise torch; `verbose` says which and why."
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Flag(
+            "Type of the weights: auto (float32; on a GPU 16 bits), float32, int8 (CTranslate2; "
+            "fastest on CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).",
+            metavar="TYPE",
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How translations are searched for."""
+
+    title: ClassVar[str] = "Search"
+
+    beam_size: BeamSize = None
+    length_penalty: LengthPenalty = None
+    shortlist: Annotated[
+        bool | None,
+        Flag(
+            "Score only the target tokens that the source words were translated to in the "
+            "training data. Faster; a few translations differ.",
+            shown_default=OF_THE_MODEL,
+        ),
+    ] = None
+    batch_tokens: Annotated[
+        int | None,
+        Flag(
+            "Source tokens of a batch; translations do not depend on it.",
+            min=1,
+            metavar="N",
+            shown_default=OF_THE_MODEL,
+        ),
+    ] = None
+    no_guard: Annotated[
+        bool,
+        Flag("Do not retry translations that look degenerate (loops, odd length, low coverage)."),
+    ] = False
+    no_split: Annotated[
+        bool,
+        Flag(
+            "Translate lines whole that are longer than those of training, instead of in "
+            "segments; not with learned positions."
+        ),
+    ] = False
+    set_: Overrides = ()
+
+    def decoding(self) -> dict[str, Any]:
+        """Return the decoding options that were given."""
+        names = ("beam_size", "length_penalty", "shortlist", "batch_tokens")
+        return given(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MbrOptions:
+    """Minimum Bayes risk decoding."""
+
+    title: ClassVar[str] = "Minimum Bayes risk decoding"
+
+    mbr: Annotated[
+        Literal["chrf", "bleu"] | None,
+        Flag("Minimum Bayes risk decoding with this utility."),
+    ] = None
+    mbr_candidates: Annotated[
+        int | None,
+        Flag("With `mbr`: candidates per sentence.", min=2, metavar="N", shown_default="32"),
+    ] = None
+    mbr_from: Annotated[
+        Literal["samples", "beam"] | None,
+        Flag("With `mbr`: take candidates from samples or from a beam.", shown_default="samples"),
+    ] = None
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Return the values that were given: those that are not None.
+
+    >>> given(beam_size=1, top_k=None)
+    {'beam_size': 1}
+    """
+    return {name: value for name, value in values.items() if value is not None}

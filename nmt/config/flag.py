@@ -1,0 +1,81 @@
+"""How a field of a command's options appears on the command line.
+
+A command has one frozen, keyword-only dataclass of options. Each field that a user can set is
+annotated with a `Flag`::
+
+    beam_size: Annotated[int | None, Flag("Beam size.", short="b", min=1)] = None
+
+The flag is named after the field (``set_`` avoids a word of Python and is ``set``). A false default
+makes a switch, another truth value a pair such as ``shortlist`` and ``no-shortlist``, and
+``tuple[str, ...]`` a flag that can be repeated. This module loads nothing heavy, and modules of
+options should not either: they are read for every mistake in a command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+OF_THE_MODEL = "the model's"
+"""Shown as the default of a flag whose value stands in the model's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What ``--help`` says of a field, and what the field accepts."""
+
+    help: str
+    """Names other fields in backticks; the command line spells them."""
+    short: str = ""
+    """One letter."""
+    metavar: str = ""
+    """Stands for the value; the type's name when empty."""
+    min: float | None = None
+    max: float | None = None
+    argument: bool = False
+    """Given by position."""
+    parser: Callable[[str], Any] | None = None
+    """Reads the value; a ValueError is a complete sentence. Paths have one already."""
+    separator: str = ""
+    """Joins the values of a tuple into one word, such as 2,1,1; a flag is repeated without it."""
+    shown_default: str = ""
+    """Describes None; nothing is shown when empty."""
+    hidden: bool = False
+
+
+def file_name(text: str) -> Path:
+    """Read the name of a file; whoever needs the file opens and checks it.
+
+    Raises:
+        ValueError: The name is empty, which would mean the working directory.
+    """
+    if not text:
+        raise ValueError("the name is empty. Is a variable of the shell not set?")
+    return Path(text)
+
+
+def option_name(field: str) -> str:
+    """Return the name of a field as messages write it, in backticks.
+
+    >>> option_name("set_")
+    'set'
+    """
+    return field.removesuffix("_")
+
+
+def changed(options: Any, *names: str) -> list[str]:
+    """Return the names of the fields that differ from their defaults.
+
+    Args:
+        options: Of a command.
+        names: The fields to compare; all that have a default when empty.
+    """
+    return [
+        option_name(field.name)
+        for field in fields(options)
+        if (not names or field.name in names)
+        and field.default is not MISSING
+        and getattr(options, field.name) != field.default
+    ]

@@ -1,0 +1,139 @@
+"""A class of options as a command."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nmt.cli import table
+from nmt.cli.app import app
+from nmt.cli.builder import Entry
+from nmt.config.flag import Flag, changed
+from nmt.errors import ConfigError, GateError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    title: ClassVar[str] = "Search"
+
+    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, shown_default="4")] = None
+    cache: Annotated[bool | None, Flag("Keep.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Shared):
+    model: Annotated[Path, Flag("Folder.", argument=True)]
+    others: Annotated[tuple[Path, ...], Flag("More.", argument=True)] = ()
+    with_: Annotated[tuple[str, ...], Flag("Repeatable.")] = ()
+    weights: Annotated[tuple[float, ...] | None, Flag("See `with`.", separator=",")] = None
+    kind: Annotated[Literal["a", "b"], Flag("One of two.")] = "a"
+    pair: Annotated[tuple[Path, Path] | None, Flag("Two files.")] = None
+    json: Annotated[bool, Flag("JSON.")] = False
+    stream: object = None
+
+    def __post_init__(self) -> None:
+        if self.beam_size == 7:
+            raise ConfigError("`beam_size` is 7 but `with` is not.", fix="See `nmt x`, `no_field`.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    options: Options
+    failure: GateError | None = None
+
+    def as_text(self) -> str:
+        return f"{asdict(self.options)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"beam_size": self.options.beam_size}
+
+
+def work(options: Options) -> Outcome | None:
+    if options.kind == "b":
+        return Outcome(options, GateError("`beam_size` is too low.", fix="Raise it."))
+    return Outcome(options)
+
+
+@pytest.fixture(autouse=True)
+def command(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("made_up")
+    module.__dict__.update(Options=Options, work=work)
+    monkeypatch.setitem(sys.modules, "made_up", module)
+    entry = Entry("made_up:Options", "made_up:work", "Work.\n\nHard.", "nmt work x")
+    monkeypatch.setitem(table.COMMANDS, "work", entry)
+    lost = Entry("nmt.extras.lost.options:Options", "nmt.extras.lost.command:lose", "Lose.", "nmt")
+    monkeypatch.setitem(table.COMMANDS, "lose", lost)
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_flags_become_fields_with_their_types() -> None:
+    line = "m n o -b 2 --no-cache --with p --with q --weights 1,2.5 --pair r s"
+    values = asdict(Options(
+        model=Path("m"), others=(Path("n"), Path("o")), beam_size=2, cache=False,
+        with_=("p", "q"), weights=(1.0, 2.5), pair=(Path("r"), Path("s")),
+    ))  # fmt: skip
+
+    assert call("work", *line.split()).stdout == f"{values}\n"
+    assert call("work", "m").stdout == f"{asdict(Options(model=Path('m')))}\n"
+    assert call("work", "m", "-b", "3", "--json").stdout == '{"beam_size": 3}\n'
+
+
+def test_help_has_sections_and_spells_the_fields_in_it() -> None:
+    lines = call("work", "--help").stdout.splitlines()
+
+    assert [line for line in lines if line.endswith(":") and line[0] != " "] == [
+        "Arguments:", "Search:", "General:",
+    ]  # fmt: skip
+    text = " ".join(" ".join(lines).split())
+    assert "See --with." in text
+    assert "-b, --beam-size <int> Beam. [default: (4); x>=1]" in text
+    assert "--cache / --no-cache" in text
+    assert "Example: nmt work x" in text
+    assert "--stream" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-b", "7"], "--beam-size is 7 but --with is not.\n  fix: See `nmt x`, `no_field`.\n"),
+        (["-b", "0"], "Invalid value for '--beam-size' / '-b': 0 is not in the range x>=1."),
+        (["--weights", "1,x"], "1,x is not a list with ',' between its values."),
+        ([""], "the name is empty"),
+    ],
+)
+def test_mistakes_are_named_as_they_are_typed(words: list[str], message: str) -> None:
+    found = call("work", "m", *words)
+
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert message in found.stderr
+
+
+def test_a_failure_comes_after_the_result() -> None:
+    found = call("work", "m", "--kind", "b", "--json")
+
+    assert (found.exit_code, found.stdout) == (6, '{"beam_size": null}\n')
+    assert found.stderr == "error: --beam-size is too low.\n  fix: Raise it.\n"
+
+
+def test_a_command_without_its_extra_says_so_and_no_other_one_needs_it() -> None:
+    assert "  lose " in call("--help").stdout
+    found = call("lose", "--help")
+
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "nmt/extras/lost, which is missing" in found.stderr
+
+
+def test_changed_names_the_fields_that_were_set() -> None:
+    options = Options(model=Path("m"), with_=("p",), kind="b")
+
+    assert changed(options) == ["with", "kind"]
+    assert changed(options, "kind", "json") == ["kind"]
