@@ -60,6 +60,7 @@ class Field:
         return f"--{name.replace('_', '-')}"
 
 
+_METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 _VERBOSITY = {
     "quiet": Flag("Print results, warnings and errors only.", short="q"),
     "verbose": Flag(
@@ -159,7 +160,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
     is_required = default is MISSING
     settings: dict[str, Any] = {
         "help": spelled(flag.help, spellings),
-        "metavar": flag.metavar or (field.spelling if flag.argument else None),
+        "metavar": flag.metavar or (field.spelling if flag.argument else _METAVARS.get(kind)),
         "min": flag.min,
         "max": flag.max,
         "hidden": flag.hidden,
@@ -177,6 +178,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
             default = flag.separator.join(map(str, default)) if default else None
         else:
             kind, default = list[item], default if is_required else list(default)  # type: ignore[valid-type]
+            settings["metavar"] = settings["metavar"] or _METAVARS.get(item)
             settings["show_default"] = flag.shown_default or bool(default)
     if field.name == "verbose":
         settings |= {"count": True, "show_default": False}

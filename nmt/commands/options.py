@@ -82,7 +82,6 @@ OutputFile = Annotated[
     Flag(
         "File to write, compressed if its name ends in .gz, .bz2 or .xz.",
         short="o",
-        metavar="FILE",
         parser=file_or_standard,
         shown_default="standard output",
     ),
@@ -98,14 +97,13 @@ Tag = Annotated[
         metavar="TAG",
     ),
 ]
-Threads = Annotated[int | None, Flag("CPU threads.", min=1, metavar="N", shown_default="all cores")]
+Threads = Annotated[int | None, Flag("CPU threads.", min=1, shown_default="all cores")]
 BeamSize = Annotated[
     int | None,
     Flag(
         "Beam size; 1 is greedy search.",
         short="b",
         min=1,
-        metavar="N",
         shown_default=OF_THE_MODEL,
     ),
 ]
@@ -114,7 +112,6 @@ LengthPenalty = Annotated[
     Flag(
         "Exponent of the length normalisation; higher favours longer translations.",
         min=0,
-        metavar="X",
         shown_default=OF_THE_MODEL,
     ),
 ]
@@ -212,7 +209,6 @@ class SearchOptions:
         Flag(
             "Source tokens of a batch; translations do not depend on it.",
             min=1,
-            metavar="N",
             shown_default=OF_THE_MODEL,
         ),
     ] = None
@@ -247,7 +243,7 @@ class MbrOptions:
     ] = None
     mbr_candidates: Annotated[
         int | None,
-        Flag("With `mbr`: candidates per sentence.", min=2, metavar="N", shown_default="32"),
+        Flag("With `mbr`: candidates per sentence.", min=2, shown_default="32"),
     ] = None
     mbr_from: Annotated[
         Literal["samples", "beam"] | None,

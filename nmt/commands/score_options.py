@@ -30,14 +30,12 @@ class ScoreOptions(ModelOptions):
         Flag(
             "Source lines; - is standard input. Without files, standard input holds "
             "source<TAB>target.",
-            metavar="FILE",
         ),
     ] = None
     target: Annotated[
         Path | None,
         Flag(
             "Translations: line i translates line i of the source; - is standard input.",
-            metavar="FILE",
         ),
     ] = None
     output: OutputFile = None
@@ -52,7 +50,6 @@ class ScoreOptions(ModelOptions):
         Flag(
             "Source tokens, and target tokens, of a batch.",
             min=1,
-            metavar="N",
             shown_default=OF_THE_MODEL,
         ),
     ] = None

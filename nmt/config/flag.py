@@ -31,7 +31,7 @@ class Flag:
     short: str = ""
     """One letter."""
     metavar: str = ""
-    """Stands for the value; the type's name when empty."""
+    """Stands for the value; N, X, FILE or TEXT by the type when empty."""
     min: float | None = None
     max: float | None = None
     argument: bool = False

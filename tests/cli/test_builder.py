@@ -95,7 +95,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     ]  # fmt: skip
     text = " ".join(" ".join(lines).split())
     assert "See --with." in text
-    assert "-b, --beam-size <int> Beam. [default: (4); x>=1]" in text
+    assert "-b, --beam-size N Beam. [default: (4); x>=1]" in text
     assert "--cache / --no-cache" in text
     assert "Example: nmt work x" in text
     assert "--stream" not in text
@@ -105,7 +105,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     ("words", "message"),
     [
         (["-b", "7"], "--beam-size is 7 but --with is not.\n  fix: See `nmt x`, `no_field`.\n"),
-        (["-b", "0"], "Invalid value for '--beam-size' / '-b': 0 is not in the range x>=1."),
+        (["-b", "0"], "Invalid value for '--beam-size' / '-b': Input should be greater"),
         (["--weights", "1,x"], "1,x is not a list with ',' between its values."),
         ([""], "the name is empty"),
     ],
