@@ -1,9 +1,14 @@
-"""Text -> sentences, by the rules of the library sentencex (extra ``serve``): its only user."""
+"""Text -> sentences, by the rules of the library sentencex (extra ``serve``), and back.
+
+The only module that uses the library.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from nmt.errors import ConfigError
 
@@ -17,6 +22,10 @@ LONGEST_SENTENCE = 5_000
 with the square of a text full of quotation marks."""
 SURROGATES = re.compile("[\ud800-\udfff]")
 """Halves of characters, which JSON may escape; no UTF-8 has them."""
+# sentencex 1.0.32 panics at a capital letter, a space of several bytes and a full stop, as in
+# "plan B\u00a0.". A panic is not an Exception, so it would end a server's thread.
+_WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
+_LINE_BREAKS = re.compile(r"([\r\n]+)")
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -39,25 +48,66 @@ def split_sentences(text: str, language: str) -> list[str]:
             fix="pip install 'nmt[serve]'",
         )
     code = re.split("[-_]", language)[0].lower()
-    found: list[str] = []
-    start = 0
-    while start < len(text):
-        window = text[start : start + LONGEST_SENTENCE]
-        pieces = _exact(window, segment(code, SURROGATES.sub("\ufffd", window)))
-        if start + len(window) < len(text):  # the last one may go on behind the window
-            pieces = pieces[:-1] or [window[: window.rfind(" ") + 1] or window]
-        found += pieces
-        start += sum(map(len, pieces))
-    return found
+    readable = _WIDE_SPACE.sub(" ", SURROGATES.sub("\ufffd", text))
+    cuts = [0]
+    while (start := cuts[-1]) < len(text):
+        window = readable[start : start + LONGEST_SENTENCE]
+        starts = _starts(window, segment(code, window))
+        if start + len(window) == len(text):
+            starts.append(len(window))
+        elif not starts:  # no sentence ends in the window
+            starts = [window.rfind(" ") + 1 or len(window)]
+        cuts += [start + place for place in starts]
+    return [text[a:b] for a, b in pairwise(cuts)]
 
 
-def _exact(text: str, sentences: list[str]) -> list[str]:
-    """Cut a text before each sentence that is found in it: the library may drop white space."""
-    readable, starts, place = SURROGATES.sub("\ufffd", text), [0], 0
+def _starts(text: str, sentences: Sequence[str]) -> list[int]:
+    """Return where sentences begin, but for the first: the library may drop white space."""
+    starts, place = [], 0
     for sentence in sentences:
-        start = readable.find(sentence, place)
+        start = text.find(sentence, place)
         if start < 0:
             break
-        starts.append(start)
+        if start:
+            starts.append(start)
         place = start + len(sentence)
-    return [text[a:b] for a, b in pairwise((*starts, len(text))) if b > a]
+    return starts
+
+
+class SplitText(NamedTuple):
+    """A text as its sentences and what stands around them."""
+
+    gaps: tuple[str, ...]
+    """White space before each sentence, and after the last one: one more than sentences."""
+    sentences: tuple[str, ...]
+    """Not blank, without white space at their ends, and without line breaks."""
+
+    def gaps_for(self, joiner: str) -> list[str]:
+        """Return what stands around the translations.
+
+        Args:
+            joiner: What the target language puts between two sentences of a line: a space, or
+                nothing.
+        """
+        inner = [joiner if gap in ("", " ") else gap for gap in self.gaps[1:-1]]
+        return [self.gaps[0], *inner, *self.gaps[1:][-1:]]
+
+
+def split_text(text: str, language: str, *, into_sentences: bool = True) -> SplitText:
+    r"""Cut a text at line breaks, and each line into sentences unless told otherwise.
+
+    >>> split_text("Mr. Gray ran.  He fell.\n\nWhy?\n", "en")
+    SplitText(gaps=('', '  ', '\n\n', '\n'), sentences=('Mr. Gray ran.', 'He fell.', 'Why?'))
+    """
+    gaps, sentences = [""], []
+    for line in _LINE_BREAKS.split(text):
+        for part in split_sentences(line, language) if into_sentences else [line]:
+            sentence = part.strip()
+            if not sentence:
+                gaps[-1] += part
+                continue
+            start = part.index(sentence)
+            gaps[-1] += part[:start]
+            sentences.append(sentence)
+            gaps.append(part[start + len(sentence) :])
+    return SplitText(tuple(gaps), tuple(sentences))

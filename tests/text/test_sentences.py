@@ -6,16 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.text.sentences import LONGEST_SENTENCE, split_sentences
+from nmt.text.sentences import LONGEST_SENTENCE, split_sentences, split_text
 
-TEXTS = st.one_of(st.text(), st.text(st.sampled_from(" \n\r\t.!?\"'“”()。\ud800\u2028\x85aB1")))
+SIGNS = " \n\r\t.!?\"'“”()。\ud800\u2028\x85\xa0\u202f\u3000aAB1"
+TEXTS = st.one_of(st.text(), st.text(st.sampled_from(SIGNS)))
+LANGUAGES = st.sampled_from(["en", "de", "fr", "ja", "pt_BR", "xx", ""])
 
 
-@given(TEXTS, st.sampled_from(["en", "de", "ja", "pt_BR", "xx", ""]))
+@given(TEXTS, LANGUAGES)
 def test_sentences_joined_are_the_text(text: str, language: str) -> None:
     sentences = split_sentences(text, language)
     assert "".join(sentences) == text
     assert all(sentences)
+
+
+@given(TEXTS, LANGUAGES, st.booleans())
+def test_sentences_and_the_gaps_between_them_are_the_text(
+    text: str, language: str, into_sentences: bool
+) -> None:
+    split = split_text(text, language, into_sentences=into_sentences)
+    assert "".join(map("".join, zip(split.gaps, (*split.sentences, ""), strict=True))) == text
+    assert not any(each != each.strip() or "\n" in each for each in split.sentences)
+    assert len(split.gaps_for("")) == len(split.gaps)
+
+
+@pytest.mark.parametrize("space", ["\xa0", "\u202f", "\u3000", "\u2003", "\u2028"])
+def test_a_space_of_several_bytes_before_a_full_stop_is_a_space(space: str) -> None:
+    """Sentencex 1.0.32 panics at it, which no `except Exception` catches."""
+    first, second = f"C'est le plan B{space}. ", "Il est bon."
+    assert split_sentences(first + second, "fr") == [first + second]
+    assert split_sentences(f"Il vient{space}. {second}", "fr") == [f"Il vient{space}. ", second]
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "“a. ", ". ", "\n", "A. ", "Go on. "])
@@ -34,3 +54,8 @@ def test_a_region_keeps_the_abbreviations_of_its_language() -> None:
 def test_a_sentence_over_the_border_of_what_the_library_sees_at_once_is_whole() -> None:
     sentences = split_sentences("A dog ran over there. " * 1_000, "en")
     assert set(sentences) == {"A dog ran over there. "}
+
+
+def test_spaces_between_sentences_are_those_of_the_target_language() -> None:
+    assert split_text("好的。再见。\n", "zh").gaps_for(" ") == ["", " ", "\n"]
+    assert split_text("Yes. No.\tWhy?", "en").gaps_for("") == ["", "", "\t", ""]

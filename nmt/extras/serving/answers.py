@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-from nmt.extras.serving.splitting import SplitText
 from nmt.inference.result import (
     Alternative,
     Matrix,
@@ -18,6 +17,7 @@ from nmt.inference.result import (
     as_pharaoh,
     words_of,
 )
+from nmt.text.sentences import SplitText
 
 Span: TypeAlias = tuple[int, int]
 """Start and end, in characters."""
@@ -102,7 +102,9 @@ def join_results(
     A text of one sentence gets what `nmt translate --format json` writes for that line. Of several,
     ``score`` is the mean, ``log_prob`` the sum, ``confidence`` the mean by source characters.
     """
-    translation = split.join([result.text for result in results], joiner)
+    gaps = split.gaps_for(joiner)
+    pairs = zip([result.text for result in results], gaps[1:], strict=True)
+    translation = gaps[0] + "".join(map("".join, pairs))
     sentences = list(_placed(split, results, joiner))
     if len(results) == 1:
         values = {**results[0].as_dict(), "source": source, "translation": translation}

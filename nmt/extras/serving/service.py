@@ -19,9 +19,9 @@ from nmt.extras.serving.model import ServedModel, Wanted, is_constrained, withou
 from nmt.extras.serving.models import ModelStore
 from nmt.extras.serving.options import Limits
 from nmt.extras.serving.requests import BadRequestError, Options, Text, TranslateRequest
-from nmt.extras.serving.splitting import SplitText, split_text
 from nmt.inference.line_format import Request
 from nmt.inference.result import TranslationResult
+from nmt.text.sentences import SplitText, split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
