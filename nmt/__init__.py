@@ -21,6 +21,8 @@ from nmt.errors import (
 from nmt.version import __version__
 
 if TYPE_CHECKING:
+    from nmt.commands.average import average
+    from nmt.commands.average_options import AverageOptions
     from nmt.commands.evaluate import evaluate
     from nmt.commands.prepare import prepare
     from nmt.commands.score import score
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from nmt.commands.train import train
     from nmt.commands.translate import translate
     from nmt.data.size import load_config
-    from nmt.extras.exchange.export import average, export
+    from nmt.extras.exchange.export import export
     from nmt.extras.exchange.import_model import import_model
-    from nmt.extras.exchange.publish import publish, pull
+    from nmt.extras.exchange.options import ExportOptions, ImportOptions, PullOptions, PushOptions
+    from nmt.extras.exchange.push import pull, push
     from nmt.extras.inspection.command import inspect
     from nmt.extras.planning.doctor import doctor
     from nmt.extras.planning.init import init
@@ -40,13 +43,18 @@ if TYPE_CHECKING:
     from nmt.metrics.metric import Score
 
 __all__ = [
+    "AverageOptions",
     "CheckpointError",
     "ConfigError",
     "DataError",
     "DeviceError",
     "DivergedError",
+    "ExportOptions",
     "GateError",
+    "ImportOptions",
     "NmtError",
+    "PullOptions",
+    "PushOptions",
     "Score",
     "ScoreOptions",
     "TokenizerError",
@@ -63,8 +71,8 @@ __all__ = [
     "inspect",
     "load_config",
     "prepare",
-    "publish",
     "pull",
+    "push",
     "score",
     "serve",
     "train",
@@ -79,13 +87,17 @@ _HOMES = {
     "import_model": "nmt.extras.exchange.import_model",
     "init": "nmt.extras.planning.init",
     "inspect": "nmt.extras.inspection.command",
-    "publish": "nmt.extras.exchange.publish",
     "serve": "nmt.extras.serving.command",
     "TranslationResult": "nmt.inference.result",
     "Translator": "nmt.inference.translator",
-    "average": "nmt.extras.exchange.export",
+    "push": "nmt.extras.exchange.push",
+    "AverageOptions": "nmt.commands.average_options",
+    "ExportOptions": "nmt.extras.exchange.options",
+    "ImportOptions": "nmt.extras.exchange.options",
+    "PullOptions": "nmt.extras.exchange.options",
+    "PushOptions": "nmt.extras.exchange.options",
     "load_config": "nmt.data.size",
-    "pull": "nmt.extras.exchange.publish",
+    "pull": "nmt.extras.exchange.push",
 }
 
 

@@ -31,6 +31,7 @@ from nmt.errors import NmtError
 from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.engine import Dtype, Engine, EngineOptions, Task
 from nmt.inference.torch_engine import load_torch_engine
 from nmt.model.positions import LearnedPositions, sinusoids
@@ -107,7 +108,7 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
         if kind not in package.get_supported_compute_types("cpu"):
             continue
         folder = place / f"ctranslate2-{kind}"
-        export(model, folder, "ctranslate2", quantization=kind)
+        export(ExportOptions(model=model, output=folder, to="ctranslate2", quantization=kind))
         changes = {"CTranslate2": _as_is}
         if (folder / VOCABULARY_MAP).is_file():
             changes["CTranslate2 with the list"] = _with_short_list

@@ -48,6 +48,8 @@ _BY_POSITION = {
 FOREIGN_COMMANDS = {
     **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
     "test": "evaluate",
+    **dict.fromkeys(("publish", "upload"), "push"),
+    "download": "pull",
     "average-checkpoints": "average",
     "build-vocab": "prepare",
     **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.start_from=RUN"),

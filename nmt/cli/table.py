@@ -8,6 +8,54 @@ from __future__ import annotations
 from nmt.cli.builder import Entry
 
 COMMANDS = {
+    "average": Entry(
+        "nmt.commands.average_options:AverageOptions",
+        "nmt.commands.average:average",
+        """Average the weights of checkpoints of a run into one model.
+
+        The mean of late checkpoints often translates better than each of them, at the same speed.
+        Only checkpoints that the run has kept can be averaged: set training.keep_last (or
+        keep_best) before training. FOLDER works wherever a run folder does: `nmt translate FOLDER`,
+        `nmt evaluate FOLDER`. Its average.json lists the averaged checkpoints. Prints FOLDER.
+        """,
+        """
+nmt average runs/base -o models/base
+nmt average runs/base --best 5 -o models/base-best5
+nmt average runs/base --step 9000 --step 9500 --step 10000 -o models/base-end
+nmt translate "$(nmt average runs/base --last 5 -q -o models/base)" < in.de > out.en
+""",
+    ),
+    "export": Entry(
+        "nmt.extras.exchange.options:ExportOptions",
+        "nmt.extras.exchange.export:export",
+        """Write a model as a folder that is complete in itself.
+
+        FOLDER holds weights, configuration, tokenizer, a manifest with the hash of every file, and
+        a model card (README.md). It works wherever a run folder does: `nmt translate FOLDER`, `nmt
+        evaluate FOLDER`. Prints FOLDER.
+        """,
+        """
+nmt export runs/base --to safetensors -o models/base
+nmt export runs/base --to ctranslate2 --quantization int8 -o models/base-int8
+nmt translate models/base-int8 < in.de > out.en
+""",
+    ),
+    "import": Entry(
+        "nmt.extras.exchange.options:ImportOptions",
+        "nmt.extras.exchange.import_model:import_model",
+        """Make a model folder of a model that another system trained.
+
+        FOLDER works wherever a run folder does: translate, evaluate, score, export, fine-tune
+        (training.start_from). Models of Marian are searched as Marian searches them; `nmt export
+        FOLDER --to ctranslate2` makes a folder that is faster on CPUs. Prints FOLDER.
+        """,
+        """
+nmt import opus-mt-en-de -o models/en-de
+nmt import marian/model.npz --languages en-de -o models/en-de
+nmt translate models/en-de < in.en > out.de
+nmt train my.yaml --set training.start_from=models/en-de
+""",
+    ),
     "score": Entry(
         "nmt.commands.score_options:ScoreOptions",
         "nmt.commands.score:score",
@@ -22,6 +70,33 @@ COMMANDS = {
 nmt score runs/demo --source test.en --target test.de > scores
 paste in.en out.de | nmt score runs/demo --format json
 nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum -o scores.gz
+""",
+    ),
+    "push": Entry(
+        "nmt.extras.exchange.options:PushOptions",
+        "nmt.extras.exchange.push:push",
+        """Upload a model folder to a hub of Hugging Face.
+
+        Files are compared with their manifest beforehand. Set HF_TOKEN to your access token, and
+        HF_ENDPOINT to use another hub. Prints the address of the commit.
+        """,
+        """
+nmt export runs/mine --to safetensors -o models/mine
+nmt evaluate models/mine -t wmt14 -l en-de --json > scores.json
+nmt push models/mine hub:my-org/mine --license cc-by-4.0 --scores scores.json --dry-run
+""",
+    ),
+    "pull": Entry(
+        "nmt.extras.exchange.options:PullOptions",
+        "nmt.extras.exchange.push:pull",
+        """Download a model folder from a hub of Hugging Face.
+
+        Every file is compared with the manifest; only files that cannot hold code are read. Prints
+        the name with the commit, by which the same model can be had again.
+        """,
+        """
+nmt pull hub:my-org/mine -o models/mine
+nmt pull hub:my-org/mine@3f2a1c9 -o models/mine
 """,
     ),
 }

@@ -14,6 +14,7 @@ from nmt.commands.score import score
 from nmt.commands.score_options import ScoreOptions
 from nmt.commands.translate import selfcheck, translate
 from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.planning.selfcheck import NUM_LINES
 from nmt.metrics.scoring import Resampling
 from nmt.metrics.test_set import SetChoice
@@ -121,5 +122,5 @@ def test_an_export_shows_that_it_works(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with terminal(monkeypatch) as frames:
-        export(runs["plain"], tmp_path / "exported", "safetensors")
+        export(ExportOptions(model=runs["plain"], output=tmp_path / "exported", to="safetensors"))
     assert frames.counts("exporting") == [f"{done}/3" for done in range(4)]

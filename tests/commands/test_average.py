@@ -103,7 +103,7 @@ def test_the_folder_goes_to_standard_output_and_talk_to_standard_error(
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
     assert result.stderr.splitlines() == [
         "nmt: averaging 3 checkpoints: step 20, 30, 40",
-        f"nmt: next: nmt translate '{output}' -i FILE -o FILE",
+        f"nmt: next: nmt translate '{output}' --input FILE --output FILE",
     ]
     assert f"nmt: {original} has 4 checkpoints, not 10; training.keep_last" in (
         average(original, "-o", tmp_path / "a").stderr

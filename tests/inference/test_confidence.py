@@ -21,6 +21,7 @@ from nmt.commands.translate import translate
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.inference import calibration
 from nmt.inference.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
 from nmt.inference.line_format import LineFormat
@@ -123,7 +124,7 @@ def test_the_end_of_training_fits_it_and_an_export_keeps_it(run: RunConfig, tmp_
     fitted = read_confidence(run.run_dir)
     assert fitted is not None
     assert fitted.num_lines == 120
-    export(run.run_dir, tmp_path / "exported", "ctranslate2")
+    export(ExportOptions(model=run.run_dir, output=tmp_path / "exported", to="ctranslate2"))
     assert read_confidence(tmp_path / "exported") == fitted
 
     found = [

@@ -13,6 +13,7 @@ from nmt.checkpoint.model_folder import load_model
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
@@ -88,7 +89,7 @@ def test_the_folder_translates_and_is_exported(tmp_path: Path) -> None:
     config = run_config({})
     write_run(tmp_path / "run", train_tokenizers(tmp_path / "tokenizer"), config)
     SCRIPT["write_widened"](tmp_path / "run", tmp_path / "wide")
-    export(tmp_path / "wide", tmp_path / "exported", "ctranslate2")
+    export(ExportOptions(model=tmp_path / "wide", output=tmp_path / "exported", to="ctranslate2"))
     assert load_model(tmp_path / "wide").config.model.model_dim == 2 * config.model.model_dim
 
     lines = sentences(12, seed=5)

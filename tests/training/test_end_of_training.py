@@ -15,11 +15,14 @@ from safetensors.torch import load_file, save_file
 from nmt.checkpoint import model_folder
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.checkpoint.model_folder import GUARD, SHORTLIST
+from nmt.commands.average import average
+from nmt.commands.average_options import AverageOptions
 from nmt.commands.train import train
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
-from nmt.extras.exchange.export import average, export
+from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.shortlist_file import make_shortlist
 from nmt.inference.translator import Translator
 from nmt.training.signals import StoppedBySignal
@@ -113,9 +116,9 @@ def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
 def test_model_folders_have_them_and_their_manifests_too(
     config: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    average(config.run_dir, Path("mean"), last=2)
-    export(config.run_dir, Path("slim"), "safetensors")
-    export(Path("mean"), Path("slim mean"), "safetensors")
+    average(AverageOptions(run=config.run_dir, output=Path("mean"), last=2))
+    export(ExportOptions(model=config.run_dir, output=Path("slim"), to="safetensors"))
+    export(ExportOptions(model=Path("mean"), output=Path("slim mean"), to="safetensors"))
     for folder, origin in (("mean", "mean"), ("slim", config.run_dir), ("slim mean", "mean")):
         assert contents(Path(folder)) == contents(Path(origin))
         files = json.loads((Path(folder) / "manifest.json").read_text())["files"]

@@ -21,6 +21,7 @@ from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.text.tokenizer import tokenizer_hash
 from tests.training.toy import CONFIG, write_corpus
 
@@ -175,7 +176,7 @@ def test_sentences_that_its_start_was_trained_on_are_leaks(
     again = f"nmt prepare {run_dir / 'config.yaml'} makes it again"
     reason = f"{prepared} does not hold that text; {again}"
     assert missing % (run_dir, reason) in caplog.messages
-    export(run_dir, Path("exported"), "safetensors")
+    export(ExportOptions(model=run_dir, output=Path("exported"), to="safetensors"))
     assert EvaluatedModel(ModelUse(folder=Path("exported"))).training_text() is None
     assert missing % ("exported", "only a run folder says what that was") in caplog.messages
 

@@ -9,8 +9,9 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nmt.checkpoint.new_model_folder import check_new_folder
 from nmt.config.keys import chosen
@@ -19,6 +20,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.hugging_face import is_hugging_face, read_hugging_face
 from nmt.extras.exchange.imported import Imported, damaged, write_imported
 from nmt.extras.exchange.marian import is_marian, read_marian
+from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import read_lines
 
 logger = logging.getLogger(__name__)
@@ -44,39 +46,34 @@ class ImportSummary:
     check: Mapping[str, float]
     """Position encoding -> mean natural-log probability of a token of the pairs that were given."""
 
+    def as_text(self) -> str:
+        """Return the folder, and the scores of the pairs that were given."""
+        scores = [f"{name}: {value:.4f} a token" for name, value in self.check.items()]
+        return "\n".join([str(self.output), *scores])
 
-def import_model(
-    source: Path,
-    output: Path,
-    *,
-    languages: str | None = None,
-    positions: str | None = None,
-    check: Path | None = None,
-) -> ImportSummary:
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self) | {"output": str(self.output), "languages": list(self.languages)}
+
+
+def import_model(options: ImportOptions) -> ImportSummary:
     """Write the model of another system as a model folder.
-
-    Args:
-        source: Folder of Hugging Face or Marian, an ``.npz`` of Marian with its vocabularies beside
-            it, or a ``.zip`` of such a folder.
-        output: Folder to write; missing or empty.
-        languages: Codes such as ``en-de``; those that the files name if None.
-        positions: Position encoding, in place of the one that ``source``'s system has.
-        check: File of source, tab and translation a line: is scored with each of `POSITIONS`.
 
     Raises:
         CheckpointError: The files are missing or damaged, or the model has parts that we lack.
         ConfigError: ``output`` is taken, or the languages are not known or no codes.
         DataError: ``check`` holds a line without one tab, or no line.
     """
+    source, output, positions = options.source, options.output, options.positions
     check_new_folder(output, source)
     if positions is not None:
-        chosen(dict.fromkeys(POSITIONS), positions, "--positions")
-    pairs = None if check is None else _read_pairs(check)
+        chosen(dict.fromkeys(POSITIONS), positions, "`positions`")
+    pairs = None if options.check is None else _read_pairs(options.check)
     with _unpacked(source) as place:
         system, found = _read(place, source)
     if positions is not None:
         found = replace(found, model=found.model.model_copy(update={"positions": positions}))
-    codes = _codes(languages, found.languages)
+    codes = _codes(options.languages, found.languages)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported"
     scores = {} if pairs is None else _mean_log_probs(found, pairs, codes)
     write_imported(found, output, name, codes)

@@ -27,6 +27,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import export as export_module
 from nmt.extras.exchange.ctranslate2 import is_ctranslate2
 from nmt.extras.exchange.export import export
+from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
 from nmt.files.manifest import Manifest
 from nmt.inference.engine import Ensemble
@@ -76,7 +77,7 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
     output = tmp_path / "a b"
     result = nmt("export", run_dir, "--to", target, "-o", output)
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
-    assert result.stderr.endswith(f"nmt: next: nmt translate '{output}' -i FILE -o FILE\n")
+    assert result.stderr.endswith(f"nmt: next: nmt translate '{output}' --input FILE --output FILE\n")
 
     expected = done("translate", run_dir, *FLAGS, text=LINES)
     assert done("translate", output, *FLAGS, text=LINES) == expected
@@ -101,7 +102,7 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
 def test_the_folder_is_complete_and_sealed(target: Any, run_dir: Path, tmp_path: Path) -> None:
     (run_dir / GUARD).write_text("{}")
     write_shortlist(run_dir)
-    summary = export(run_dir, tmp_path / "a" / "out", target)
+    summary = export(ExportOptions(model=run_dir, output=tmp_path / "a" / "out", to=target))
 
     folder = summary.output
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -141,17 +142,17 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
     config = run_config({}, decoding={"beam_size": 3, "max_length_offset": 5, **decoding})
     write_run(tmp_path / "run", tokenizer, config)
     caplog.set_level("INFO")
-    export(tmp_path / "run", tmp_path / "out", "ctranslate2")
+    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="ctranslate2"))
     found = Translator.load(tmp_path / "out", device="cpu")
 
-    assert caplog.messages == (
+    assert [text for text in caplog.messages if not text.startswith("next:")] == (
         [f"ctranslate2 cannot search with {told}: the export leaves that out"] if told else []
     )
     assert len(found.translate(sentences(2))) == 2
     kept = {"beam_size", "length_penalty", "max_length_offset", "seed"}
     assert found.options.model_dump(include=kept) == config.decoding.model_dump(include=kept)
     caplog.clear()
-    export(tmp_path / "run", tmp_path / "ours", "safetensors")
+    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "ours", to="safetensors"))
     assert load_model(tmp_path / "ours").config == config
     assert caplog.messages == []
 
@@ -161,7 +162,7 @@ def test_a_damaged_short_list_is_told(
     run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (run_dir / SHORTLIST).write_text("{}")
-    folder = export(run_dir, tmp_path / "out", "ctranslate2").output
+    folder = export(ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2")).output
 
     assert "the export has no short lists: " in caplog.messages[0]
     translator = Translator.load(folder, device="cpu", guard=False)
@@ -181,12 +182,22 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
 
     for checkpoint, step in (("best", STEP), ("last", 40), ("step-40", 40), ("average", 40)):
         output = tmp_path / checkpoint
-        assert export(run_dir, output, "ctranslate2", checkpoint=checkpoint).step == step
+        assert (
+            export(
+                ExportOptions(model=run_dir, output=output, to="ctranslate2", checkpoint=checkpoint)
+            ).step
+            == step
+        )
         record = json.loads((output / "export.json").read_text("utf-8"))
         assert record["sha256"] == load_model(run_dir, checkpoint).sha256
     assert "| bleu | 7.25 |" in (tmp_path / "average" / "README.md").read_text("utf-8")
     assert "None is recorded." in (tmp_path / "last" / "README.md").read_text("utf-8")
-    assert export(run_dir / "average", tmp_path / "again", "safetensors").step == 40
+    assert (
+        export(
+            ExportOptions(model=run_dir / "average", output=tmp_path / "again", to="safetensors")
+        ).step
+        == 40
+    )
 
 
 def test_nothing_is_left_of_an_export_that_fails(
@@ -197,27 +208,33 @@ def test_nothing_is_left_of_an_export_that_fails(
 
     monkeypatch.setattr(export_module, "model_card", fail)
     with pytest.raises(CheckpointError, match=r"out was not written: .*No space left"):
-        export(run_dir, tmp_path / "out", "safetensors")
+        export(ExportOptions(model=run_dir, output=tmp_path / "out", to="safetensors"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_places_that_hold_something_are_refused(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    export(run_dir, tmp_path / "out", "safetensors")  # it was empty
+    export(ExportOptions(model=run_dir, output=tmp_path / "out", to="safetensors"))  # it was empty
 
     with pytest.raises(ConfigError, match="out is there already"):
-        export(run_dir, tmp_path / "out", "safetensors")
+        export(ExportOptions(model=run_dir, output=tmp_path / "out", to="safetensors"))
     with pytest.raises(ConfigError, match="among the checkpoints"):
-        export(run_dir, run_dir / "checkpoints" / "step-00000099", "safetensors")
+        export(
+            ExportOptions(
+                model=run_dir, output=run_dir / "checkpoints" / "step-00000099", to="safetensors"
+            )
+        )
 
 
 @needs_ctranslate2
 def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> None:
-    out = export(run_dir, tmp_path / "out", "ctranslate2", quantization="int8").output
+    out = export(
+        ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2", quantization="int8")
+    ).output
 
     assert (is_ctranslate2(run_dir), is_ctranslate2(out)) == (False, True)
     with pytest.raises(ConfigError, match="out is an export already"):
-        export(out, tmp_path / "again", "safetensors")
+        export(ExportOptions(model=out, output=tmp_path / "again", to="safetensors"))
     with pytest.raises(ConfigError, match="out is exported for CTranslate2, not for torch"):
         Translator.load(out, engine="torch")
     with pytest.raises(ConfigError, match="together with others"):
@@ -229,7 +246,7 @@ def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> Non
 
 @needs_ctranslate2
 def test_a_damaged_export_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    folder = export(run_dir, tmp_path / "out", "ctranslate2").output
+    folder = export(ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2")).output
     for name in ("model.bin", "export.json", "shared_vocabulary.json"):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
@@ -241,7 +258,9 @@ def test_a_damaged_export_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         bundle.model.output_weight.fill_(torch.nan)
     save_checkpoint(run_dir, 99, model=bundle.model.state_dict(), optimizer={}, state={})
-    export(run_dir, tmp_path / "nan", "ctranslate2", checkpoint="last")
+    export(
+        ExportOptions(model=run_dir, output=tmp_path / "nan", to="ctranslate2", checkpoint="last")
+    )
     with pytest.raises(CheckpointError, match="not numbers"):
         Translator.load(tmp_path / "nan").translate(["Hund"])
 
@@ -275,9 +294,9 @@ def test_what_ctranslate2_cannot_express_is_named(tokenizer: Path, tmp_path: Pat
     write_run(tmp_path / "run", tokenizer, run_config({"qk_norm": True}))
 
     with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
-        export(tmp_path / "run", tmp_path / "out", "ctranslate2")
+        export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="ctranslate2"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    export(tmp_path / "run", tmp_path / "out", "safetensors")
+    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="safetensors"))
 
 
 def test_a_missing_ctranslate2_is_named(
@@ -286,7 +305,7 @@ def test_a_missing_ctranslate2_is_named(
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
 
     with pytest.raises(ConfigError, match=r"not installed.\n.*pip install 'nmt\[ctranslate2\]'"):
-        export(run_dir, tmp_path / "out", "ctranslate2")
+        export(ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2"))
 
 
 def test_a_target_is_added_by_registering_it(
@@ -332,7 +351,7 @@ def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
         source_vocab_size=320, target_vocab_size=320, counts={"few": {"read": 2000, "kept": 1990}},
         sources={"somewhere/a.de": {"sha256": "abc", "size": 1, "mtime_ns": 2}},
     ).write(prepared)  # fmt: skip
-    export(tmp_path / "run", tmp_path / "out", "safetensors")
+    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="safetensors"))
 
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert card.startswith("---\nlanguage:\n- de\n- en\n")

@@ -14,6 +14,7 @@ import torch
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.options import ImportOptions
 from nmt.inference.torch_engine import TorchEngine
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -31,7 +32,7 @@ def marian_models(shared_data: Path) -> Path:
 
 def imported(marian_models: Path, folder: Path, name: str) -> ModelBundle:
     source = write(folder / "theirs", marian_models, KINDS[name], ">>deu<<")
-    summary = import_model(source, folder / "ours")
+    summary = import_model(ImportOptions(source=source, output=folder / "ours"))
     assert (summary.system, summary.languages) == ("hugging-face", ("en", "de"))
     return load_model(folder / "ours")
 
@@ -122,7 +123,7 @@ def test_what_cannot_be_imported_is_refused_by_name(
     folder = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])
     broken(folder, name, lambda values: values.update(change))
     with pytest.raises(CheckpointError, match=message):
-        import_model(folder, tmp_path / "ours")
+        import_model(ImportOptions(source=folder, output=tmp_path / "ours"))
     assert not (tmp_path / "ours").exists()
 
 
@@ -130,20 +131,20 @@ def test_old_weights_are_read_without_running_their_code(
     marian_models: Path, tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])
-    import_model(folder, tmp_path / "safe")
+    import_model(ImportOptions(source=folder, output=tmp_path / "safe"))
     safe = load_model(tmp_path / "safe").model.state_dict()
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
-    import_model(folder, tmp_path / "pickled")
+    import_model(ImportOptions(source=folder, output=tmp_path / "pickled"))
     for name, tensor in load_model(tmp_path / "pickled").model.state_dict().items():
         assert torch.equal(tensor, safe[name])
 
     torch.save({"weights": Path("x")}, folder / "pytorch_model.bin")  # not a type of weights
     with pytest.raises(CheckpointError, match="is damaged"):
-        import_model(folder, tmp_path / "harmful")
+        import_model(ImportOptions(source=folder, output=tmp_path / "harmful"))
 
 
 @pytest.mark.parametrize("size", [0, 7, 1000])
@@ -152,4 +153,4 @@ def test_truncated_weights_are_damaged(marian_models: Path, tmp_path: Path, size
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(CheckpointError, match="is damaged"):
-        import_model(folder, tmp_path / "ours")
+        import_model(ImportOptions(source=folder, output=tmp_path / "ours"))

@@ -23,6 +23,7 @@ from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
+from nmt.extras.exchange.options import ImportOptions
 from nmt.inference.translator import Translator
 
 EMPTY = 190
@@ -58,7 +59,9 @@ def imported(
 ) -> tuple[Path, Path]:
     """Marian's folder, and ours of it."""
     ours = tmp_path_factory.mktemp(request.param) / "model"
-    import_model(marian_models / request.param, ours, languages="en-de")
+    import_model(
+        ImportOptions(source=marian_models / request.param, output=ours, languages="en-de")
+    )
     return marian_models / request.param, ours
 
 
@@ -101,7 +104,14 @@ def test_ctranslate2_s_own_converter_makes_the_same_of_it(
         str(changed / "model.npz"), [str(theirs / "opus.vocab.yml")] * 2
     )
     converter.convert(str(tmp_path / "converted"))
-    import_model(theirs, tmp_path / "ours", languages="en-de", positions="sinusoidal-concatenated")
+    import_model(
+        ImportOptions(
+            source=theirs,
+            output=tmp_path / "ours",
+            languages="en-de",
+            positions="sinusoidal-concatenated",
+        )
+    )
     bundle = load_model(tmp_path / "ours")
     source, target = bundle.tokenizers
     lines = (marian_models / "input.en").read_text(encoding="utf-8").split("\n")[:40]
@@ -127,9 +137,13 @@ def test_check_tells_which_positions_a_model_was_trained_with(
     pairs = "".join(f"{lines[number]}\t{outputs[number].text}\n" for number in long)
     (tmp_path / "pairs.tsv").write_text(pairs, encoding="utf-8")
     summary = import_model(
-        marian_models / "transformer", tmp_path / "ours", languages="en-de",
-        check=tmp_path / "pairs.tsv",
-    )  # fmt: skip
+        ImportOptions(
+            source=marian_models / "transformer",
+            output=tmp_path / "ours",
+            languages="en-de",
+            check=tmp_path / "pairs.tsv",
+        )
+    )
     assert summary.positions == "sinusoidal-halves"
     scores = summary.check
     assert scores["sinusoidal-halves"] > scores["sinusoidal-concatenated"]
@@ -138,19 +152,27 @@ def test_check_tells_which_positions_a_model_was_trained_with(
     (tmp_path / "bad.tsv").write_text("one\ttwo\nthree\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"bad\.tsv:2 is not a source"):
         import_model(
-            marian_models / "transformer", tmp_path / "b", languages="en-de",
-            check=tmp_path / "bad.tsv",
-        )  # fmt: skip
+            ImportOptions(
+                source=marian_models / "transformer",
+                output=tmp_path / "b",
+                languages="en-de",
+                check=tmp_path / "bad.tsv",
+            )
+        )
 
 
 def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
     theirs = marian_models / "opus"
-    import_model(theirs, tmp_path / "folder", languages="en-de")
+    import_model(ImportOptions(source=theirs, output=tmp_path / "folder", languages="en-de"))
     with zipfile.ZipFile(tmp_path / "opus.zip", "w") as archive:
         for path in theirs.iterdir():
             archive.write(path, f"../../{path.name}")  # no name leads out of the place
-    import_model(tmp_path / "opus.zip", tmp_path / "zip", languages="en-de")
-    import_model(theirs / "model.npz", tmp_path / "file", languages="en-de")
+    import_model(
+        ImportOptions(source=tmp_path / "opus.zip", output=tmp_path / "zip", languages="en-de")
+    )
+    import_model(
+        ImportOptions(source=theirs / "model.npz", output=tmp_path / "file", languages="en-de")
+    )
     contents = {
         (place / "model.safetensors").read_bytes()
         for place in (tmp_path / name for name in ("folder", "zip", "file"))
@@ -207,7 +229,7 @@ def test_what_has_no_counterpart_is_refused_by_name(
 ) -> None:
     folder = options_changed(marian_models / "transformer", tmp_path / "theirs", old, new)
     with pytest.raises(CheckpointError, match=message):
-        import_model(folder, tmp_path / "ours", languages="en-de")
+        import_model(ImportOptions(source=folder, output=tmp_path / "ours", languages="en-de"))
     assert not (tmp_path / "ours").exists()
 
 
@@ -274,4 +296,8 @@ def test_a_vocabulary_has_one_entry_a_line(tmp_path: Path) -> None:
 def test_wrong_codes_are_refused(marian_models: Path, tmp_path: Path) -> None:
     for codes in ("en", "en-", "en-cz"):
         with pytest.raises(ConfigError):
-            import_model(marian_models / "opus", tmp_path / "ours", languages=codes)
+            import_model(
+                ImportOptions(
+                    source=marian_models / "opus", output=tmp_path / "ours", languages=codes
+                )
+            )

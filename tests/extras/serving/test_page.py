@@ -19,6 +19,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.options import ImportOptions
 from tests.extras.serving.process import Server
 
 T = TypeVar("T")
@@ -128,7 +129,13 @@ def served(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """One model under the names of two pairs."""
     place = tmp_path_factory.mktemp("served")
     for name in ("en-de", "de-en"):
-        import_model(shared_data / "marian_models" / "transformer", place / name, languages=name)
+        import_model(
+            ImportOptions(
+                source=shared_data / "marian_models" / "transformer",
+                output=place / name,
+                languages=name,
+            )
+        )
     return {folder.name: folder for folder in sorted(place.iterdir(), reverse=True)}
 
 

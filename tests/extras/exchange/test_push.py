@@ -25,7 +25,8 @@ from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.hub import HubName
 from nmt.extras.exchange.import_model import import_model
-from nmt.extras.exchange.publish import publish, pull
+from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
+from nmt.extras.exchange.push import pull, push
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -132,7 +133,11 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 @pytest.fixture(scope="module")
 def imported(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("imported") / "model"
-    import_model(shared_data / "marian_models" / "opus", folder, languages="en-de")
+    import_model(
+        ImportOptions(
+            source=shared_data / "marian_models" / "opus", output=folder, languages="en-de"
+        )
+    )
     return folder
 
 
@@ -152,7 +157,9 @@ def test_what_is_published_comes_back_whole_and_pinned(
     hub: Hub, model: Path, tmp_path: Path
 ) -> None:
     scores = scores_file(tmp_path / "scores.json")
-    found = publish(model, "hub:org/model", license="cc-by-4.0", scores=[scores])
+    found = push(
+        PushOptions(folder=model, name="hub:org/model", license="cc-by-4.0", scores=(scores,))
+    )
     assert str(found.address).endswith(f"/org/model/commit/{COMMIT}")
     assert hub.token == "Bearer hf_secret"
     front = yaml.safe_load(hub.files["README.md"].decode().split("---\n")[1])
@@ -165,7 +172,10 @@ def test_what_is_published_comes_back_whole_and_pinned(
         "args": {"signature": "nrefs:1|case:mixed"},
     }  # fmt: skip
 
-    assert pull("hub:org/model", tmp_path / "back") == f"hub:org/model@{COMMIT}"
+    assert (
+        pull(PullOptions(name="hub:org/model", output=tmp_path / "back")).name
+        == f"hub:org/model@{COMMIT}"
+    )
     assert not (tmp_path / "back" / ".cache").exists()
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
         model / "model.safetensors"
@@ -175,7 +185,7 @@ def test_what_is_published_comes_back_whole_and_pinned(
 
 def test_a_dry_run_sends_nothing(hub: Hub, model: Path) -> None:
     before = dict(hub.files)
-    arguments = ["publish", str(model), "hub:org/model", "--dry-run"]
+    arguments = ["push", str(model), "hub:org/model", "--dry-run"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
     assert "pipeline_tag: translation" in result.stdout
@@ -187,41 +197,45 @@ def test_a_dry_run_sends_nothing(hub: Hub, model: Path) -> None:
 def test_files_that_may_hold_code_are_not_pulled(
     hub: Hub, model: Path, tmp_path: Path, name: str
 ) -> None:
-    publish(model, "hub:org/model")
+    push(PushOptions(folder=model, name="hub:org/model"))
     hub.files[name] = b"x"
     with pytest.raises(CheckpointError, match=name):
-        pull("hub:org/model", tmp_path / "back")
+        pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
     assert not (tmp_path / "back").exists()
 
 
 def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, tmp_path: Path) -> None:
-    publish(model, "hub:org/model")
+    push(PushOptions(folder=model, name="hub:org/model"))
     weights = bytearray(hub.files["model.safetensors"])
     weights[-1] ^= 1
     hub.files["model.safetensors"] = bytes(weights)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        pull("hub:org/model", tmp_path / "back")
+        pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
     assert not (tmp_path / "back").exists()
     del hub.files["manifest.json"]
     with pytest.raises(CheckpointError, match="no model folder of nmt"):
-        pull("hub:org/model", tmp_path / "back")
+        pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
 
 
 def test_what_is_missing_is_named(hub: Hub, model: Path, tmp_path: Path) -> None:
     del hub
     with pytest.raises(CheckpointError, match="org/other was not pulled"):
-        pull("hub:org/other", tmp_path / "back")
+        pull(PullOptions(name="hub:org/other", output=tmp_path / "back"))
     with pytest.raises(ConfigError, match="is no name on a hub"):
         HubName.parse("org/model")
     with pytest.raises(ConfigError, match="A revision"):
-        publish(model, "hub:org/model@main", dry_run=True)
+        push(PushOptions(folder=model, name="hub:org/model@main", dry_run=True))
     (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="holds no scores"):
-        publish(model, "hub:org/model", scores=[tmp_path / "bad.json"], dry_run=True)
+        push(
+            PushOptions(
+                folder=model, name="hub:org/model", scores=(tmp_path / "bad.json",), dry_run=True
+            )
+        )
     (model / "model.safetensors").chmod(0o644)
     shutil.copyfile(model / "config.yaml", model / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        publish(model, "hub:org/model", dry_run=True)
+        push(PushOptions(folder=model, name="hub:org/model", dry_run=True))
 
 
 @pytest.mark.parametrize("line", ["pull hub:org/model -o new", "prepare hub.yaml"])

@@ -1,19 +1,20 @@
-"""``nmt publish`` and ``nmt pull``: model folders to and from a hub."""
+"""``nmt push`` and ``nmt pull``: model folders to and from a hub."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.model_folder import CARD, find_model
 from nmt.checkpoint.new_model_folder import check_new_folder
 from nmt.config.document import dump_document
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.exchange.hub import HubName, publish_folder, pull_folder
+from nmt.extras.exchange.options import PullOptions, PushOptions
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import read_json
 from nmt.files.manifest import NAME as MANIFEST
@@ -35,44 +36,56 @@ class Publication:
     address: str | None
     """Of the commit; None where nothing was sent."""
 
+    def as_text(self) -> str:
+        """Return the address; before anything is sent, the card and the sizes of the files."""
+        files = [f"{size:>12,}  {name}" for name, size in self.files.items()]
+        return self.address or "\n".join([self.card, *files])
 
-def publish(
-    folder: Path,
-    name: str,
-    *,
-    license: str | None = None,  # noqa: A002 - the hub's word
-    scores: Sequence[Path] = (),
-    private: bool = False,
-    dry_run: bool = False,
-) -> Publication:
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PulledModel:
+    """What was downloaded."""
+
+    name: str
+    """With the commit, by which the same model can be had again."""
+    output: Path
+
+    def as_text(self) -> str:
+        """Return the name."""
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"name": self.name, "output": str(self.output)}
+
+
+def push(options: PushOptions) -> Publication:
     """Upload a model folder, with languages, license and scores where hubs look for them.
-
-    Args:
-        folder: A folder of `nmt export`, `nmt average` or `nmt import`.
-        name: ``hub:ORG/NAME``.
-        license: As the hub calls it, for example ``cc-by-4.0``.
-        scores: What `nmt evaluate --json` printed, for the ``model-index``.
-        private: Make a new repository private.
-        dry_run: Send nothing.
 
     Raises:
         CheckpointError: The folder is no complete model, or the hub refuses or is out of reach.
         ConfigError: ``folder`` is a run, or ``name`` no name on a hub.
         DataError: A file of scores is none.
     """
-    place = HubName.parse(name)
+    folder = options.folder
+    place = HubName.parse(options.name)
     if place.revision is not None:
-        raise ConfigError("A revision is not published to.", fix=f"Write hub:{place.repository}.")
+        raise ConfigError("A revision cannot be pushed to.", fix=f"Write hub:{place.repository}.")
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
         raise ConfigError(
             f"{folder} is a run, with much that no translation needs.",
-            fix=f"Export the model first: nmt export {folder} --to safetensors -o FOLDER",
+            fix="Export the model first: "
+            + shell_command("export", folder, to="safetensors", output="FOLDER"),
         )
     files = find_model(folder)
     files.manifest.verify(folder)
     languages = files.config.source_language, files.config.target_language
-    results = [result for path in scores for result in _results(path)]
-    front = _front_matter(place.repository, languages, license, results)
+    results = [result for path in options.scores for result in _results(path)]
+    front = _front_matter(place.repository, languages, options.license, results)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "model"
         shutil.copytree(folder, copy)
@@ -81,32 +94,27 @@ def publish(
         names = sorted({*files.manifest.files, CARD})
         Manifest.of(copy, names, files.manifest.step).write(copy)
         sizes = {each: (copy / each).stat().st_size for each in [*names, MANIFEST]}
-        message = f"Publish {files.config.name}"
-        address = None if dry_run else publish_folder(copy, place, private=private, message=message)
+        message = f"Push {files.config.name}"
+        address = None
+        if not options.dry_run:
+            address = publish_folder(copy, place, private=options.private, message=message)
     return Publication(repository=place.repository, files=sizes, card=card, address=address)
 
 
-def pull(name: str, output: Path) -> str:
+def pull(options: PullOptions) -> PulledModel:
     """Download a model folder and compare every file with its manifest.
-
-    Args:
-        name: ``hub:ORG/NAME``, or ``hub:ORG/NAME@REVISION``.
-        output: Folder to write; missing or empty.
-
-    Returns:
-        The name with the commit that was pulled, for the next time.
 
     Raises:
         CheckpointError: It is no model folder or damaged, or the hub is out of reach.
         ConfigError: ``output`` is taken, or ``name`` no name on a hub.
     """
-    place = HubName.parse(name)
-    check_new_folder(output, output)
-    with atomic_folder(output) as temporary:
+    place = HubName.parse(options.name)
+    check_new_folder(options.output, options.output)
+    with atomic_folder(options.output) as temporary:
         commit = pull_folder(place, temporary)
         Manifest.read(temporary).verify(temporary)
         find_model(temporary)
-    return f"hub:{place.repository}@{commit}"
+    return PulledModel(f"hub:{place.repository}@{commit}", options.output)
 
 
 def _text(path: Path) -> str:
@@ -158,6 +166,6 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
             }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} holds no scores of `nmt evaluate --json`.",
-            fix="Write them again: nmt evaluate MODEL ... --json > scores.json",
+            f"{path} holds no scores that `nmt evaluate` printed as JSON.",
+            fix=f"Write them again: {shell_command('evaluate', 'MODEL', json=True)} > {path}",
         ) from error
