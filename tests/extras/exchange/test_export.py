@@ -77,7 +77,9 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
     output = tmp_path / "a b"
     result = nmt("export", run_dir, "--to", target, "-o", output)
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
-    assert result.stderr.endswith(f"nmt: next: nmt translate '{output}' --input FILE --output FILE\n")
+    assert result.stderr.endswith(
+        f"nmt: next: nmt translate '{output}' --input FILE --output FILE\n"
+    )
 
     expected = done("translate", run_dir, *FLAGS, text=LINES)
     assert done("translate", output, *FLAGS, text=LINES) == expected
@@ -154,7 +156,7 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
     caplog.clear()
     export(ExportOptions(model=tmp_path / "run", output=tmp_path / "ours", to="safetensors"))
     assert load_model(tmp_path / "ours").config == config
-    assert caplog.messages == []
+    assert all(text.startswith("next:") for text in caplog.messages)
 
 
 @needs_ctranslate2
