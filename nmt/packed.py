@@ -36,6 +36,7 @@ class Packed:
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
         self.num_filler = num_filler
+        # Masks and indices that every layer needs: the first one that asks works them out.
         self._derived: dict[Hashable, Any] = {}
 
     @classmethod
@@ -105,6 +106,7 @@ class Packed:
 
     def _sentences(self) -> Tensor:
         order = torch.arange(len(self), device=self.ids.device)
+        # With the size, or a GPU would have to be waited for to find it out.
         return order.repeat_interleave(self.lengths, output_size=self.num_tokens)
 
     def _positions(self) -> Tensor:
@@ -122,6 +124,7 @@ class Packed:
     def pad(self, packed: Tensor) -> Tensor:
         """(N, ...) -> (B, S, ...): zeros where there is no token."""
         cells = packed.new_zeros(self.num_cells, *packed.shape[1:])
+        # The backward of index_copy is a selection; that of an assignment by index adds up.
         return cells.index_copy(0, self.cells, packed).unflatten(0, (len(self), self.max_length))
 
     def prepend(self, token: int) -> Packed:
@@ -165,6 +168,7 @@ def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Pack
         target: As many.
         longest: Length that is not exceeded.
     """
+    # Compiled layers and recorded GPU graphs are made for one size each: few sizes, few graphs.
     sides = source, target
     widths = [max(s.max_length, min(rounded(s.max_length, _CELL_STEP), longest)) for s in sides]
     rows = rounded(len(source), _CELL_STEP) - len(source)
@@ -188,6 +192,7 @@ def rounded(size: int, step: int) -> int:
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device`` without waiting for it."""
+    # Only copies from pinned memory run beside the host; MPS has none.
     if device.type in ("cpu", "mps"):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

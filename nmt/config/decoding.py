@@ -12,7 +12,7 @@ from nmt.config.section import Registered, Section
 from nmt.errors import ConfigError
 
 _SEARCHES = (
-    "auto", "greedy", "beam", "narrowing", "diverse", "sampling", "alternatives", "constrained",
+    "auto", "greedy", "beam", "diverse", "sampling", "alternatives", "constrained",
 )  # fmt: skip
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 _OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
@@ -22,10 +22,9 @@ _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints."""
 
-    search: Annotated[str, Registered("nmt.search.loop:SELECTORS", _SEARCHES)] = "auto"
-    """Search algorithm: ``auto`` for the one that the other options ask for, ``narrowing`` for
-    Marian's beam search, in which a hypothesis that ends leaves its place in the beam empty, or the
-    name of one that an extension has registered."""
+    search: Annotated[str, Registered("nmt.search.selector:SELECTORS", _SEARCHES)] = "auto"
+    """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one,
+    also of one that an extension has registered."""
     beam_size: int = Field(default=5, ge=1, le=256)
     """Hypotheses kept per sentence; 1 is greedy search. Without meaning to ``sampling`` and
     ``return_alternatives``."""

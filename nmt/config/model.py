@@ -82,9 +82,6 @@ class ModelConfig(Section):
     """With ``positions: relative``: longer distances share the vectors of this one."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
     """Non-linearity of the feed-forward layers. ``silu`` is also called swish."""
-    decoder_autoregression: Literal["self-attention", "ssru"] = "self-attention"
-    """How the decoder reads its own output: attention over all of it, or one state that each token
-    updates (simpler simple recurrent unit, Kim et al. 2019), which decodes faster."""
     qk_norm: bool = False
     """Normalise queries and keys per head (Henry et al. 2020)."""
     bias: bool | Many[BiasPlace] = Field(

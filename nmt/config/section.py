@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nmt.registry import Registry
+
 T = TypeVar("T")
 
 FilePath = Annotated[Path, Strict(strict=False)]
@@ -82,7 +84,9 @@ class Registered:
         if name in self.builtin:
             return name
         module, _, registry = self.registry.partition(":")
-        names = list(dict.fromkeys((*self.builtin, *getattr(import_module(module), registry))))
+        found = getattr(import_module(module), registry)
+        others = found.names() if isinstance(found, Registry) else found
+        names = list(dict.fromkeys((*self.builtin, *others)))
         if name not in names:
             raise PydanticCustomError("unknown_name", "unknown name", {"names": names})
         return name

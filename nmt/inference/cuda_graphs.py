@@ -177,8 +177,7 @@ class GraphedDecodeToken:
     def with_room(self, state: DecoderState) -> DecoderState:
         """Return a state with room for one more position; in a recorded step where that pays."""
         sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
-        # Recurrent layers keep no keys and values.
-        has_room = not state.is_recurrent and _num_bytes(sizes, state.self_kv) <= self._most_bytes
+        has_room = _num_bytes(sizes, state.self_kv) <= self._most_bytes
         if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
             table = self._model.target_embedding.position_table(state.length + 1)
             with self._lock:

@@ -68,7 +68,7 @@ def source_of(model: Transformer, source: Packed) -> Packed:
 
 
 class ModelStepper:
-    """Gives log probabilities of one model, or of several. See `nmt.search.loop.Stepper`.
+    """Gives log probabilities of one model, or of several. See `nmt.search.stepper.Stepper`.
 
     Args:
         models: On their device.

@@ -21,11 +21,11 @@ from torch.autograd.function import once_differentiable
 from nmt.model.dropout import dropout as drop
 from nmt.model.dropout import dropped_share, keep_mask
 from nmt.model.flash import FlashAttention, find_flash
-from nmt.model.rectangle import Rectangle, to_packed, to_rectangle
+from nmt.model.padding import Rectangle, to_packed, to_rectangle
 from nmt.packed import Packed
 
+# The sentences of queries and of keys; one object twice in self-attention.
 Segments = tuple[Packed, Packed]
-"""The sentences of queries and of keys; one object twice in self-attention."""
 _MANY_SCORES = 2048  # of fewer torch's fused kernel is faster, on a CPU
 
 
@@ -232,10 +232,10 @@ def _added(
     return own if added is None else own + added
 
 
+# Query, key, value, bias, segments, causal and dropout as of `attention` -> what it returns.
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
-"""Query, key, value, bias, segments, causal and dropout as of `attention` -> what it returns."""
+# Whole sentences by batched matrix products on the padded rectangle.
 bmm_attention: Backend = _BmmAttention.apply
-"""Whole sentences by batched matrix products on the padded rectangle."""
 
 
 def sdpa_attention(
@@ -309,12 +309,12 @@ def _plain_attention(
     return mixed.flatten(2, 3).flatten(0, 1).index_select(0, queries.cell)
 
 
+# Device type, or ``compiled`` for compiled layers -> its attention of whole sentences. Any other
+# type has `sdpa_attention`.
 BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}
-"""Device type, or ``compiled`` for compiled layers -> its attention of whole sentences. Any
-other type has `sdpa_attention`."""
 
+# Device type -> what stands before its backend, for all that it does; None: nothing.
 FLASH: dict[str, FlashAttention | None] = {"cpu": None}
-"""Device type -> what stands before its backend, for all that it does; None: nothing."""
 
 
 def prepare(packed: Packed) -> None:

@@ -22,13 +22,12 @@ LARGE_ON_GPU = 1 << 25  # less is copied sooner than the host counts what must b
 class SelfCache(NamedTuple):
     """Keys and values of the target so far, in one layer."""
 
+    # Keys, then values, with the place of the new token. (2, R, G, t + 1, E), or more positions
+    # where ``mask`` is given.
     kv: Tensor
-    """Keys, then values, with the place of the new token. (2, R, G, t + 1, E), or more positions
-    where ``mask`` is given. Of a recurrent layer: its state, (1, R, 1, 1, D)."""
-    position: Tensor
-    """Position of the new token, t. (1,), int64."""
+    position: Tensor  # Position of the new token, t. (1,), int64.
+    # 0 up to ``position`` and minus infinity after it, for a cache of fixed size: (1, 1, 1, C).
     mask: Tensor | None = None
-    """0 up to ``position`` and minus infinity after it, for a cache of fixed size: (1, 1, 1, C)."""
 
     @property
     def order(self) -> Tensor:
@@ -49,12 +48,9 @@ class SelfCache(NamedTuple):
 class CrossCache(NamedTuple):
     """Keys and values of the source in one layer."""
 
-    key: Tensor
-    """(B, G, S, E)."""
-    value: Tensor
-    """(B, G, S, E)."""
-    mask: Tensor
-    """0, and minus infinity where the source is padding. (B, G, 1, S)."""
+    key: Tensor  # (B, G, S, E).
+    value: Tensor  # (B, G, S, E).
+    mask: Tensor  # 0, and minus infinity where the source is padding. (B, G, 1, S).
 
 
 LayerCache = tuple[SelfCache, CrossCache]
@@ -63,19 +59,14 @@ LayerCache = tuple[SelfCache, CrossCache]
 class StepInputs(NamedTuple):
     """What a step of the decoder reads."""
 
-    ids: Tensor
-    """Tokens. (R,), int64."""
-    position: Tensor
-    """Where they stand. (1,), int64."""
-    table: Tensor | None
-    """From `nmt.model.positions.Embedding.position_table`."""
-    source_mask: Tensor
-    """See `DecoderState`, as the next two."""
-    cross_kv: Tensor
-    """Keys and values of the source."""
+    ids: Tensor  # Tokens. (R,), int64.
+    position: Tensor  # Where they stand. (1,), int64.
+    table: Tensor | None  # From `nmt.model.positions.Embedding.position_table`.
+    source_mask: Tensor  # See `DecoderState`, as the next two.
+    cross_kv: Tensor  # Keys and values of the source.
+    # Those of the target so far, with room for these tokens, which are filled in. (L, 2, R, G, t +
+    # 1, E).
     self_kv: Tensor
-    """Those of the target so far, with room for these tokens, which are filled in.
-    (L, 2, R, G, t + 1, E)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +76,26 @@ class DecoderState:
     The state after it may reuse its caches, in place: continue from one state once.
     """
 
-    cross_kv: Tensor
-    """Keys and values of the encoded source, of each layer. (L, 2, B, G, S, E)"""
-    source_mask: Tensor
-    """0, and minus infinity where the source is padding. (B, G, 1, S)"""
+    cross_kv: Tensor  # Keys and values of the encoded source, of each layer. (L, 2, B, G, S, E)
+    source_mask: Tensor  # 0, and minus infinity where the source is padding. (B, G, 1, S)
+    # Keys and values of the target so far, of each layer, and room for more: the first t of C
+    # positions are filled. (L, 2, R, G, C, E).
     self_kv: Tensor
-    """Keys and values of the target so far, of each layer, and room for more: the first t of C
-    positions are filled. (L, 2, R, G, C, E); or the states of a recurrent decoder,
-    (L, 1, R, 1, 1, D)."""
-    num_beams: int
-    """Beams K of each sentence."""
-    length: int
-    """Target positions t so far."""
+    num_beams: int  # Beams K of each sentence.
+    length: int  # Target positions t so far.
+    # How much of each source token all steps so far have read together. (R, S), float32; None
+    # unless asked for.
     coverage: Tensor | None = None
-    """How much of each source token all steps so far have read together. (R, S), float32; None
-    unless asked for."""
+    # 0 for tokens that may come, and minus infinity for the rest. (B, 1, V); None for all.
     allowed: Tensor | None = None
-    """0 for tokens that may come, and minus infinity for the rest. (B, 1, V); None for all."""
+    # Row of ``self_kv`` of each beam, among those of its sentence. (B, K), int64; None where they
+    # are in order.
     slots: Tensor | None = None
-    """Row of ``self_kv`` of each beam, among those of its sentence. (B, K), int64; None where they
-    are in order."""
 
     @property
     def rows(self) -> Tensor | None:
         """Row of ``self_kv`` of each beam. (R,), int64; None where they are in order."""
         return None if self.slots is None else _rows(self.slots).to(self.self_kv.device)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether ``self_kv`` holds one state of each row, and no keys and values."""
-        return self.self_kv.shape[1] == 1
 
     @property
     def _filled(self) -> Tensor:
@@ -124,7 +105,7 @@ class DecoderState:
 
     def with_room(self) -> DecoderState:
         """Return a state whose caches have room for one more position."""
-        if self.is_recurrent or self.length < self.self_kv.shape[4]:
+        if self.length < self.self_kv.shape[4]:
             return self
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 

@@ -27,6 +27,7 @@ def dropped_share(probability: float) -> float:
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
     """Draw whether to keep each element, on the CPU: bool, or 0 and 1 in a 16-bit ``dtype``."""
     size = shape.numel()
+    # One number for eight elements: drawing is most of what dropout costs on a CPU.
     words = torch.empty((size + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     dropped = round(dropped_share(probability) * 256)
     keep = words.view(torch.uint8)[:size].view(shape).ge(dropped)

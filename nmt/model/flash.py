@@ -29,10 +29,9 @@ class FlashAttention:
     """A kernel such as `torch.nn.attention.varlen.varlen_attn`, and what it has."""
 
     kernel: Callable[..., Any]
-    causal: dict[str, Any]
-    """Arguments that let a token read only itself and those before it."""
+    causal: dict[str, Any]  # Arguments that let a token read only itself and those before it.
+    # Arguments that let several query heads share keys; None where they cannot.
     shared: dict[str, Any] | None
-    """Arguments that let several query heads share keys; None where they cannot."""
 
     @classmethod
     def of(cls, kernel: Callable[..., Any]) -> FlashAttention:

@@ -23,8 +23,8 @@ from nmt.config.model import ModelConfig
 from nmt.model.attention import Segments, attention, cached_attention, mean_weights
 from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
+from nmt.model.padding import row_width
 from nmt.model.positions import POSITIONS
-from nmt.model.rectangle import Rectangle, row_width
 from nmt.packed import Packed
 
 _LEAST_VARIANCE = 1e-30
@@ -41,6 +41,7 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
             values it would have alone.
     """
     layer = nn.Linear(inputs, outputs, bias=bias)
+    # Glorot's bound depends on the shape: of a fused matrix it would be too small for its parts.
     for block in layer.weight.detach().chunk(blocks):
         nn.init.xavier_uniform_(block)
     if bias:
@@ -88,6 +89,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, D), or more dimensions in front."""
         weight = _wide(self.weight)
+        # In 16 bits the mean of squares overflows (float16) or loses digits (bfloat16).
         return F.rms_norm(_wide(x), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
@@ -118,6 +120,8 @@ def _swiglu(values: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
+# ReLU in place: its backward needs only the output, so the inner layer, the widest tensor of the
+# model, is kept once.
 _ACTIVATIONS = {"relu": torch.relu_, "gelu": F.gelu, "silu": F.silu, "swiglu": _swiglu}
 
 
@@ -138,6 +142,7 @@ class _SplitHeads(torch.autograd.Function):
         first, heads, place = gradients[0], sum(ctx.sizes), gradients[0].data_ptr()
         step = first.element_size() * first.shape[2]
         strides = heads * first.shape[2], first.shape[2], 1
+        # If the gradients are already neighbours in one tensor, that tensor is the answer.
         for gradient, size in zip(gradients, ctx.sizes, strict=True):
             if gradient.stride() != strides or gradient.data_ptr() != place:
                 return torch.cat(gradients, dim=1), None
@@ -148,6 +153,7 @@ class _SplitHeads(torch.autograd.Function):
 def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...]:
     """(N, heads * E) -> views (N, size, E), one for each of ``sizes``."""
     heads = fused.view(len(fused), -1, dim)
+    # A compiler fuses the copy away and does not see through custom functions.
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return heads.split_with_sizes(sizes, 1)
     return _SplitHeads.apply(heads, sizes)  # type: ignore[no-untyped-call]
@@ -166,6 +172,7 @@ class _Attention(nn.Module):
     def _add_output(self, dim: int, config: ModelConfig) -> None:
         """Add the last layer, and QK-norm (Henry et al. 2020) if the model has it."""
         self.output = linear(dim, dim, bias=self._bias)
+        # Of RMSNorm whatever the other norms are: heads are compared by direction.
         names = ("query_norm", "key_norm") if config.qk_norm else ()
         self.heads = nn.ModuleDict({name: RMSNorm(self.head_dim, eps=1e-6) for name in names})
 
@@ -182,8 +189,8 @@ class SelfAttention(_Attention):
 
     def __init__(self, dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__(dim, config, dropout=dropout)
+        # Heads of the matrices that are fused.
         self.sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        """Heads of the matrices that are fused."""
         rows = [size * self.head_dim for size in self.sizes]
         self.query_key_value = linear(dim, sum(rows), bias=self._bias)
         for block in self.query_key_value.weight.detach().split(rows):
@@ -213,6 +220,7 @@ class SelfAttention(_Attention):
         query, key = self._norm("query_norm", query), self._norm("key_norm", key)
         relative, bias, vectors = self.positions, None, None
         if cache is not None:
+            # Keys are stored rotated: their position never changes, so a step rotates one key.
             if relative is not None:
                 query, key = (relative.rotate(heads, cache.position) for heads in (query, key))
                 bias = relative.bias(cache.position, cache.order)
@@ -224,6 +232,8 @@ class SelfAttention(_Attention):
         assert segments is not None
         if relative is not None:
             query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
+            # Vectors for whole rows of the rectangle, the bias for the longest sentence: kernels of
+            # whole sentences want the former's width, and the latter is padded where it must be.
             order = torch.arange(row_width(segments), device=values.device)
             vectors = relative.vectors(order, order)
             order = order[: segments.max_length]
@@ -235,52 +245,12 @@ class SelfAttention(_Attention):
         return self.output(mixed.flatten(1))
 
 
-class SSRU(nn.Module):
-    """The simpler simple recurrent unit, which reads the target in place of self-attention.
-
-    With x the input of token t: f = sigmoid(W_f x + b), c_t = f c_(t-1) + (1 - f) W x from c_0 = 0,
-    output ReLU(c_t). Source: Kim et al. (2019), From Research to Production and Back, section 3.1.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.input = linear(dim, dim, bias=False)
-        self.forget = linear(dim, dim, bias=True)
-
-    @override
-    def forward(
-        self,
-        values: Tensor,
-        segments: Packed | None,
-        *,
-        causal: bool = True,
-        cache: SelfCache | None = None,
-    ) -> Tensor:
-        """(N, D) -> (N, D). Arguments as of `SelfAttention.forward`; it is always causal.
-
-        ``cache.kv`` is the state, (1, R, 1, 1, D), updated in place.
-        """
-        del causal
-        kept = self.forget(values).sigmoid()
-        new = (1 - kept) * self.input(values)
-        if cache is not None:
-            state = cache.kv.view_as(values)
-            return state.mul_(kept).add_(new).relu()
-        assert segments is not None
-        rectangle = Rectangle.of(segments)
-        states = [torch.zeros_like(new[:1])]
-        for factor, term in zip(*(rectangle.pad(x).unbind(1) for x in (kept, new)), strict=True):
-            states.append(states[-1] * factor + term)
-        return rectangle.unpad(torch.stack(states[1:], dim=1)).relu()
-
-
 class CrossAttention(_Attention):
     """Multi-head attention of the target over the encoded source."""
 
     def __init__(self, dim: int, memory_dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__(dim, config, dropout=dropout)
-        self.sizes = [self.num_kv_heads] * 2
-        """Heads of the matrices that are fused."""
+        self.sizes = [self.num_kv_heads] * 2  # Heads of the matrices that are fused.
         self.query = linear(dim, dim, bias=self._bias)
         kv_rows = sum(self.sizes) * self.head_dim
         self.key_value = linear(memory_dim, kv_rows, bias=self._bias, blocks=2)
@@ -314,6 +284,7 @@ class CrossAttention(_Attention):
         query = self.query(values).view(len(values), -1, self.head_dim)
         query = self._norm("query_norm", query)
         if cache is not None:
+            # Once more and in float32: the kernels that mix the values do not return weights.
             if weights is not None:
                 beams = query.unflatten(0, (len(cache.key), -1))
                 keys, is_real = cache.key.transpose(1, 2), cache.mask[:, 0, 0] == 0
@@ -341,6 +312,8 @@ class Residual(nn.Module):
     @override
     def forward(self, values: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """(N, D) -> (N, D)."""
+        # Pre-norm keeps an identity path from input to output, so deep stacks train without
+        # warm-up (Xiong et al. 2020); post-norm is the paper's.
         if self._is_pre:
             return values + dropout(sublayer(self.norm(values)), self._dropout, self.training)
         return self.norm(values + dropout(sublayer(values), self._dropout, self.training))
@@ -365,16 +338,13 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention or `SSRU`, cross-attention, feed-forward."""
+    """Causal self-attention, cross-attention, feed-forward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         dim, dropout = config.decoder_dim, config.decoder_attention_dropout
         dropout = config.attention_dropout if dropout is None else dropout
-        is_recurrent = config.decoder_autoregression == "ssru"
-        self.self_attention: SelfAttention | SSRU = (
-            SSRU(dim) if is_recurrent else SelfAttention(dim, config, dropout=dropout)
-        )
+        self.self_attention = SelfAttention(dim, config, dropout=dropout)
         self.self_residual = Residual(dim, config)
         self.cross_attention = CrossAttention(dim, config.model_dim, config, dropout=dropout)
         self.cross_residual = Residual(dim, config)

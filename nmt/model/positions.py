@@ -3,8 +3,7 @@
 A scheme has up to two parts: a table that is added to the embeddings (`AbsolutePositions`), and
 what self-attention does with distances (`RelativePositions`): rotating queries and keys, adding a
 bias to the scores, or adding vectors to keys and values. To add one, write its parts in a file of
-their own, call `register_positions` there, and import the file at the end of this one; then
-``model.positions: NAME`` selects it.
+their own and register it in `POSITIONS`; then ``model.positions: NAME`` selects it.
 
 Shapes: N packed tokens, D model width, H heads, E head width, T query and S key positions.
 """
@@ -22,6 +21,7 @@ from typing_extensions import override
 
 from nmt.config.model import ModelConfig
 from nmt.model.dropout import dropout
+from nmt.registry import Registry
 
 
 class AbsolutePositions(nn.Module):
@@ -58,19 +58,13 @@ class RelativePositions(nn.Module):
 class PositionScheme:
     """Constructors of the parts of a scheme, of the model section and a width; None: no part."""
 
+    # Gets the width D; made for encoder and decoder.
     absolute: Callable[[ModelConfig, int], AbsolutePositions] | None = None
-    """Gets the width D; made for encoder and decoder."""
+    # Gets the head width E; made for each self-attention.
     relative: Callable[[ModelConfig, int], RelativePositions] | None = None
-    """Gets the head width E; made for each self-attention."""
 
 
-POSITIONS: dict[str, PositionScheme] = {}
-"""Value of ``model.positions`` -> scheme."""
-
-
-def register_positions(name: str, scheme: PositionScheme) -> None:
-    """Let ``model.positions: name`` select ``scheme``."""
-    POSITIONS[name] = scheme
+POSITIONS: Registry[PositionScheme] = Registry("position scheme")
 
 
 def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
@@ -90,6 +84,7 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     half = dim // 2
     steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
+    # In float64: late positions have large angles, of which float32 keeps few digits.
     angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
     waves = angles.sin(), angles.cos()
     interleaved = layout == "sinusoidal"
@@ -105,6 +100,7 @@ class SinusoidalPositions(AbsolutePositions):
     def __init__(self, dim: int, layout: str) -> None:
         super().__init__()
         self._dim, self._layout = dim, layout
+        # Not persistent: a checkpoint must not depend on the longest sentence so far.
         self.register_buffer("_table", sinusoids(256, dim, layout), persistent=False)
 
     @override
@@ -139,6 +135,7 @@ class RotaryPositions(RelativePositions):
     @override
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         half = heads.shape[-1] // 2
+        # Worked out anew: a table would have to grow with the longest sentence.
         rates = torch.arange(half, device=heads.device, dtype=torch.float32)
         rates = torch.exp(rates * (-math.log(10_000.0) / half))
         angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
@@ -166,6 +163,7 @@ class RelativeEmbeddings(RelativePositions):
     @override
     def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         longest = len(self.keys) // 2
+        # Clamped: the paper's hypothesis is that exact distances matter only nearby.
         rows = (keys - queries.unsqueeze(1)).clamp(-longest, longest) + longest  # (T, S)
         return F.embedding(rows, self.keys), F.embedding(rows, self.values)
 
@@ -209,6 +207,7 @@ class Embedding(nn.Module):
         if self._zero_start:
             values = values.masked_fill((positions == 0).unsqueeze(1), 0)
         if self.training and self._word_dropout:
+            # A whole token is missing then, as if it were unknown: the others are not scaled up.
             kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
             values = values * kept.to(values.dtype)
         if table is not None:
@@ -221,16 +220,12 @@ def _sinusoidal(layout: str) -> PositionScheme:
     return PositionScheme(lambda _, dim: SinusoidalPositions(dim, layout))
 
 
-register_positions("none", PositionScheme())
+POSITIONS.register("none", PositionScheme())
 for _layout in ("sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves"):
-    register_positions(_layout, _sinusoidal(_layout))
-register_positions(
-    "learned", PositionScheme(lambda config, dim: LearnedPositions(config.max_positions, dim))
-)
-register_positions("rotary", PositionScheme(relative=lambda *_: RotaryPositions()))
-register_positions(
+    POSITIONS.register(_layout, _sinusoidal(_layout))
+POSITIONS.register("learned", PositionScheme(lambda c, dim: LearnedPositions(c.max_positions, dim)))
+POSITIONS.register("rotary", PositionScheme(relative=lambda *_: RotaryPositions()))
+POSITIONS.register(
     "relative",
-    PositionScheme(
-        relative=lambda config, dim: RelativeEmbeddings(config.max_relative_distance, dim)
-    ),
+    PositionScheme(relative=lambda c, dim: RelativeEmbeddings(c.max_relative_distance, dim)),
 )

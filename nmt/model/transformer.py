@@ -28,12 +28,11 @@ from nmt.model.layers import (
     SelfAttention,
     make_norm,
 )
+from nmt.model.padding import Rectangle, to_rectangle
 from nmt.model.positions import Embedding
-from nmt.model.rectangle import Rectangle, to_rectangle
 from nmt.packed import Packed
 
-_Forward = Callable[..., Tensor]
-"""The `forward` of a layer, or what calls a layer with its inputs."""
+_Forward = Callable[..., Tensor]  # The `forward` of a layer, or what calls a layer with its inputs.
 
 
 class DecodeToken(Protocol):
@@ -63,8 +62,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
         self.config = config
+        # Keep only the inputs of each layer for the backward pass, and work the rest out again.
         self.recompute = False
-        """Keep only the inputs of each layer for the backward pass, and work the rest out again."""
         self._forwards: dict[type[nn.Module], _Forward] = {}
         self._compiler: Callable[[_Forward], _Forward] | None = None
         self._compiled: dict[_Forward, _Forward] = {}
@@ -78,6 +77,7 @@ class Transformer(nn.Module):
             nn.Parameter(torch.zeros(target_vocab_size)) if config.output_bias else None
         )
         self.source_embedding = Embedding(config, config.model_dim)
+        # Marian shifts the embedded target by one instead of reading BOS: its first vector is 0.
         zero_start = config.decoder_start == "zero"
         self.target_embedding = Embedding(config, config.decoder_dim, zero_start=zero_start)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
@@ -129,6 +129,7 @@ class Transformer(nn.Module):
         return self._compiled[function]
 
     def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
+        # `__call__` and not `forward`: hooks, as those of `nmt inspect`, are run.
         run = partial(self._forwards.get(type(layer), nn.Module.__call__), layer)
         if self.recompute and self.training:
             return checkpoint(run, *inputs, use_reentrant=False)
@@ -136,6 +137,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Packed, *, run: _Forward = nn.Module.__call__) -> Tensor:
         """Encode packed source ids: (M, D)."""
+        # Looking for a kernel imports a compiler: not inside a layer that is being compiled.
         prepare(source)
         table = self.source_embedding.position_table(source.max_length)
         values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
@@ -200,6 +202,7 @@ class Transformer(nn.Module):
         def run(layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
             return layer(*inputs, weights=weights if layer in aligning else None)
 
+        # By keys and queries of the same layers that decoding uses, over the whole target at once.
         with evaluating(self):
             self.decode(target, self.encode(source), source, run=run)
         return torch.stack(weights).mean(0)
@@ -215,6 +218,7 @@ class Transformer(nn.Module):
             with_coverage: Whether to count from here on how much of each source token is read.
             allowed: See `DecoderState.allowed`.
         """
+        # Keys and values of the source are the same in every step: projected once, here.
         memory = self.encode(source)
         layers = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
         groups, width = layers[0].num_kv_heads, source.max_length
@@ -223,12 +227,10 @@ class Transformer(nn.Module):
         cross_kv = cross_kv.view(len(layers), 2, len(source), groups, width, -1)
         mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
         coverage = torch.zeros(mask.shape, device=mask.device) if with_coverage else None
-        is_recurrent = self.config.decoder_autoregression == "ssru"
-        states = (len(layers), 1, len(source), 1, 1, self.config.decoder_dim)
         return DecoderState(
             cross_kv=cross_kv,
             source_mask=mask[:, None, None, :].repeat(1, groups, 1, 1),
-            self_kv=memory.new_zeros(states) if is_recurrent else cross_kv[..., :0, :],
+            self_kv=cross_kv[..., :0, :],
             num_beams=1,
             length=0,
             coverage=coverage,
@@ -246,15 +248,18 @@ class Transformer(nn.Module):
             tokens: (B, K), int64.
             run: Does what `decode_token` does; not asked where the state counts a coverage.
         """
+        # Recorded steps have no place to write attention weights to.
         run = run if state.coverage is None else None
         state = state.with_room() if run is None else run.with_room(state)
         longer = state.length + 1
         position = tokens.new_full((1,), state.length)
         table = self.target_embedding.position_table(longer)
-        kv = state.self_kv if state.is_recurrent else state.self_kv.narrow(4, 0, longer)
         ids, rows, coverage = tokens.flatten(), state.rows, state.coverage
+        # Beams may sit in other rows than their order says (see `reorder_cache`): tokens are put
+        # where their caches are, and the results back into order.
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)
+        kv = state.self_kv.narrow(4, 0, longer)
         inputs = StepInputs(ids, position, table, state.source_mask, state.cross_kv, kv)
         if coverage is None:
             hidden = (run or self.decode_token)(inputs)
@@ -303,6 +308,7 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     is_narrow = hidden.is_cuda and hidden.dtype.itemsize == 2
     if not is_narrow or torch.is_grad_enabled():
         return F.linear(hidden, weight, bias)
+    # A product of 16 bits with a float32 result: the weights are not cast, which would double them.
     rows = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.mT, out_dtype=torch.float32)
     return (rows if bias is None else rows + bias).view(*hidden.shape[:-1], -1)
 

@@ -22,7 +22,6 @@ from nmt.search.selector import (
     Selection,
     Selector,
     largest,
-    register_selector,
 )
 from nmt.text import EOS_ID
 
@@ -30,12 +29,9 @@ from nmt.text import EOS_ID
 class Candidates(NamedTuple):
     """The best continuations of the hypotheses of each sentence, best first. On the CPU."""
 
-    parents: Tensor
-    """Which beam each one continues. (B, 2K), int64."""
-    tokens: Tensor
-    """The id it appends. (B, 2K), int64."""
-    log_probs: Tensor
-    """Log probability of the whole longer hypothesis. (B, 2K), float32."""
+    parents: Tensor  # Which beam each one continues. (B, 2K), int64.
+    tokens: Tensor  # The id it appends. (B, 2K), int64.
+    log_probs: Tensor  # Log probability of the whole longer hypothesis. (B, 2K), float32.
 
     def active(self, beam_size: int) -> Candidates:
         """Return the best ``beam_size`` that do not end, in the same order.
@@ -63,6 +59,7 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
         log_probs: Log probability of each next token. (B, K, V), float32, on any device.
         beam_size: Hypotheses to keep.
     """
+    # Ranking each beam first looks at 2K instead of K x V sums on the host.
     of_beam, tokens = largest(log_probs, 2 * beam_size)
     sums = (totals.unsqueeze(-1) + of_beam).flatten(1)
     best, order = torch.sort(sums, stable=True, dim=-1, descending=True)
@@ -76,7 +73,6 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
     return Candidates(*(F.pad(x, (0, short), value=filling) for x, filling in fillings))
 
 
-@register_selector("beam")
 class BeamSelector(Selector):
     """Keeps the K best continuations.
 
@@ -135,22 +131,6 @@ class BeamSelector(Selector):
         return found
 
 
-@register_selector("narrowing")
-class NarrowingSelector(BeamSelector):
-    """Beam search whose beam is narrower by one for each hypothesis that has ended, as Marian's.
-
-    The best K continuations take the places of the beam, and one that ends leaves its place empty.
-    """
-
-    @override
-    def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
-        found = super()._expand(beams, log_probs)
-        width = self._beam_size - self._finished.count(beams.sentences)
-        outside = torch.arange(found.tokens.shape[1]) >= width.unsqueeze(1)
-        return found._replace(log_probs=found.log_probs.masked_fill(outside, -math.inf))
-
-
-@register_selector("diverse")
 class DiverseSelector(BeamSelector):
     """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).
 
@@ -173,8 +153,10 @@ class DiverseSelector(BeamSelector):
         for group in range(self._num_groups):
             first = group * self._beam_size if beams.history.shape[1] > 1 else 0
             own = slice(first, first + self._beam_size)
+            # A full group goes on as hypotheses that do not exist: groups stay equally wide.
             before = beams.totals[:, own].masked_fill(full[:, group, None], -torch.inf)
-            # Ranked as if tokens were less likely the more often they are taken.
+            # Ranked as if tokens were less likely the more often they are taken; the totals that
+            # are kept below come from `log_probs`, without the penalty.
             ranked = log_probs[:, own] - self._strength * taken.unsqueeze(1)
             found = expand(before, ranked, self._beam_size)
             where = rows, *(x.to(rows.device) for x in (found.parents + first, found.tokens))

@@ -20,12 +20,12 @@ from typing_extensions import override
 
 from nmt.search.beam import BeamSelector, Candidates
 from nmt.search.hypothesis import Ids, contains, length_penalty
-from nmt.search.selector import BeamState, SearchInputs, register_selector
+from nmt.search.selector import BeamState, SearchInputs
 from nmt.text import EOS_ID, PAD_ID
 
+# Of each phrase, the length of its longest beginning that the output ends in; its whole length,
+# once it has been there.
 Progress = tuple[int, ...]
-"""Of each phrase, the length of its longest beginning that the output ends in; its whole length,
-once it has been there."""
 
 
 @lru_cache(1 << 16)
@@ -53,10 +53,8 @@ class RequiredPhrases:
             for phrase in unique
             if not any(contains(other, phrase) for other in unique if other != phrase)
         )
-        self.num_tokens = sum(map(len, self.phrases))
-        """Tokens of all phrases."""
-        self.start: Progress = (0,) * len(self.phrases)
-        """Of an empty output."""
+        self.num_tokens = sum(map(len, self.phrases))  # Tokens of all phrases.
+        self.start: Progress = (0,) * len(self.phrases)  # Of an empty output.
 
     def advance(self, progress: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
@@ -114,23 +112,21 @@ def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
     return sizes
 
 
+# Cost, in nats, of going on for a phrase where the model finds the end most probable.
 _PAST_END = 10.0
-"""Cost, in nats, of going on for a phrase where the model finds the end most probable."""
 
 
 class _Candidate(NamedTuple):
     """One continuation."""
 
+    # Negative log probability, and ``past_end``. The order of fields is that of candidates.
     cost: float
-    """Negative log probability, and ``past_end``. The order of fields is that of candidates."""
     beam: int
     token: int
     progress: Progress
-    past_end: float
-    """`_PAST_END` or 0."""
+    past_end: float  # `_PAST_END` or 0.
 
 
-@register_selector("constrained")
 class ConstrainedSelector(BeamSelector):
     """Shares the beam among hypotheses with different numbers of met tokens.
 

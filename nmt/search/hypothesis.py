@@ -14,8 +14,8 @@ from nmt.config.decoding import DecodingConfig
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = tuple[int, ...]
+# Length, from 1 -> divisor of the log probability. Never falls with the length.
 LengthPenalty = Callable[[int], float]
-"""Length, from 1 -> divisor of the log probability. Never falls with the length."""
 
 
 @dataclass(frozen=True, slots=True)

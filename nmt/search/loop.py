@@ -11,69 +11,22 @@ Shapes: B sentences still active, S source positions, K beams of each sentence, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.keys import chosen
 from nmt.errors import ConfigError
 from nmt.packed import Packed
-from nmt.search import beam, constrained, independent
-from nmt.search.ahead import greedy_ahead
+from nmt.search.greedy import greedy_without_waiting
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, SearchInputs
-
-BUILT_IN = (beam, constrained, independent)
-"""Modules that register selectors when they are loaded."""
+from nmt.search.stepper import Stepper
 
 S = TypeVar("S")
 _LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # a score must stay a number
-
-
-class Stepper(Protocol[S]):
-    """Gives the log probabilities of the next token. Its state is opaque to the search.
-
-    What comes after a state may use its memory again: the search continues each state once.
-    """
-
-    @property
-    def tokens(self) -> Tensor | None:
-        """What the ids of the search stand for. (V,), int64; None where they are themselves."""
-        ...
-
-    @property
-    def max_positions(self) -> int | None:
-        """Positions of the decoder: the longest output, with EOS; None if there is no limit."""
-        ...
-
-    def start(self, source: Packed) -> S:
-        """Read the source ids of B sentences; one beam for each."""
-        ...
-
-    def step(self, state: S, tokens: Tensor) -> tuple[Tensor, S]:
-        """Append ``tokens`` (B, K), int64; return log probabilities (B, K, V), float32, and state.
-
-        The search may overwrite the log probabilities.
-        """
-        ...
-
-    def select(self, state: S, sentences: Tensor, beams: Tensor) -> S:
-        """Keep ``sentences`` (B',), ascending, and in each the given ``beams`` (B', K').
-
-        Both may be on the CPU, wherever the state is. A beam may be kept several times: K' need not
-        be K.
-        """
-        ...
-
-    def coverage(self, state: S) -> Tensor:
-        """Attention that each source token got in all steps so far: (B, K, S), float32.
-
-        The search asks only where it has a coverage penalty; a stepper not made for it may refuse.
-        """
-        ...
 
 
 @torch.inference_mode()
@@ -104,28 +57,31 @@ def search(
     own = [NONE] * len(source) if constraints is None else constraints
     has_phrases = any(each.required for each in own)
     name = _selector_name(options, has_phrases=has_phrases)
-    make_selector = chosen(SELECTORS, name, "decoding.search")
+    make_selector = SELECTORS[name]
     if has_phrases and not make_selector.meets_required_phrases:
         raise ConfigError(
             f"decoding: {name} search does not go with required phrases.",
             fix="Search for them with beam search: leave the option out.",
         )
-    limit = stepper.max_positions
-    rules = Rules(source.lengths, options, constraints or (), limit, end_loops=end_loops)
+    rules = Rules(
+        source.lengths, options, constraints or (), stepper.max_positions, end_loops=end_loops
+    )
     if name == "greedy" and source.ids.device.type != "cpu" and rules.only_limit_length:
-        return greedy_ahead(stepper, source, rules.limits, length_penalty(options))
+        return greedy_without_waiting(stepper, source, rules.limits, length_penalty(options))
     selector = make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)
+    # One beam per sentence at first: K copies of the empty output would be ranked K times.
     beams = BeamState.first(len(source))
     while len(beams.sentences):
-        log_probs, state = stepper.step(state, beams.tokens.to(device))
+        log_probs, state = stepper.step(state, beams.tokens.to(device))  # (B, K, V)
         rules(log_probs, beams.sentences, beams.history)
         coverage = None
         if weight:
             lengths = source.lengths[beams.sentences.to(device)]
             coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
         beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
+        # Nothing moved, as in most steps of greedy search: the caches need not be copied.
         if kept is not None:
             state = stepper.select(state, *kept)
     return selector.results()
@@ -133,6 +89,8 @@ def search(
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
     """Return the search that is named, or else implied by the other options."""
+    if options.search != "auto":
+        return options.search
     implied = {
         "sampling": options.sampling,
         "alternatives": options.return_alternatives,
@@ -140,12 +98,8 @@ def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
         "constrained": has_phrases,
         # A beam of one finds the same as greedy search, and can have a coverage penalty.
         "greedy": options.beam_size == 1 and not options.coverage_penalty,
-        "beam": True,
     }
-    found = next(name for name, is_asked in implied.items() if is_asked)
-    # A narrowing beam is a kind of plain beam search: other options ask for more than that.
-    is_implied = options.search == "auto" or (options.search == "narrowing" and found != "beam")
-    return found if is_implied else options.search
+    return next((name for name, is_asked in implied.items() if is_asked), "beam")
 
 
 def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:
@@ -164,5 +118,6 @@ def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) ->
     """
     places = torch.arange(coverage.shape[-1], device=coverage.device)
     words = places < (source_lengths - 1).unsqueeze(-1)  # (B, S)
+    # A source token that got no attention at all would make every score minus infinity.
     logs = coverage.clamp(_LEAST_COVERAGE, 1).log().masked_fill(~words.unsqueeze(1), 0)
     return weight * logs.sum(-1)

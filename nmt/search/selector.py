@@ -1,6 +1,6 @@
-"""What a search algorithm is: a `Selector`, its registry, and what selectors share.
+"""What a search algorithm is: a `Selector`, the registry, and what selectors share.
 
-To add an algorithm, write a `Selector` in a module of its own and register it; with
+To add an algorithm, write a `Selector` in a module of its own and register it in `SELECTORS`; with
 ``decoding.search`` it is then chosen by its name. `FinishedHypotheses` holds what ended;
 `largest` and `first_largest` rank log probabilities, equals in a fixed order.
 
@@ -12,16 +12,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.packed import Packed
+from nmt.registry import Registry
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty, max_finished
 from nmt.text import BOS_ID
 
@@ -30,42 +31,35 @@ from nmt.text import BOS_ID
 class SearchInputs:
     """What a selector is built from."""
 
-    source: Packed
-    """Source ids, each sentence ending in EOS."""
-    options: DecodingConfig
-    """How to search."""
+    source: Packed  # Source ids, each sentence ending in EOS.
+    options: DecodingConfig  # How to search.
+    # Of each sentence. Forced prefixes and forbidden phrases are seen to by the loop.
     constraints: Sequence[Constraints]
-    """Of each sentence. Forced prefixes and forbidden phrases are seen to by the loop."""
+    # Longest output of each sentence with EOS. (sentences,), int64, on the CPU.
     max_lengths: Tensor
-    """Longest output of each sentence with EOS. (sentences,), int64, on the CPU."""
-    tokens: Tensor | None
-    """See `nmt.search.loop.Stepper`."""
+    tokens: Tensor | None  # See `nmt.search.stepper.Stepper`.
 
 
 class Selection(NamedTuple):
     """The hypotheses that continue. All on the CPU."""
 
-    tokens: Tensor
-    """The id that each appends. (B, K'), int64."""
+    tokens: Tensor  # The id that each appends. (B, K'), int64.
+    # Its log probability; minus infinity for one that does not exist. (B, K'), float32.
     totals: Tensor
-    """Its log probability; minus infinity for one that does not exist. (B, K'), float32."""
+    # The beam that each continues. (B, K'), int64; None if every beam continues itself.
     parents: Tensor | None = None
-    """The beam that each continues. (B, K'), int64; None if every beam continues itself."""
+    # Which sentences continue. (B,), bool; None for all. Others leave the batch.
     active: Tensor | None = None
-    """Which sentences continue. (B,), bool; None for all. Others leave the batch."""
 
 
 class BeamState(NamedTuple):
     """The unfinished hypotheses of each active sentence. All on the CPU."""
 
-    sentences: Tensor
-    """Which of all sentences each row is, ascending. (B,), int64."""
-    history: Tensor
-    """Ids so far, without BOS. (B, K, t), int64. K is 1 at the first step."""
-    tokens: Tensor
-    """The last id of each; BOS at the first step. (B, K), int64."""
+    sentences: Tensor  # Which of all sentences each row is, ascending. (B,), int64.
+    history: Tensor  # Ids so far, without BOS. (B, K, t), int64. K is 1 at the first step.
+    tokens: Tensor  # The last id of each; BOS at the first step. (B, K), int64.
+    # Log probability of each; minus infinity for one that does not exist. (B, K), float32.
     totals: Tensor
-    """Log probability of each; minus infinity for one that does not exist. (B, K), float32."""
 
     @classmethod
     def first(cls, count: int) -> BeamState:
@@ -75,12 +69,14 @@ class BeamState(NamedTuple):
         return cls(torch.arange(count), history, tokens, torch.zeros(count, 1))
 
     def advance(self, chosen: Selection) -> tuple[BeamState, tuple[Tensor, Tensor] | None]:
-        """Return the state after one more token, and what `nmt.search.loop.Stepper.select` keeps.
+        """Return the state after one more token, and what `Stepper.select` keeps.
 
         The latter are rows (B',) and beams (B', K'), int64, or None if everything stays in place.
         """
         sentences, history = self.sentences, self.history
         tokens, totals, parents, active = chosen
+        # The common steps, in which nothing moves or nothing ends, are told apart on lists: they
+        # cost no copy of the caches, which are far larger than all that is here.
         stay = [True] if active is None else active.tolist()
         if not any(stay):
             return self._replace(sentences=sentences[:0]), None
@@ -108,8 +104,8 @@ class Selector(ABC):
         inputs: The batch. A subclass takes the same.
     """
 
+    # Whether outputs contain the required phrases of `Constraints`. What does not is refused.
     meets_required_phrases: ClassVar[bool] = False
-    """Whether outputs contain the required phrases of `Constraints`. What does not is refused."""
 
     @abstractmethod
     def __init__(self, inputs: SearchInputs) -> None: ...
@@ -131,20 +127,17 @@ class Selector(ABC):
         """Return the hypotheses of every sentence, in the order in which they are shown."""
 
 
-SELECTORS: dict[str, type[Selector]] = {}
-"""Search algorithms by name; extended by `register_selector`."""
-
-_S = TypeVar("_S", bound=type[Selector])
-
-
-def register_selector(name: str) -> Callable[[_S], _S]:
-    """Make a selector known as ``decoding.search: name``. A class decorator."""
-
-    def register(selector: _S) -> _S:
-        SELECTORS[name] = selector
-        return selector
-
-    return register
+SELECTORS: Registry[type[Selector]] = Registry(
+    "search",
+    {
+        "greedy": "nmt.search.greedy:GreedySelector",
+        "beam": "nmt.search.beam:BeamSelector",
+        "diverse": "nmt.search.beam:DiverseSelector",
+        "sampling": "nmt.search.sampling:SamplingSelector",
+        "alternatives": "nmt.search.greedy:AlternativesSelector",
+        "constrained": "nmt.search.constrained:ConstrainedSelector",
+    },
+)
 
 
 class FinishedHypotheses:
@@ -225,6 +218,7 @@ class FinishedHypotheses:
         continuation scores above their quotient, as what is added to it is never above 0. Of
         equals the one found first is kept.
         """
+        # In float64, as the scores: rounded to float32 an equal bound could look larger.
         return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
 
     def ranked(self, pool: int) -> list[Hypothesis]:
@@ -232,6 +226,7 @@ class FinishedHypotheses:
         return self._of[pool]
 
 
+# Of blocks, the best first: peaks and blocks are then about equally many.
 _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
 _FEW = 1 << 12  # values that one plain search is quicker for
 

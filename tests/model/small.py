@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "tiny-like": {"norm_position": "pre"},
     "halves": {"positions": "sinusoidal-halves", "output_bias": True},
-    "ssru": {"decoder_autoregression": "ssru", "activation": "silu"},
+    "silu": {"activation": "silu"},
     "learned": {"positions": "learned", "embeddings": "decoder-tied", "activation": "gelu"},
     "none": {"positions": "none", "scale_embeddings": False},
     "modern": {

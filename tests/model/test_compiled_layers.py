@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.device.compilation import compile_layers, compiled
 from nmt.device.precision import Precision
-from nmt.model.rectangle import Rectangle
+from nmt.model.padding import Rectangle
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend, use_backend
 from tests.model.small import VARIANTS, packed, random_parameters, small_model

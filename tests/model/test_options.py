@@ -37,11 +37,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "epsilon of LayerNorm": {"norm_epsilon": 1e-2},
     "epsilon of RMSNorm": {"norm": "rms", "norm_epsilon": 1e-2},
     "SiLU": {"activation": "silu"},
-    "SSRU": {"decoder_autoregression": "ssru", "decoder_start": "zero"},
-    "SSRU, pre-norm, wider decoder": {
-        "decoder_autoregression": "ssru", "norm_position": "pre", "decoder_model_dim": 20,
-        "embeddings": "separate", "num_heads": 4,
-    },
     "concatenated": {"positions": "sinusoidal-concatenated"},
     "positions from 1": {"first_position": 1},
     "positions from 1, halves": {"first_position": 1, "positions": "sinusoidal-halves"},
@@ -144,18 +139,7 @@ class Formula:
             mixed.append(torch.stack(rows_of_head))
         return self.linear(torch.cat(mixed, dim=1), f"{name}.output")
 
-    def ssru(self, x: Tensor, name: str) -> Tensor:
-        """Equations of Kim et al. (2019), section 3.1."""
-        state, rows = torch.zeros(x.shape[1], dtype=torch.float64), []
-        for token in x:
-            f = 1 / (1 + (-self.linear(token, f"{name}.forget")).exp())
-            state = f * state + (1 - f) * self.linear(token, f"{name}.input")
-            rows.append(state.clamp(min=0))
-        return torch.stack(rows)
-
     def self_attention(self, name: str, causal: bool) -> Sublayer:
-        if causal and self.config.decoder_autoregression == "ssru":
-            return partial(self.ssru, name=name)
         return lambda x: self.heads(x, x, name, causal=causal)
 
     def feed_forward(self, x: Tensor, name: str) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nmt.model.attention import Segments, bmm_attention, cached_attention, sdpa_attention
 from nmt.model.dropout import dropout, dropped_share
+from nmt.model.padding import to_rectangle
 from nmt.model.positions import LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids
-from nmt.model.rectangle import to_rectangle
 from nmt.packed import Packed
 
 LENGTHS = st.lists(st.integers(1, 8), min_size=1, max_size=5)

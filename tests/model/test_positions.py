@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from nmt.model.attention import BACKENDS, sdpa_attention
-from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions, register_positions
+from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions
 from nmt.packed import Packed
 from tests.model.small import small_model
 
@@ -28,13 +26,7 @@ class Alibi(RelativePositions):
         return -self._slopes.view(-1, 1, 1) * distances
 
 
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    register_positions("alibi", PositionScheme(relative=lambda config, _: Alibi(config.num_heads)))
-    yield
-    del POSITIONS["alibi"]
-
-
+POSITIONS.register("alibi", PositionScheme(relative=lambda config, _: Alibi(config.num_heads)))
 SOURCE = Packed.from_rows([[7, 8, 9, 4, 3], [11, 12, 3]])
 TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
 
@@ -64,10 +56,9 @@ def test_its_bias_gets_gradients() -> None:
             super().__init__(num_heads)
             self._slopes = torch.nn.Parameter(torch.ones(num_heads))
 
-    register_positions(
-        "alibi", PositionScheme(relative=lambda config, _: Learned(config.num_heads))
-    )
-    model = small_model(positions="alibi")
+    scheme = PositionScheme(relative=lambda config, _: Learned(config.num_heads))
+    POSITIONS.register("learned-alibi", scheme)
+    model = small_model(positions="learned-alibi")
     model(SOURCE, TARGET).square().sum().backward()
     slopes = [p for name, p in model.named_parameters() if "_slopes" in name]
     assert len(slopes) == 4

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.layers import SSRU, DecoderLayer, EncoderLayer, SelfAttention
+from nmt.model.layers import DecoderLayer, EncoderLayer, SelfAttention
 from nmt.model.transformer import build_model
 from tests.model.small import SMALL, VARIANTS, packed, random_parameters, small_model
 
 
-def copy_attention(ours: SelfAttention | SSRU, theirs: nn.MultiheadAttention) -> None:
-    assert isinstance(ours, SelfAttention)
+def copy_attention(ours: SelfAttention, theirs: nn.MultiheadAttention) -> None:
     theirs.in_proj_weight.copy_(ours.query_key_value.weight)
     theirs.in_proj_bias.copy_(ours.query_key_value.bias)
     theirs.out_proj.weight.copy_(ours.output.weight)

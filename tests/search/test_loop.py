@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.packed import Packed
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis
-from nmt.search.loop import _selector_name, search
+from nmt.search.loop import search
 from nmt.search.selector import (
     SELECTORS,
     BeamState,
@@ -24,9 +23,8 @@ from nmt.search.selector import (
     SearchInputs,
     Selection,
     Selector,
-    register_selector,
 )
-from nmt.text import BOS_ID, EOS_ID, UNK_ID
+from nmt.text import EOS_ID, UNK_ID
 from tests.search.naive import Naive
 from tests.search.toys import (
     FIRST_WORD,
@@ -254,58 +252,13 @@ class Shortest(Selector):
         return [self._finished.ranked(pool) for pool in range(self._count)]
 
 
-@pytest.fixture
-def shortest() -> Iterator[None]:
-    register_selector("shortest")(Shortest)
-    yield
-    del SELECTORS["shortest"]
-
-
-@pytest.mark.usefixtures("shortest")
 def test_a_registered_selector_is_chosen_by_its_name() -> None:
+    SELECTORS.register("shortest", Shortest)
     stepper, inputs = TableStepper(random_table(1, 8)), sources([3, 5])
     assert ids_of(search(stepper, inputs, DecodingConfig(search="shortest"))) == [[()], [()]]
     assert stepper.rows == [2]
-    with pytest.raises(ConfigError, match="there is no 'shortst'"):
+    with pytest.raises(ConfigError, match="shortst is not a known search"):
         search(stepper, inputs, DecodingConfig.model_construct(search="shortst"))
     own = [Constraints(required=((5,),)), NONE]
     with pytest.raises(ConfigError, match="shortest search does not go with required phrases"):
         search(stepper, inputs, DecodingConfig(search="shortest"), own)
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({"beam_size": 4}, "narrowing"),
-        ({"beam_size": 1}, "greedy"),
-        ({"sampling": True}, "sampling"),
-        ({"return_alternatives": True}, "alternatives"),
-        ({"beam_size": 4, "diverse_beam_groups": 2}, "diverse"),
-    ],
-)
-def test_a_narrowing_beam_gives_way_to_what_asks_for_more(
-    options: dict[str, Any], found: str
-) -> None:
-    config = DecodingConfig(search="narrowing", **options)
-    assert _selector_name(config, has_phrases=False) == found
-    assert _selector_name(config, has_phrases=True) in (found, "constrained")
-
-
-def test_a_narrowing_beam_loses_a_place_with_each_hypothesis_that_ends() -> None:
-    """Two beams: one ends at once, and only the better of what goes on is left, as in Marian."""
-    # After BOS: EOS 0.5, a 0.3, b 0.2. After a: EOS 0.1, a 0.9; after b: EOS 1.
-    after = {BOS_ID: {EOS_ID: 0.5, 4: 0.3, 5: 0.2}, 4: {EOS_ID: 0.1, 4: 0.9}, 5: {EOS_ID: 1.0}}
-
-    def table(key: tuple[int, ...]) -> Tensor:
-        return torch.tensor([after[key[-1]].get(token, 0.0) for token in range(6)]).log()
-
-    source = Packed.from_rows([[4, EOS_ID]])
-    texts = {}
-    for name in ("beam", "narrowing"):
-        options = DecodingConfig(
-            search=name, beam_size=2, n_best=2, length_penalty=0, max_length_factor=0,
-            max_length_offset=3,
-        )  # fmt: skip
-        texts[name] = [h.ids for h in search(TableStepper(table), source, options)[0]]
-    assert texts["beam"] == [(), (5,)]
-    assert texts["narrowing"] == [(), (4, 4, 4)]

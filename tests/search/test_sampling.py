@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.search import independent
-from nmt.search.independent import draw, exponential, nucleus, sample_keys
+from nmt.search import sampling
 from nmt.search.loop import search
+from nmt.search.sampling import draw, exponential, nucleus, sample_keys
 from nmt.text import EOS_ID
 from tests.search.naive import Naive, truncated
 from tests.search.toys import Table, TableStepper, random_table, sources
@@ -79,7 +79,7 @@ def test_a_wide_nucleus_is_found_beyond_the_first_look(
 ) -> None:
     probs = torch.stack([random_table(seed, 3000, 0.5)(()).exp() for seed in range(3)])
     whole = nucleus(probs, top_p)
-    monkeypatch.setattr(independent, "_FIRST_LOOK", 3000)
+    monkeypatch.setattr(sampling, "_FIRST_LOOK", 3000)
     assert torch.equal(nucleus(probs, top_p), whole)
     for row, kept in zip(probs.tolist(), whole.tolist(), strict=True):
         least = min(x for x in kept if x)
@@ -111,7 +111,7 @@ def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
     source = sources([4, 9, 1, 6], 8)
     found = search(TableStepper(table), source, config)
     for row, ids in enumerate(source.rows()):
-        key = torch.tensor(independent.source_key(config.seed, ids))
+        key = torch.tensor(sampling.source_key(config.seed, ids))
         assert len(found[row]) == 4
         for number, hypothesis in enumerate(found[row]):
             expected, total = by_hand(table, tuple(ids), key, number, config)

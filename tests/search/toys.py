@@ -13,7 +13,8 @@ from torch import Tensor
 from nmt.config.decoding import DecodingConfig
 from nmt.packed import Packed
 from nmt.search.hypothesis import Constraints, Hypothesis
-from nmt.search.loop import Stepper, search
+from nmt.search.loop import search
+from nmt.search.stepper import Stepper
 from nmt.text import EOS_ID
 
 FIRST_WORD = 4

@@ -42,7 +42,7 @@ _EXPRESSED = frozenset({
 })  # fmt: skip
 """Keys of the model section that may have any value but those below. Missing are ``qk_norm``, as in
 cross-attention CTranslate2 normalises the queries of all heads together (its
-``process_cross_attention``), and ``decoder_autoregression``: it has no SSRU."""
+``process_cross_attention``)."""
 _NOT_EXPRESSED = {("norm", "layer-std")}
 """Keys and values that CTranslate2 has no counterpart for."""
 _FOLLOWED = frozenset({

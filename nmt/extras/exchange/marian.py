@@ -48,7 +48,7 @@ _PLAIN: Mapping[str, Sequence[Any]] = {
     "lemma-dim-emb": (0,),
     "input-types": ([],),
     "ulr": (False,),
-    "transformer-decoder-autoreg": ("self-attention", "rnn"),
+    "transformer-decoder-autoreg": ("self-attention",),
     "transformer-ffn-activation": tuple(_ACTIVATIONS),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
@@ -175,16 +175,13 @@ def _options(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, An
     for name in options:
         if name.startswith("transformer-alibi") and options[name] not in (False, None):
             raise refused(f"{name}: {options[name]}")
-    if options.get("transformer-decoder-autoreg") == "rnn" and options.get("dec-cell") != "ssru":
-        raise refused(f"dec-cell: {options.get('dec-cell')}")
     return options
 
 
 def _model_config(options: Mapping[str, Any]) -> ModelConfig:
     places = tuple(str(options.get(f"transformer-{name}", "")) for name in _NORMS)
     norm = _PLACES.get(places)
-    is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
-    if norm is None or (norm == "pre" and is_recurrent):
+    if norm is None:
         raise refused(f"transformer-{', '.join(_NORMS)}: {places}")
     has_positions = not options.get("transformer-disable-position-embeddings", False)
     try:
@@ -200,7 +197,6 @@ def _model_config(options: Mapping[str, Any]) -> ModelConfig:
                 "norm_epsilon": _EPSILON,
                 "positions": _POSITIONS if has_positions else "none",
                 "activation": _ACTIVATIONS[options["transformer-ffn-activation"]],
-                "decoder_autoregression": "ssru" if is_recurrent else "self-attention",
                 "embeddings": _embeddings(options),
                 "output_bias": True,
                 "decoder_start": "zero",
@@ -269,13 +265,8 @@ class _Weights:
         """Yield all of one layer."""
         ours, theirs = f"{side}.{index}", f"{side}_l{index + 1}"
         own, ff = f"{ours}.self_attention", f"{ours}.feed_forward"
-        if side == "decoder" and self._config.decoder_autoregression == "ssru":
-            yield f"{own}.input.weight", self.get(f"{theirs}_rnn_W").T
-            yield from self.linear(f"{own}.forget", (f"{theirs}_rnn_Wf", f"{theirs}_rnn_bf"))
-            yield from self.residual(f"{ours}.self_residual.norm", f"{theirs}_rnn_ffn")
-        else:
-            yield from self.attention(own, f"{theirs}_self")
-            yield from self.residual(f"{ours}.self_residual.norm", f"{theirs}_self_Wo")
+        yield from self.attention(own, f"{theirs}_self")
+        yield from self.residual(f"{ours}.self_residual.norm", f"{theirs}_self_Wo")
         if side == "decoder":
             yield from self.attention(f"{ours}.cross_attention", f"{theirs}_context")
             yield from self.residual(f"{ours}.cross_residual.norm", f"{theirs}_context_Wo")
@@ -354,9 +345,10 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def _decoding(settings: Mapping[str, Any]) -> DecodingConfig:
-    """Return what `DECODER` recommends, and Marian's search.
+    """Return what `DECODER` recommends.
 
-    Its limit is three times the longest source of a batch, whichever lines come together there.
+    Marian's limit is three times the longest source of a batch, whichever lines come together
+    there. Its beam also loses a place with each hypothesis that ends; ours does not.
     """
     normalize = settings.get("normalize", 0)
     return DecodingConfig(
@@ -364,6 +356,5 @@ def _decoding(settings: Mapping[str, Any]) -> DecodingConfig:
         length_penalty=float(normalize),
         max_length_factor=_LENGTH_FACTOR,
         max_length_offset=_LENGTH_OFFSET,
-        search="narrowing",
         keep_special_mass=True,
     )

@@ -82,10 +82,7 @@ def _sublayers(config: ModelConfig, *, is_decoder: bool) -> Iterator[Box]:
     own = f"causal, {heads}" if is_decoder else heads
     if POSITIONS[config.positions].relative is not None:
         own += f", {config.positions} positions"
-    if is_decoder and config.decoder_autoregression == "ssru":
-        yield Box("SSRU", f"one state of {dim:,}", "attention")
-    else:
-        yield Box("self-attention", own, "attention")
+    yield Box("self-attention", own, "attention")
     if is_decoder:
         yield Box("cross-attention", heads, "attention")
     activation = _ACTIVATIONS[config.activation]

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from nmt.model.layers import SSRU, CrossAttention, Residual, SelfAttention
+from nmt.model.layers import CrossAttention, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 
@@ -77,9 +77,9 @@ class Sublayer:
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of attention; None for feed-forward and `SSRU`."""
+        """The kind of attention; None for feed-forward."""
         kinds: dict[str, Kind] = {"self_attention": self.side, "cross_attention": "cross"}
-        return None if isinstance(self.module, SSRU) else kinds.get(self.name)
+        return kinds.get(self.name)
 
     def heads(self) -> Heads:
         """Work out again what its heads do."""

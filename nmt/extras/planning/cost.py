@@ -110,12 +110,10 @@ class TrainingFlops:
 def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulParameters:
     """Count the entries of the model's matrices by which tokens are multiplied with them."""
     dim, layers = config.decoder_dim, config.decoder_layers
-    is_recurrent = config.decoder_autoregression == "ssru"
-    saved = 2 * dim * _kv_dim(config, dim) if is_recurrent else 0  # two matrices instead of four
     return MatmulParameters(
         encoder=config.encoder_layers * _layer(config, config.model_dim, config.ff_dim),
         memory=layers * 2 * config.model_dim * _kv_dim(config, dim),
-        decoder=layers * (2 * dim**2 + _layer(config, dim, config.decoder_ff) - saved),
+        decoder=layers * (2 * dim**2 + _layer(config, dim, config.decoder_ff)),
         output=target_vocab_size * dim,
     )
 
@@ -134,9 +132,7 @@ def training_flops(
     matrices = matmul_parameters(config, target_vocab_size)
     source, target = (TRAINING_FLOPS * passes * x for x in (sums.source_tokens, sums.target_tokens))
     scores = config.encoder_layers * config.model_dim * sums.source_squares
-    is_recurrent = config.decoder_autoregression == "ssru"
-    own = 0 if is_recurrent else sums.target_squares
-    scores += config.decoder_layers * config.decoder_dim * (own + sums.products)
+    scores += config.decoder_layers * config.decoder_dim * (sums.target_squares + sums.products)
     return TrainingFlops(
         encoder=matrices.encoder * source,
         memory=matrices.memory * source,

@@ -250,7 +250,7 @@ def test_what_cannot_be_expressed_is_named() -> None:
 def test_a_new_key_is_refused_until_it_is_expressed() -> None:
     """Whoever adds a key decides: CTranslate2 has it, or it is named here."""
     expressed, has = ctranslate2._EXPRESSED, ctranslate2._FOLLOWED
-    assert set(ModelConfig.model_fields) - expressed == {"decoder_autoregression", "qk_norm"}
+    assert set(ModelConfig.model_fields) - expressed == {"qk_norm"}
     assert expressed <= set(ModelConfig.model_fields)
     assert set(DecodingConfig.model_fields) - has == {
         "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",

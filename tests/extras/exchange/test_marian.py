@@ -28,7 +28,7 @@ from nmt.inference.translator import Translator
 
 EMPTY = 190
 """The line of the input that is empty: Marian's scores of it are not defined."""
-MODELS = ("transformer", "ssru", "opus")
+MODELS = ("transformer", "opus")
 
 
 class Output(NamedTuple):
@@ -87,8 +87,9 @@ def test_outputs_and_scores_of_words_are_those_of_marian(
             assert result.tokens is not None
             pairs = zip(result.tokens, expected[number].scores, strict=True)
             worst = max(worst, *(abs(token.log_prob - score) for token, score in pairs))
-    # Marian cuts an output by the longest line of its batch: loops end elsewhere.
-    assert equal >= 0.98 * (len(lines) - 1)
+    # Marian cuts an output by the longest line of its batch: loops end elsewhere. And its beam gets
+    # narrower with each hypothesis that ends.
+    assert equal >= (0.98 if beams == 1 else 0.96) * (len(lines) - 1)
     assert worst < 2e-3
 
 
@@ -216,7 +217,7 @@ def options_changed(source: Path, folder: Path, old: str, new: str) -> Path:
     ("old", "new", "message"),
     [
         ("factors-dim-emb: 0", "factors-dim-emb: 64", "factors-dim-emb: 64"),
-        ("autoreg: self-attention", "autoreg: average-attention", "average-attention"),
+        ("autoreg: self-attention", "autoreg: rnn", "transformer-decoder-autoreg: rnn"),
         ("type: transformer", "type: s2s", "type: s2s"),
         ('preprocess: ""', "preprocess: nd", "preprocess, postprocess"),
         ("ffn-depth: 2", "ffn-depth: 3", "ffn-depth: 3"),

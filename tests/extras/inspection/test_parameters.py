@@ -105,14 +105,14 @@ def test_grouped_heads_and_gates_have_their_own_formulas() -> None:
     )
 
 
-def test_a_registered_position_scheme_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_position_scheme_is_counted_too() -> None:
     class Slopes(RelativePositions):
         def __init__(self, heads: int) -> None:
             super().__init__()
             self.slopes = nn.Parameter(torch.ones(heads))
 
     scheme = PositionScheme(relative=lambda config, _: Slopes(config.num_heads))
-    monkeypatch.setitem(POSITIONS, "slopes", scheme)
+    POSITIONS.register("slopes", scheme)
     model = small_model(positions="slopes")
     check_sums(model)
     assert by_name(model)["self-attention"].arithmetic.endswith(" + 4")

@@ -44,10 +44,7 @@ def test_what_heads_are_said_to_do_is_what_the_model_does(variant: str) -> None:
     found = recorded(model)
     for kind in KINDS:
         layers = model.encoder if kind == "encoder" else model.decoder
-        is_drawn = kind != "decoder" or variant != "ssru"  # which attends to nothing of its own
-        assert [each.layer for each in found.attention(kind)] == (
-            list(range(1, len(layers) + 1)) if is_drawn else []
-        )
+        assert [each.layer for each in found.attention(kind)] == list(range(1, len(layers) + 1))
         for each in found.attention(kind):
             assert isinstance(each.module, SelfAttention | CrossAttention)
             heads = each.heads()

@@ -13,7 +13,7 @@ from nmt.config.model import ModelConfig
 from nmt.extras.inspection.diagram import stack_diagram
 from nmt.extras.inspection.figure import Stack
 from nmt.extras.inspection.structure import trace_tensors
-from nmt.model.layers import SSRU, DecoderLayer, EncoderLayer, Residual
+from nmt.model.layers import DecoderLayer, EncoderLayer, Residual
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from tests.model.small import SMALL, VARIANTS, packed, random_parameters, small_model
@@ -73,7 +73,6 @@ def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None
         "embedding": lambda _: embed(ids.ids, ids.positions, table, None),
         "add positions": lambda _: embed(ids.ids, ids.positions, table, vectors),
         "self-attention": lambda x: layer.self_attention(x, ids, causal=target is not None),
-        "SSRU": lambda x: layer.self_attention(x, ids),
         "cross-attention": lambda x: layer.cross_attention(x, memory, (ids, source)),
         "feed-forward": lambda x: layer.feed_forward(x),
         "add": lambda x: x + seen[-1 - box.residual],
@@ -135,9 +134,6 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
         assert isinstance(layer, EncoderLayer | DecoderLayer)
         details = {box.label: box.detail for box in stack.boxes}
         attention, ff = layer.self_attention, layer.feed_forward
-        if isinstance(attention, SSRU):
-            assert details["SSRU"] == f"one state of {ff.outer.out_features}"
-            continue
         assert f"{attention.num_heads} heads of {attention.head_dim}" in details["self-attention"]
         grouped = attention.num_kv_heads != attention.num_heads
         assert (f"{attention.num_kv_heads} of keys" in details["self-attention"]) == grouped

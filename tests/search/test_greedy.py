@@ -1,4 +1,4 @@
-"""Greedy search that runs ahead finds what the one that waits in each step finds."""
+"""Greedy search that does not wait for the device finds what the one that waits finds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nmt.inference.cuda_graphs import GraphedDecodeToken
 from nmt.inference.stepper import ModelStepper
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
-from nmt.search import ahead
-from nmt.search.ahead import greedy_ahead
+from nmt.search import greedy
+from nmt.search.greedy import greedy_without_waiting
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty
 from nmt.search.loop import search
 from nmt.search.rules import Rules
@@ -23,12 +23,10 @@ from nmt.text import EOS_ID
 from tests.search.toys import TableStepper, random_table
 
 
-def run_ahead(
-    stepper: TableStepper, source: Packed, options: DecodingConfig
-) -> list[list[Hypothesis]]:
+def run(stepper: TableStepper, source: Packed, options: DecodingConfig) -> list[list[Hypothesis]]:
     rules = Rules(source.lengths, options, (), stepper.max_positions)
     with torch.inference_mode():
-        return greedy_ahead(stepper, source, rules.limits, length_penalty(options))
+        return greedy_without_waiting(stepper, source, rules.limits, length_penalty(options))
 
 
 @given(
@@ -62,8 +60,8 @@ def test_it_finds_what_greedy_search_finds(
     source = Packed.from_rows([[*range(4, 3 + length), EOS_ID] for length in lengths])
     expected = search(TableStepper(table), source, options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "_STEPS_BETWEEN_LOOKS", steps)
-        found = run_ahead(TableStepper(table), source, options)
+        patch.setattr(greedy, "_STEPS_BETWEEN_LOOKS", steps)
+        found = run(TableStepper(table), source, options)
 
     assert found == expected
 
@@ -80,7 +78,7 @@ def test_what_cannot_end_has_no_output() -> None:
         return log_probs
 
     source = Packed.from_rows([[4, EOS_ID], [6, EOS_ID], [6, 5, EOS_ID]])
-    found = run_ahead(TableStepper(table), source, DecodingConfig(beam_size=1))
+    found = run(TableStepper(table), source, DecodingConfig(beam_size=1))
     assert found == [[Hypothesis((), -0.5, -0.5)], [], []]
 
 

@@ -20,6 +20,7 @@ def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
     _, num_heads, dim = heads.shape
     if heads.stride(1) != dim or heads.stride(2) != 1 or heads.stride(0) % dim:
         heads = heads.contiguous()
+    # Selecting from the fused projection itself saves the copy that `contiguous` would make.
     apart = heads.stride(0) // dim
     rows = heads.as_strided(((len(heads) - 1) * apart + num_heads, dim), (dim, 1))
     found = rows.index_select(0, packed.derived(_rectangle_rows, apart, num_heads))
@@ -59,12 +60,9 @@ class Rectangle(NamedTuple):
     would be compiled again for a size of 1.
     """
 
-    token: Tensor
-    """The token that each cell shows; the first one in padding. (B, W), int64."""
-    cell: Tensor
-    """The cell of each token. (N,), int64."""
-    is_real: Tensor
-    """Whether a cell holds a token; the first one of each row does. (B, W), bool."""
+    token: Tensor  # The token that each cell shows; the first one in padding. (B, W), int64.
+    cell: Tensor  # The cell of each token. (N,), int64.
+    is_real: Tensor  # Whether a cell holds a token; the first one of each row does. (B, W), bool.
 
     @classmethod
     def of(cls, packed: Packed) -> Rectangle:
