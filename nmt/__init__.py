@@ -21,6 +21,8 @@ from nmt.errors import (
 from nmt.version import __version__
 
 if TYPE_CHECKING:
+    from nmt.commands.augment import augment
+    from nmt.commands.augment_options import AugmentOptions
     from nmt.commands.average import average
     from nmt.commands.average_options import AverageOptions
     from nmt.commands.evaluate import evaluate
@@ -37,12 +39,14 @@ if TYPE_CHECKING:
     from nmt.extras.inspection.command import inspect
     from nmt.extras.planning.doctor import doctor
     from nmt.extras.planning.init import init
+    from nmt.extras.planning.options import InitOptions
     from nmt.extras.serving.command import serve
     from nmt.inference.result import TranslationResult
     from nmt.inference.translator import Translator
     from nmt.metrics.metric import Score
 
 __all__ = [
+    "AugmentOptions",
     "AverageOptions",
     "CheckpointError",
     "ConfigError",
@@ -52,6 +56,7 @@ __all__ = [
     "ExportOptions",
     "GateError",
     "ImportOptions",
+    "InitOptions",
     "NmtError",
     "PullOptions",
     "PushOptions",
@@ -80,6 +85,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AugmentOptions": "nmt.commands.augment_options",
+    "InitOptions": "nmt.extras.planning.options",
     "Score": "nmt.metrics.metric",
     "ScoreOptions": "nmt.commands.score_options",
     "doctor": "nmt.extras.planning.doctor",

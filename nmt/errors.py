@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,9 +29,15 @@ class NmtError(Exception):
 
 
 class ConfigError(NmtError):
-    """The configuration or a flag is wrong. Carries every problem found, one a line."""
+    """The configuration or an option is wrong. Carries every problem found, one a line."""
 
     exit_code = 2
+
+    @classmethod
+    def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
+        """Return several errors as one."""
+        last = errors[-1]
+        return cls("\n".join([*map(str, errors[:-1]), last.problem]), fix=last.fix)
 
 
 class DataError(NmtError):
@@ -80,7 +87,7 @@ class DivergedError(NmtError):
 
 
 class GateError(NmtError):
-    """A score is below what ``--fail-under`` asks for."""
+    """A score is below what a gate asks for."""
 
     exit_code = 6
 

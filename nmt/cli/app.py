@@ -25,12 +25,9 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import (
-    augment,
-    config,
     evaluate,
     prepare,
     serve,
-    start,
     train,
     translate,
 )
@@ -39,7 +36,7 @@ from nmt.cli.builder import make_command
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.cli.options import flag
 from nmt.cli.spelling import FOREIGN_COMMANDS, Spelling
-from nmt.cli.table import COMMANDS
+from nmt.cli.table import COMMANDS, GROUPS
 from nmt.config.flag import OF_THE_MODEL
 from nmt.config.keys import nearest_word
 from nmt.device import is_first
@@ -94,6 +91,10 @@ class _Commands(TyperGroup):
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         name = _path(ctx) + cmd_name
+        if name in GROUPS:
+            group = typer.Typer(add_completion=False, rich_markup_mode=None)
+            group.callback(cls=_Commands, help=GROUPS[name], no_args_is_help=True)(lambda: None)
+            return typer.main.get_command(group)
         if name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         return make_command(name, COMMANDS[name], _Command)
@@ -103,7 +104,8 @@ class _Commands(TyperGroup):
         rows: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             entry = COMMANDS.get(_path(ctx) + name)
-            group, text = (entry.group, entry.text) if entry else ("", self.commands[name].help)
+            group, text = (entry.group, entry.text) if entry else ("", GROUPS.get(name))
+            text = text or self.commands[name].help
             summary = (text or "").partition("\n")[0].partition(". ")[0].removesuffix(".") + "."
             rows.setdefault(group or "Commands", []).append((name, summary))
         for title, commands in rows.items():
@@ -289,23 +291,14 @@ def root(
 
 
 for function, epilog in (
-    (start.init, start.INIT_EPILOG),
     (prepare.prepare, prepare.EPILOG),
     (train.train, train.EPILOG),
     (translate.translate, translate.EPILOG),
     (serve.serve, serve.EPILOG),
-    (augment.augment, augment.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),
-    (start.doctor, start.DOCTOR_EPILOG),
     (inspect_model.inspect, inspect_model.EPILOG),
 ):
     _add_command(app, function, epilog)
-config_app = typer.Typer(
-    cls=_Commands, help="Show, check and document configurations.", no_args_is_help=True
-)
-for shown, example in config.EXAMPLES.items():
-    _add_command(config_app, shown, f"\b\nExample:\n  {example}")
-app.add_typer(config_app, name="config")
 
 
 def _open_stderr() -> TextIO:

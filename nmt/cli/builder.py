@@ -108,7 +108,8 @@ def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
         return
     if is_first():  # the other processes of torchrun have the same result
         as_json = values.get("json")
-        typer.echo(dumps(result.as_dict(), ensure_ascii=False) if as_json else result.as_text())
+        if text := dumps(result.as_dict(), ensure_ascii=False) if as_json else result.as_text():
+            typer.echo(text)
     if failure := getattr(result, "failure", None):
         raise failure
 

@@ -8,6 +8,35 @@ from __future__ import annotations
 from nmt.cli.builder import Entry
 
 COMMANDS = {
+    "init": Entry(
+        "nmt.extras.planning.options:InitOptions",
+        "nmt.extras.planning.init:init",
+        """Split two aligned files, and write a configuration for them.
+
+        The values of the configuration depend on the size of the text. Draws up to 1,000 pairs each
+        for validation and testing, keeps their sentences out of the training text, and prints the
+        next command.
+        """,
+        """
+nmt init corpus.de corpus.en
+nmt init corpus.de corpus.en --valid dev.de dev.en --test test.de test.en
+nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en
+""",
+    ),
+    "augment": Entry(
+        "nmt.commands.augment_options:AugmentOptions",
+        "nmt.commands.augment:augment",
+        """Make pairs for training by translating text of one language.
+
+        By default the text becomes the target (back-translation). What the guard still finds wrong
+        after its second search is dropped and counted. The same command resumes by shards.
+        """,
+        """
+nmt augment news.en --with runs/en-de -o news-bt
+nmt augment news.en.gz --with runs/en-de -o news-bt --sample --seed 2
+nmt augment news.de --with runs/teacher -o news-ft --forward
+""",
+    ),
     "average": Entry(
         "nmt.commands.average_options:AverageOptions",
         "nmt.commands.average:average",
@@ -99,5 +128,41 @@ nmt pull hub:my-org/mine -o models/mine
 nmt pull hub:my-org/mine@3f2a1c9 -o models/mine
 """,
     ),
+    "config schema": Entry(
+        "nmt.commands.config_options:SchemaOptions",
+        "nmt.commands.config:schema",
+        "Print the JSON schema of a configuration, for editors.",
+        "nmt config schema > nmt.schema.json",
+    ),
+    "config keys": Entry(
+        "nmt.commands.config_options:KeysOptions",
+        "nmt.commands.config:keys",
+        "Print keys with defaults, bounds and meaning, as Markdown.",
+        "nmt config keys model",
+    ),
+    "config show": Entry(
+        "nmt.commands.config_options:ShowOptions",
+        "nmt.commands.config:show",
+        "Print the resolved configuration, defaults and presets included.",
+        "nmt config show configs/demo.yaml --set model.preset=modern",
+    ),
+    "config check": Entry(
+        "nmt.commands.config_options:CheckOptions",
+        "nmt.commands.config:check",
+        "Check YAML configuration files; report all problems of all files.",
+        "nmt config check configs/*.yaml",
+    ),
+    "doctor": Entry(
+        "nmt.extras.planning.options:DoctorOptions",
+        "nmt.extras.planning.doctor:doctor",
+        """Check the installation and the machine.
+
+        Trains and translates for a few seconds, too. A line that reports a problem is followed by
+        its fix; then the exit code is 1.
+        """,
+        "nmt doctor",
+    ),
 }
 """By the words behind ``nmt``, in the order of ``nmt --help``."""
+GROUPS = {"config": "Show, check and document configurations."}
+"""Commands that have commands."""

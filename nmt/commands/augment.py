@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.model_folder import find_model
+from nmt.commands.augment_options import AugmentOptions
+from nmt.commands.options import given
 from nmt.commands.translate import decoding_changes
 from nmt.config.run import RunConfig
 from nmt.data.checks import other_language
@@ -26,8 +28,6 @@ from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
 
-SHARD_LINES = 10_000
-"""Lines between two points from which a run that was stopped continues."""
 _CORPUS, _REPORT, _SETTINGS, _SHARDS = "corpus.tsv.gz", "report.json", "settings.json", "shards"
 _EMPTY = "empty"
 
@@ -58,47 +58,40 @@ class AugmentReport:
         entry = f"    - {{name: {self.tag[1:-1]}, tsv: {self.corpus}, tag: {self.tag}}}"
         return "\n".join([*lines, "add to data.train:", entry])
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
 
-def augment(
-    text: Path,
-    model: Path | str,
-    output: Path,
-    *,
-    forward: bool = False,
-    tag: str | None = None,
-    shard_lines: int = SHARD_LINES,
-    overrides: Sequence[str] = (),
-    loading: Mapping[str, Any] | None = None,
-    **decoding: Any,
-) -> AugmentReport:
+
+def augment(options: AugmentOptions) -> AugmentReport:
     """Translate text of one language into a corpus of pairs; resume by shard if it was stopped.
 
-    Back-translation (Sennrich et al. 2016): ``model`` translates from the target language, and its
+    Back-translation (Sennrich et al. 2016): the model translates from the target language, and its
     output is the source of the new corpus, which gets a tag (Caswell et al. 2019). Sampled output
     often teaches more than that of a beam (Edunov et al. 2018).
-
-    Args:
-        text: Lines of one language; may be compressed.
-        model: Run folder or model folder that reads this language.
-        output: Folder to make, with ``corpus.tsv.gz`` and ``report.json``.
-        forward: The text is the source, and its translation the target.
-        tag: What the model is asked for, if it was trained with tags.
-        shard_lines: Lines of a shard.
-        overrides: ``decoding.key=value`` changes of the model's configuration.
-        loading: Arguments of `Translator.load`, such as device or checkpoint.
-        decoding: Decoding options, for example sampling=True; they beat ``overrides``.
 
     Raises:
         ConfigError: An option or tag is wrong, or the folder was made with other settings.
         CheckpointError: The model is missing or damaged.
         DataError: The text cannot be read, or the folder not be written.
     """
-    begin, folder, loading = time.perf_counter(), Path(model), loading or {}
-    translator = Translator.load(folder, prepare=False, **loading)
-    changes = decoding_changes(folder, overrides, decoding) | {"n_best": 1}
+    begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
+    forward, shard_lines = options.forward, options.shard_lines
+    translator = Translator.load(
+        options.with_,
+        prepare=False,
+        checkpoint=options.checkpoint,
+        threads=options.threads,
+        engine=options.engine,
+        guard=options.guard,
+    )
+    decoding = given(
+        sampling=options.sample or None, seed=options.seed, beam_size=options.beam_size
+    )
+    changes = decoding_changes(options.with_, options.set_, decoding) | {"n_best": 1}
     translator = translator.with_options(**changes)
     translator.translate([], tag=tag)  # an unknown one before anything is written
-    files = find_model(folder, loading.get("checkpoint", "best"))
+    files = find_model(options.with_, options.checkpoint)
     _check_language(text, files.config)
     settings = {
         "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,

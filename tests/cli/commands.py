@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
 
 FLAGS = ("--device", "cpu", "--threads", "1")
+
+
+def all_commands(
+    group: Any = None, name: str = "nmt", above: Any = None
+) -> Iterator[tuple[str, Any]]:
+    """Every command with its full name, as in ``nmt config show``."""
+    group = group or get_command(app)
+    context = group.make_context(name.rpartition(" ")[2], [], parent=above, resilient_parsing=True)
+    for word in group.list_commands(context):
+        command = group.get_command(context, word)
+        if hasattr(command, "list_commands"):
+            yield from all_commands(command, f"{name} {word}", context)
+        else:
+            yield f"{name} {word}", command
 
 
 def call(command: str, run: Path, *arguments: object, text: str | bytes = "") -> Result:

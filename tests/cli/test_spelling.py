@@ -7,16 +7,15 @@ import itertools
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
 from nmt.cli.spelling import Spelling
 from nmt.config.keys import aliases, find_key, is_of_command_line
 from nmt.errors import ConfigError
+from tests.cli.commands import all_commands
 
 CONFIG = """
 name: mine
@@ -161,10 +160,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-GROUP: Any = get_command(app)
-COMMANDS = {
-    f"nmt {name}": command for name, command in GROUP.commands.items() if name != "config"
-} | {f"nmt config {name}": each for name, each in GROUP.commands["config"].commands.items()}
+COMMANDS = dict(all_commands())
 
 
 def nmt(line: str) -> Result:
@@ -317,7 +313,7 @@ def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, com
         ("init in.csv", "Write a configuration, as in the README: data: {train: [{csv: in.csv}]}. "
          "It reads tables; this command takes two files of lines."),
         ("inspect attention M --source a", "Type: nmt inspect M attention, then the same flags."),
-        ("init in.de in.en -o made", "Go on with `nmt train made/config.yaml`, or name another "
+        ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or name another "
          "with --output."),
         ("init in.de in.en -o runs", "Name another folder with --output."),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
+from nmt.commands.augment_options import AugmentOptions
 from nmt.errors import ConfigError
 from nmt.inference.result import TranslationResult
 from nmt.inference.translator import Translator
@@ -35,10 +36,19 @@ def text(tmp_path: Path) -> Path:
     return place
 
 
+def chosen(text: Path, run: Path, folder: str, **options: Any) -> AugmentOptions:
+    usual: dict[str, Any] = {
+        "engine": "torch",
+        "guard": False,
+        "threads": 1,
+        "beam_size": 1,
+        "shard_lines": 4,
+    }
+    return AugmentOptions(text=text, with_=run, output=Path(folder), **usual | options)
+
+
 def augmented(text: Path, run: Path, folder: str, **options: Any) -> list[str]:
-    loading = {"engine": "torch", "guard": False, "threads": 1}
-    options = {"beam_size": 1, "shard_lines": 4, "loading": loading, **options}
-    report = augment(text, run, Path(folder), **options)
+    report = augment(chosen(text, run, folder, **options))
     pairs = gzip.decompress(Path(report.corpus).read_bytes()).decode().splitlines()
     assert len(pairs) == report.written == report.read - sum(report.dropped.values())
     return pairs
@@ -62,7 +72,7 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
     text: Path, run: Path, monkeypatch: pytest.MonkeyPatch, sampling: bool
 ) -> None:
     """And a damaged shard again; the bytes are those of a run that was not stopped."""
-    options: dict[str, Any] = {"sampling": sampling} | ({"beam_size": 1} if not sampling else {})
+    options: dict[str, Any] = {"sample": sampling} | ({"beam_size": 1} if not sampling else {})
     whole = augmented(text, run, "whole", **options)
     make, made = recipe._make_shard, list[str]()
 
@@ -78,13 +88,11 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
     monkeypatch.setattr(recipe, "_make_shard", make)
     (Path("stopped") / "shards" / "000000.tsv").write_text("a\tb\n")
     (Path("stopped") / "shards" / "000001.json").write_text("{")
-    loading = {"engine": "torch", "guard": False, "threads": 1}
-    options |= {"shard_lines": 4, "loading": loading, "beam_size": 1}
-    again = augment(text, run, Path("stopped"), **options)
+    again = augment(chosen(text, run, "stopped", **options))
 
     assert again.shards_made == 3
     assert gzip.decompress(Path(again.corpus).read_bytes()).decode().splitlines() == whole
-    assert augment(text, run, Path("stopped"), **options).shards_made == 0
+    assert augment(chosen(text, run, "stopped", **options)).shards_made == 0
 
 
 def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
@@ -99,8 +107,7 @@ def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
         ]
 
     monkeypatch.setattr(Translator, "translate", translate)
-    loading = {"engine": "torch", "threads": 1}
-    report = augment(text, run, Path("bt"), shard_lines=100, loading=loading)
+    report = augment(chosen(text, run, "bt", shard_lines=100, guard=True, beam_size=None))
 
     assert dict(report.dropped) == {"loop": 1, "empty": 1}
     assert (report.read, report.written) == (11, 9)

@@ -1,34 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from tests.cli.commands import all_commands
 
 GOLDEN = Path(__file__).with_name("flags.txt")
-
-
-def commands(group: Any = None, name: str = "nmt", above: Any = None) -> Iterator[tuple[str, Any]]:
-    """Every command with its full name, as in ``nmt config show``."""
-    group = group or get_command(app)
-    context = group.make_context(name.rpartition(" ")[2], [], parent=above, resilient_parsing=True)
-    for word in group.list_commands(context):
-        command = group.get_command(context, word)
-        if hasattr(command, "list_commands"):
-            yield from commands(command, f"{name} {word}", context)
-        else:
-            yield f"{name} {word}", command
 
 
 def test_the_flags_are_those_that_scripts_rely_on() -> None:
     """A flag that goes or changes breaks somebody's script; one that comes is added to the file."""
     lines = []
-    for name, command in commands():
+    for name, command in all_commands():
         for parameter in command.params:
             is_option = parameter.param_type_name == "option"
             shown = "/".join(sorted(parameter.opts)) if is_option else parameter.name.upper()
@@ -48,7 +34,7 @@ def test_no_line_of_a_list_of_commands_is_cut(group: tuple[str, ...]) -> None:
     assert [row for row in rows if row.endswith("...")] == []
 
 
-@pytest.mark.parametrize("name", [name for name, _ in commands()])
+@pytest.mark.parametrize("name", [name for name, _ in all_commands()])
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     result = CliRunner().invoke(app, [*name.split()[1:], "--help"])
 

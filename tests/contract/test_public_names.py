@@ -10,12 +10,12 @@ import nmt
 
 def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
-        "AverageOptions", "CheckpointError", "ConfigError", "DataError", "DeviceError",
-        "DivergedError", "ExportOptions", "GateError", "ImportOptions", "NmtError", "PullOptions",
-        "PushOptions", "Score", "ScoreOptions", "TokenizerError", "TranslationResult",
-        "Translator", "__version__", "augment", "average", "doctor", "evaluate", "export",
-        "import_model", "init", "inspect", "load_config", "prepare", "pull", "push", "score",
-        "serve", "train", "translate",
+        "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
+        "DeviceError", "DivergedError", "ExportOptions", "GateError", "ImportOptions",
+        "InitOptions", "NmtError", "PullOptions", "PushOptions", "Score", "ScoreOptions",
+        "TokenizerError", "TranslationResult", "Translator", "__version__", "augment", "average",
+        "doctor", "evaluate", "export", "import_model", "init", "inspect", "load_config",
+        "prepare", "pull", "push", "score", "serve", "train", "translate",
     ]  # fmt: skip
     assert set(nmt.__all__) <= set(dir(nmt))
 

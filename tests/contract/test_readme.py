@@ -139,7 +139,7 @@ def test_every_command_uses_flags_that_exist(line: str) -> None:
     command, context = get_command(app), None
     while hasattr(command, "commands"):
         context = command.make_context("nmt", [], parent=context, resilient_parsing=True)
-        command = command.commands[words.pop(0)]
+        command = command.get_command(context, words.pop(0))
 
     # Raises for a flag or an argument that does not exist, or a value of a wrong type.
     command.make_context(command.name, words, parent=context)

@@ -44,6 +44,11 @@ class Plan:
         return cls(total_steps=total, updates_per_epoch=updates, report=report)
 
 
+def advise_on(config: RunConfig) -> Iterator[str]:
+    """Yield what will disappoint by the configuration, and by the data if they are prepared."""
+    yield from advise(config, Plan.estimate(config))
+
+
 def advise(config: RunConfig, plan: Plan) -> Iterator[str]:
     """Yield what will disappoint, and what to set instead."""
     total, in_epoch = plan.total_steps, plan.updates_per_epoch

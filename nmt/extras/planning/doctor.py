@@ -10,12 +10,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from nmt.config.loader import load_config
 from nmt.device import machine_load, usable_cores
+from nmt.errors import NmtError
+from nmt.extras.planning.options import DoctorOptions
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
@@ -78,8 +81,38 @@ class Finding:
         return f"{text}\n    fix: {self.fix}" if self.fix else text
 
 
-def doctor() -> Iterator[Finding]:
-    """Yield what is found, one by one; the last one trains and translates."""
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """What was found."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def failure(self) -> NmtError | None:
+        """None if nothing is wrong."""
+        count = sum(bool(finding.fix) for finding in self.findings)
+        if not count:
+            return None
+        return NmtError(
+            f"{count} problem{'s' * (count > 1)}.", fix="Each line with !! has its fix."
+        )
+
+    def as_text(self) -> str:
+        """Return one line for each finding, and its fix under it."""
+        return "\n".join(map(str, self.findings))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"findings": [asdict(finding) for finding in self.findings]}
+
+
+def doctor(options: DoctorOptions | None = None) -> DoctorReport:
+    """Look at the installation and the machine, then train and translate for some seconds."""
+    del options
+    return DoctorReport(tuple(_findings()))
+
+
+def _findings() -> Iterator[Finding]:
     yield Finding("nmt", f"{__version__} in {Path(__file__).parents[1]}")
     yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
     try:

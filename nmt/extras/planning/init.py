@@ -6,12 +6,12 @@ import json
 import logging
 import random
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import read_corpus
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.size import count_characters, load_config
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, shell_command
+from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors
 
 logger = logging.getLogger(__name__)
@@ -117,44 +118,31 @@ class Start:
             **self.counts,
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self) | {"config": str(self.config)}
 
-def init(
-    source: Path,
-    target: Path,
-    folder: Path | None = None,
-    *,
-    languages: str | None = None,
-    seed: int = 1,
-    valid: tuple[Path, Path] | None = None,
-    test: tuple[Path, Path] | None = None,
-) -> Start:
+
+def init(options: InitOptions) -> Start:
     """Split a corpus, and write a configuration beside the parts.
-
-    Args:
-        source: Source text, one sentence a line.
-        target: Its translations, line by line.
-        folder: Folder to make; named after the languages when None.
-        languages: Both codes, as in ``de-en``; the ends of the files' names when None.
-        seed: Decides which pairs are held out.
-        valid: Source and target of a validation set, in place of pairs that are held out.
-        test: The same for testing.
 
     Raises:
         ConfigError: The languages are not known, or the folder cannot be made.
         DataError: A file is missing or damaged, they are not parallel, or hold too few pairs.
     """
-    codes = _codes(source, target, languages)
-    folder = folder or Path("-".join(codes))
+    source, target, seed = options.source, options.target, options.seed
+    codes = _codes(source, target, options.languages)
+    folder = options.output or Path("-".join(codes))
     _refuse_existing(folder)
-    options = ReadOptions(*codes, "skip")
+    reading = ReadOptions(*codes, "skip")
 
     def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
         """Yield the texts of both sides; None for what cannot be used."""
-        for pair in read_corpus(CorpusConfig(source=files[0], target=files[1]), options):
+        for pair in read_corpus(CorpusConfig(source=files[0], target=files[1]), reading):
             texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
             yield texts if all(texts) else None
 
-    given = {part: each for part, each in zip(_HELD_OUT, (valid, test), strict=True) if each}
+    given = {part: files for part in _HELD_OUT if (files := getattr(options, part))}
     parts = _held_out(pairs, given, seed)
     held = [pair for part in parts.values() for pair in part]
     drawn = parts.keys() - given.keys()
@@ -162,9 +150,9 @@ def init(
     _warn(sample, codes, (source, target), folder)
     for part in given:
         for warning in _check(parts[part], codes).warnings():
-            logger.warning("--%s: %s", part, warning)
+            logger.warning("`%s`: %s", part, warning)
     counts = Counter(left_out=-sum(len(parts[part]) for part in drawn), unusable=0)
-    with write_errors(folder, ConfigError, fix="Name a folder with --output where you can write."):
+    with write_errors(folder, ConfigError, fix="Name a folder with `output` where you can write."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
             texts = {"train": _others(pairs(), held, counts), **parts}
@@ -196,8 +184,8 @@ def _warn(
     for warning in check.warnings():
         logger.warning(warning)
     if any(check.swapped()):
-        words = ["nmt", "init", *files[::-1], "--languages", "-".join(codes), "--output", folder]
-        logger.warning("if so, remove %s and type: %s", folder, shlex.join(map(str, words)))
+        command = shell_command("init", *files[::-1], languages="-".join(codes), output=folder)
+        logger.warning("if so, remove %s and type: %s", folder, command)
 
 
 def _check(pairs: Sequence[Texts], codes: tuple[str, str]) -> CorpusCheck:
@@ -214,9 +202,11 @@ def _first(pairs: Iterable[Texts | None]) -> list[Texts]:
 def _refuse_existing(folder: Path) -> None:
     """Refuse a folder that is there."""
     if folder.exists():
-        fix = "Name another folder with --output."
+        fix = "Name another folder with `output`."
         if (folder / _CONFIG_NAME).is_file():
-            fix = f"Go on with `nmt train {folder / _CONFIG_NAME}`, or name another with --output."
+            fix = (
+                f"Continue with `nmt train {folder / _CONFIG_NAME}`, or name another with `output`."
+            )
         raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
 
 
@@ -229,14 +219,14 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
         )
     if languages is not None:
         codes = languages.split("-")
-        problem = f"--languages {languages} is no pair of language codes."
+        problem = f"`languages` {languages} is not a pair of language codes."
     else:
         plain = (x.with_suffix("") if x.suffix in _COMPRESSED else x for x in (source, target))
         codes = [path.suffix.removeprefix(".") for path in plain]
         problem = f"The names of {source} and {target} do not end in the codes of two languages."
     if len(codes) == 2 and codes[0] != codes[1] and all(map(_CODE.fullmatch, codes)):
         return codes[0], codes[1]
-    raise ConfigError(problem, fix="Name them, as in --languages de-en.")
+    raise ConfigError(problem, fix="Name them, as in `languages` de-en.")
 
 
 def _held_out(
@@ -246,7 +236,7 @@ def _held_out(
     read = {part: [pair for pair in pairs(files) if pair] for part, files in given.items()}
     for part in read:
         if not read[part]:
-            raise DataError(f"--{part} has no pair with text on both sides.", fix="Name others.")
+            raise DataError(f"`{part}` has no pair with text on both sides.", fix="Name others.")
     known = [pair for part in read.values() for pair in part]
     drawn = _draw(pairs, seed, known) if len(given) < len(_HELD_OUT) else []
     half = len(drawn) // 2

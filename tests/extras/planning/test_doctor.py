@@ -20,7 +20,7 @@ Usage = namedtuple("Usage", "total used free")
 
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     monkeypatch.setattr(doctor, "_self_test", lambda: Finding("self-test", "left out"))
-    return {finding.name: finding for finding in doctor.doctor()}
+    return {finding.name: finding for finding in doctor.doctor().findings}
 
 
 def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,8 @@ from nmt.config.run import RUN_PRESETS, RunConfig
 from nmt.config.scaling import SCALES, scale_of, with_scale
 from nmt.data.size import count_characters, load_config
 from nmt.errors import ConfigError, DataError
-from nmt.extras.planning.init import init
+from nmt.extras.planning.init import Start, init
+from nmt.extras.planning.options import InitOptions
 
 PARTS = ("train", "valid", "test")
 
@@ -34,6 +36,10 @@ def corpus(count: int = 400, words: int = 90) -> tuple[Path, Path]:
     return Path("c.de"), Path("c.en.gz")
 
 
+def started(files: tuple[Path, Path], **options: Any) -> Start:
+    return init(InitOptions(source=files[0], target=files[1], **options))
+
+
 def read(folder: Path, part: str) -> list[tuple[str, str]]:
     sides = [(folder / f"{part}.{code}").read_text("utf-8").splitlines() for code in ("de", "en")]
     return list(zip(*sides, strict=True))
@@ -41,7 +47,7 @@ def read(folder: Path, part: str) -> list[tuple[str, str]]:
 
 def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for() -> None:
     source, target = corpus()
-    start = init(source, target, None)
+    start = init(InitOptions(source=source, target=target))
     whole = list(
         zip(
             source.read_text("utf-8").splitlines(),
@@ -108,14 +114,14 @@ def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
     source, target = corpus()
     folders = {name: Path(name) for name in ("a", "b", "c")}
     for name, folder in folders.items():
-        init(source, target, folder, seed=2 if name == "c" else 1)
+        init(InitOptions(source=source, target=target, output=folder, seed=2 if name == "c" else 1))
 
     assert read(folders["a"], "test") == read(folders["b"], "test") != read(folders["c"], "test")
 
 
 def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     """`training:` may be absent."""
-    start = init(*corpus(), None)
+    start = started(corpus())
     written = load_config(start.config)
     bare = "\n".join(start.config.read_text("utf-8").partition("tokenizer:")[0].splitlines())
     (start.config.parent / "bare.yaml").write_text(bare + "\n", "utf-8")
@@ -127,7 +133,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
 
 
 def test_what_is_given_stands_above_the_values_for_the_size() -> None:
-    start = init(*corpus(), None)
+    start = started(corpus())
     text = start.config.read_text("utf-8").partition("tokenizer:")[0]
     bare = start.config.parent / "bare.yaml"
     bare.write_text(text + "model: {preset: modern}\npreset: low-resource\n", "utf-8")
@@ -179,7 +185,7 @@ def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
 def test_a_rate_goes_with_its_optimizer(
     overrides: list[str], expected: tuple[str, float, float | None]
 ) -> None:
-    start = init(*corpus(), None)
+    start = started(corpus())
     bare = start.config.parent / "bare.yaml"
     bare.write_text(start.config.read_text("utf-8").partition("tokenizer:")[0], "utf-8")
     training = load_config(bare, overrides).training
@@ -222,26 +228,26 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
 def test_what_cannot_begin_is_named() -> None:
     source, target = corpus()
     with pytest.raises(ConfigError, match=r"are the same file, c\.de"):
-        init(source, source, None)
+        init(InitOptions(source=source, target=source))
     with pytest.raises(ConfigError, match="do not end in the codes of two languages"):
-        init(source, Path("c"), None)
-    with pytest.raises(ConfigError, match="--languages de is no pair"):
-        init(source, target, None, languages="de")
+        init(InitOptions(source=source, target=Path("c")))
+    with pytest.raises(ConfigError, match="`languages` de is not a pair"):
+        init(InitOptions(source=source, target=target, languages="de"))
     with pytest.raises(ConfigError, match="use letters, digits"):
-        init(source, target, Path("a b"))
+        init(InitOptions(source=source, target=target, output=Path("a b")))
     assert not Path("a b").exists()
     Path("de-en").mkdir()
     with pytest.raises(ConfigError, match="de-en is there already"):
-        init(source, target, None)
+        init(InitOptions(source=source, target=target))
     with pytest.raises(DataError, match=r"Too few pairs .*: 19"):
-        init(*corpus(21), Path("x"))
+        started(corpus(21), output=Path("x"))
 
 
 def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
     sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
     for code, text in zip(("en", "de"), sides, strict=True):
         Path(f"s.{code}").write_text("".join(text.format(i) + "\n" for i in range(200)), "utf-8")
-    init(Path("s.de"), Path("s.en"))
+    init(InitOptions(source=Path("s.de"), target=Path("s.en")))
     assert caplog.messages == [
         "the source looks like en and the target like de: are the sides swapped?",
         "if so, remove de-en and type: nmt init s.en s.de --languages de-en --output de-en",
@@ -255,9 +261,9 @@ def test_given_sets_whose_sides_look_swapped_are_named(caplog: pytest.LogCapture
             lines = (text.format(i) + "\n" for i in range(first, first + 200))
             Path(f"{part}.{code}").write_text("".join(lines), "utf-8")
     train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in ("train", "valid", "test"))
-    init(*train, valid=valid[::-1], test=test)
+    started(train, valid=valid[::-1], test=test)
     assert caplog.messages == [
-        "--valid: the source looks like en and the target like de: are the sides swapped?"
+        "`valid`: the source looks like en and the target like de: are the sides swapped?"
     ]
 
 

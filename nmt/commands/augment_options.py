@@ -1,0 +1,39 @@
+"""Options of `nmt.augment`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from nmt.commands.options import BeamSize, Checkpoint, Json, Overrides, Tag, Threads
+from nmt.config.flag import OF_THE_MODEL, Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentOptions:
+    """Which text to translate, and how."""
+
+    text: Annotated[Path, Flag("Lines of one language; may be compressed.", argument=True)]
+    with_: Annotated[Path, Flag("Model that translates them.", metavar="MODEL")]
+    output: Annotated[Path, Flag("Folder to make.", short="o", metavar="FOLDER")]
+    forward: Annotated[
+        bool,
+        Flag("The text is the source of the new corpus, not the target (forward-translation)."),
+    ] = False
+    tag: Tag = None
+    sample: Annotated[bool, Flag("Sample from the model's distribution instead of searching.")] = (
+        False
+    )
+    seed: Annotated[
+        int | None, Flag("With `sample`: random seed.", min=0, shown_default=OF_THE_MODEL)
+    ] = None
+    beam_size: BeamSize = None
+    shard_lines: Annotated[int, Flag("Lines between two points to resume from.", min=1)] = 10_000
+    checkpoint: Checkpoint = "best"
+    threads: Threads = None
+    set_: Overrides = ()
+    json: Json = False
+    engine: Literal["auto", "torch", "ctranslate2"] = "auto"
+    guard: bool = True
+    """Search a second time for lines that look degenerate."""

@@ -1,0 +1,90 @@
+"""``nmt config``: look at configurations without running them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.commands.advice import advice
+from nmt.commands.config_options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
+from nmt.config.keys import describe_keys
+from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig, check_languages
+from nmt.data.checks import swapped_sets
+from nmt.data.corpus import check_files
+from nmt.data.size import load_config
+from nmt.errors import ConfigError, DataError, NmtError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Text to print."""
+
+    text: str
+
+    def as_text(self) -> str:
+        """Return it without the last line break."""
+        return self.text.removesuffix("\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Which configurations are good."""
+
+    good: tuple[Path, ...]
+    failure: NmtError | None = None
+    """Every problem of the others."""
+
+    def as_text(self) -> str:
+        """Return one line for each good file."""
+        return "\n".join(f"{path}: good" for path in self.good)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"good": list(map(str, self.good))}
+
+
+def schema(_: SchemaOptions) -> Page:
+    """Return the JSON schema of a configuration, for editors."""
+    return Page(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+def keys(options: KeysOptions) -> Page:
+    """Return keys with defaults, bounds and meaning, as Markdown."""
+    return Page(describe_keys(options.section))
+
+
+def show(options: ShowOptions) -> Page:
+    """Return the resolved configuration, defaults and presets included."""
+    return Page(dump_config(load_config(options.config, options.set_)))
+
+
+def check(options: CheckOptions) -> CheckReport:
+    """Check configuration files; report all problems of all files."""
+    good, errors = [], list[NmtError]()
+    for path in options.configs:
+        try:
+            config = load_config(path, options.set_)
+            languages = config.languages
+            check_languages({f"{path}: {key}": code for key, code in languages.items()})
+        except (ConfigError, DataError) as error:
+            errors.append(error)
+            continue
+        good.append(path)
+        try:
+            check_files(config.data.corpora)
+        except DataError as error:  # they may be on the machine that trains
+            logger.warning("%s: %s", path, error.problem)
+        swapped = swapped_sets(config.data.corpora, *languages.values())
+        for text in (*advice(config), *swapped):
+            logger.warning("%s: %s", path, text)
+    return CheckReport(tuple(good), ConfigError.joined(errors) if errors else None)
