@@ -136,7 +136,8 @@ def test_the_steps_of_the_ci_job_pass_and_fail(
 def test_every_command_uses_flags_that_exist(line: str) -> None:
     words = shlex.split(re.sub(r"[<>]\s*\S+", "", line))
     words = words[words.index("nmt") + 1 :]
-    command, context = get_command(app), None
+    command: Any = get_command(app)
+    context = None
     while hasattr(command, "commands"):
         context = command.make_context("nmt", [], parent=context, resilient_parsing=True)
         command = command.get_command(context, words.pop(0))
