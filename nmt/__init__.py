@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nmt.extras.exchange.options import ExportOptions, ImportOptions, PullOptions, PushOptions
     from nmt.extras.exchange.push import pull, push
     from nmt.extras.inspection.command import inspect
+    from nmt.extras.inspection.options import InspectOptions
     from nmt.extras.planning.doctor import doctor
     from nmt.extras.planning.init import init
     from nmt.extras.planning.options import InitOptions
@@ -57,6 +58,7 @@ __all__ = [
     "GateError",
     "ImportOptions",
     "InitOptions",
+    "InspectOptions",
     "NmtError",
     "PullOptions",
     "PushOptions",
@@ -93,6 +95,7 @@ _HOMES = {
     "export": "nmt.extras.exchange.export",
     "import_model": "nmt.extras.exchange.import_model",
     "init": "nmt.extras.planning.init",
+    "InspectOptions": "nmt.extras.inspection.options",
     "inspect": "nmt.extras.inspection.command",
     "serve": "nmt.extras.serving.command",
     "TranslationResult": "nmt.inference.result",

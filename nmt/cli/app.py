@@ -31,7 +31,6 @@ from nmt.cli import (
     train,
     translate,
 )
-from nmt.cli import inspect as inspect_model
 from nmt.cli.builder import make_command
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.cli.options import flag
@@ -296,7 +295,6 @@ for function, epilog in (
     (translate.translate, translate.EPILOG),
     (serve.serve, serve.EPILOG),
     (evaluate.evaluate, evaluate.EPILOG),
-    (inspect_model.inspect, inspect_model.EPILOG),
 ):
     _add_command(app, function, epilog)
 

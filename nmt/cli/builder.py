@@ -101,7 +101,9 @@ def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
     """Call a command's function with its options, and print what it returns."""
     configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
     values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None  # the default of a field may be something else
     }
     result = load_attribute(entry.function)(options(**values))
     if result is None:

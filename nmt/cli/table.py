@@ -162,6 +162,21 @@ nmt pull hub:my-org/mine@3f2a1c9 -o models/mine
         """,
         "nmt doctor",
     ),
+    "inspect": Entry(
+        "nmt.extras.inspection.options:InspectOptions",
+        "nmt.extras.inspection.command:inspect",
+        """Look inside a model: arithmetic, attention, decoding.
+
+        Layers and heads are numbered from 1. A page is one file that needs no network.
+        """,
+        """
+nmt inspect runs/demo --source "Anna sold a red lamp." -o page.html --open
+nmt inspect runs/demo attention --source "Anna sold a red lamp." --layer 2 --head 1,3
+nmt inspect runs/demo attention --source "Anna sold a red lamp." -o figure.svg
+nmt inspect configs/base.yaml parameters
+nmt inspect --worked-examples
+""",
+    ),
 }
 """By the words behind ``nmt``, in the order of ``nmt --help``."""
 GROUPS = {"config": "Show, check and document configurations."}

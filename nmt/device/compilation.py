@@ -23,15 +23,14 @@ Forward = Callable[..., Any]
 
 _MAX_GRAPHS = 64
 _BACKEND: Any = "inductor"
+# Its options: no kernel is chosen by timing it, so that a run that is resumed finds the same.
 INDUCTOR: dict[str, Any] = {"deterministic": True}
-"""Its options: no kernel is chosen by timing it, so that a run that is resumed finds the same."""
 _LIMIT_REACHED = "FailOnRecompileLimitHit"
 _CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _SECONDS_TO_COMPILE = 40.0
 _LEAST_SAVED = 0.006
 _SAVED_OF_BASE = 0.02
-_BASE = 60e6 * 50_000
-"""Parameters of the base model times tokens of its updates."""
+_BASE = 60e6 * 50_000  # Parameters of the base model times tokens of its updates.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class Compilation:
     """Whether layers are compiled."""
 
     is_on: bool
-    remark: str = ""
-    """Outcome for the first message of a training; empty where nothing was tried."""
+    remark: str = ""  # Outcome for the first message of a training; empty where nothing was tried.
 
 
 def compiled(forward: Forward) -> Forward:

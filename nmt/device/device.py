@@ -163,12 +163,11 @@ def _name(name: str, rank: int) -> str:
 class DeviceQueue:
     """How far the process runs ahead of its device, so that the device never waits for work."""
 
-    device: torch.device
-    """Where the work is done."""
+    device: torch.device  # Where the work is done.
+    # Updates whose numbers may stay on the device until they are read; 1 reads them at once.
     max_inflight_updates: int
-    """Updates whose numbers may stay on the device until they are read; 1 reads them at once."""
+    # Whether threads make data ready and write checkpoints while the device computes.
     uses_threads: bool
-    """Whether threads make data ready and write checkpoints while the device computes."""
 
     def stream(self, items: Iterator[T]) -> AbstractContextManager[Iterator[T]]:
         """Give the same items, while the context is open; one is made ahead if that saves time."""

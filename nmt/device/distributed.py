@@ -31,17 +31,14 @@ P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
-PEER_LOST = 75
-"""Exit code of a process that ends because a peer has failed."""
+PEER_LOST = 75  # Exit code of a process that ends because a peer has failed.
+# Environment variable of a launcher that reports why processes ended: its own folder.
 LAUNCHED = "NMT_LAUNCHED"
-"""Environment variable of a launcher that reports why processes ended: its own folder."""
-CAUSE = "peer-lost"
-"""File in that folder: what a process saw of a peer that was lost."""
+CAUSE = "peer-lost"  # File in that folder: what a process saw of a peer that was lost.
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.01
 _BEAT_SECONDS, _MAX_SILENT_SECONDS = 10.0, 90.0
-_HAS_LEFT = 1 << 40
-"""More signs of life than there will be."""
+_HAS_LEFT = 1 << 40  # More signs of life than there will be.
 _STORE_TIMEOUT = timedelta(seconds=10)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _PREPARATION_TIMEOUT = timedelta(days=7)
@@ -99,8 +96,7 @@ class Processes:
         launched: Whether a launcher has started several; else this process is alone.
     """
 
-    rank, size = 0, 1
-    """The number of this process, from 0, and how many there are."""
+    rank, size = 0, 1  # The number of this process, from 0, and how many there are.
     _store: Any = None
     _left: threading.Event | None = None
 

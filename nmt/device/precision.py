@@ -34,10 +34,8 @@ class Precision:
     """
 
     name: PrecisionName
-    device_type: str
-    """``cpu`` or ``cuda``."""
-    bf16_weights: bool = False
-    """Whether a GPU, too, keeps the working weights in bfloat16."""
+    device_type: str  # ``cpu`` or ``cuda``.
+    bf16_weights: bool = False  # Whether a GPU, too, keeps the working weights in bfloat16.
 
     @property
     def dtype(self) -> torch.dtype:
@@ -166,8 +164,7 @@ class LossScale:
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.factor: Tensor | float = 1.0
-        """The factor, on the device if it changes."""
+        self.factor: Tensor | float = 1.0  # The factor, on the device if it changes.
         if precision.name == "float16":
             self.factor = torch.full((), _INITIAL_SCALE, device=device)
             self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# White space, and the two joiners: Persian, Indic scripts and emoji are unreadable without.
 _SHOWN = frozenset("\t\n\r\u200c\u200d")
-"""White space, and the two joiners: Persian, Indic scripts and emoji are unreadable without."""
-_NONCHARACTERS = frozenset("\ufffe\uffff")
-"""XML forbids them."""
-Point = tuple[float, float]
-"""A step and a value. A value that is not a number is a gap."""
-NUM_AVERAGES = 100
-"""Points of the line that runs through a noisy curve of more than twice as many."""
-LIMIT = 1e300
-"""Beyond it sums and quotients overflow: as good as infinite."""
+_NONCHARACTERS = frozenset("\ufffe\uffff")  # XML forbids them.
+Point = tuple[float, float]  # A step and a value. A value that is not a number is a gap.
+NUM_AVERAGES = 100  # Points of the line that runs through a noisy curve of more than twice as many.
+LIMIT = 1e300  # Beyond it sums and quotients overflow: as good as infinite.
 _MAX_POINTS = 400
 
 
@@ -99,13 +95,10 @@ class Scale:
 class Curve:
     """A line of a chart."""
 
-    label: str
-    """Empty: the only one."""
+    label: str  # Empty: the only one.
     points: Sequence[Point]
-    marked: bool = False
-    """Whether its points are drawn. Others appear under the pointer only."""
-    noisy: bool = False
-    """Whether many points get a line of averages, and themselves turn pale."""
+    marked: bool = False  # Whether its points are drawn. Others appear under the pointer only.
+    noisy: bool = False  # Whether many points get a line of averages, and themselves turn pale.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +108,12 @@ class Chart:
     title: str
     unit: str
     curves: Sequence[Curve]
-    end: float = 1
-    """Last step of the axis."""
-    size: tuple[int, int] = (340, 200)
-    """Width and height."""
+    end: float = 1  # Last step of the axis.
+    size: tuple[int, int] = (340, 200)  # Width and height.
     from_zero: bool = False
-    log_if_wide: bool = False
-    """Whether values far apart get a logarithmic axis."""
-    x_name: str = "step"
-    """What is counted from left to right."""
-    marks: Sequence[float] = ()
-    """Steps at which training was resumed: vertical lines."""
+    log_if_wide: bool = False  # Whether values far apart get a logarithmic axis.
+    x_name: str = "step"  # What is counted from left to right.
+    marks: Sequence[float] = ()  # Steps at which training was resumed: vertical lines.
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
 from nmt.extras.exchange.ctranslate2 import MODEL
-from nmt.extras.inspection.catalog import CATALOG
+from nmt.extras.inspection.view import VIEWS
 from tests.cli.commands import refused
 
 HELLO = Path(__file__).parents[2] / "configs" / "hello.yaml"
@@ -36,7 +36,7 @@ def test_a_page_has_every_part_of_one_sentence(runs: dict[str, Path], tmp_path: 
     text = page.read_text(encoding="utf-8")
 
     assert printed == ""
-    for name, what in CATALOG.items():
+    for name, what in VIEWS.items():
         assert (f'<section id="{name}">' in text) == what.in_page
     assert f"nmt inspect {runs['plain']} heads" in text
     assert "<img" not in text
@@ -56,12 +56,8 @@ def test_json_holds_the_numbers(runs: dict[str, Path]) -> None:
     assert data["parts"]["alignment"]["figures"]
 
 
-def test_a_pipe_gets_no_colour(runs: dict[str, Path]) -> None:
-    assert "\x1b" not in shown(runs["plain"], "attention", "--source", SENTENCE)
-
-
 def test_a_model_without_a_sentence_says_what_one_would_add(runs: dict[str, Path]) -> None:
-    note = "nmt: add --source TEXT for attention, alignment and beam; -o page.html for a page\n"
+    note = "nmt: for attention, alignment and beam set --source; for a page, --output page.html\n"
     assert inspect(runs["plain"]).stderr.endswith(note)
     for more in (("positions",), ("--source", SENTENCE), ("--format", "json")):
         assert note not in inspect(runs["plain"], *more).stderr
@@ -83,12 +79,20 @@ def test_worked_examples_need_no_model() -> None:
         (["attention", "--source", " "], 2, "has no text"),
         (["attention", "--source", SENTENCE, "--layer", "99"], 2, "1 to 1"),
         (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
-        (["score", "--source", SENTENCE, "--head", "one"], 2, "--head 1,3"),
+        (["score", "--source", SENTENCE, "--head", "one"], 2, "--head"),
+        (
+            ["flow", "--source", SENTENCE, "--unmasked"],
+            2,
+            "--unmasked would change nothing in flow",
+        ),
+        (["parameters", "--limit", "3"], 2, "--limit would change nothing in parameters"),
+        (["parameters", "-o", "r.de"], 2, "r.de: .de is not the ending of a page"),
+        (["parameters", "-o", "p.svg", "--format", "html"], 2, "p.svg is named as svg"),
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),
         (["shapes", "--source", SENTENCE, "--target", ""], 2, "--target has no tokens"),
         (["shapes", "--source", SENTENCE, "--set", "model.model_dim=8"], 2, "would change nothing"),
-        (["--source", SENTENCE, "--format", "svg"], 2, "one WHAT"),
+        (["--source", SENTENCE, "--format", "svg"], 2, "one view"),
         (["parameters", "--open", "--format", "json"], 2, "--open"),
         (["distributions", "--source", SENTENCE, "--checkpoint", "step-7"], 4, "has step-00000001"),
     ],

@@ -9,7 +9,8 @@ import pytest
 
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, DataError
-from nmt.extras.inspection.subject import Choice, Subject
+from nmt.extras.inspection.options import InspectOptions
+from nmt.extras.inspection.subject import Subject
 from nmt.inference.line_format import LineFormat
 from nmt.inference.scorer import Scorer
 from nmt.inference.stream import line_translator
@@ -137,7 +138,7 @@ def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
 
 def test_nmt_inspect_reads_the_tag_too_and_names_those_there_are(tagged: Tokenizers) -> None:
     def subject(tag: str | None) -> Subject:
-        found = Subject(ROOT / "configs" / "hello.yaml", Choice(source=LINES[0], tag=tag))
+        found = Subject(ROOT / "configs" / "hello.yaml", InspectOptions(source=LINES[0], tag=tag))
         vars(found)["tokenizers"] = tagged
         return found
 

@@ -18,13 +18,12 @@ KINDS: dict[Kind, str] = {
     "cross": "Attention of the decoder to the source",
 }
 _DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
-_MAX_WEIGHTS = 100_000
-"""That one kind of attention draws: a page is to stay below a few megabytes."""
+_MAX_WEIGHTS = 100_000  # That one kind of attention draws: a page is to stay below a few megabytes.
 _EXPLANATION = """\
 Each row is a softmax: how much of every token in the columns one token reads. The decoder's rows \
 name its input and the token that it is about to predict from it; what stands right of the \
 diagonal of its self-attention is masked. The mean over the heads of the upper half of the \
-decoder's layers is what `nmt translate --attention` sums to words."""
+decoder's layers is what `nmt translate` sums to words with `attention`."""
 
 
 @torch.inference_mode()
@@ -43,59 +42,43 @@ def attention(subject: Subject) -> Part:
 
 def _figures(subject: Subject, kind: Kind, title: str, weights: Sequence[Tensor]) -> list[Figure]:
     """One kind of attention: all heads small, then layer by layer as arcs and as a heatmap."""
-    layers, note = _shown_layers(subject, len(weights), weights[0][0].numel())
-    if not layers:  # --layer names one of a taller stack
+    num_layers, num_cells, heads = len(weights), weights[0][0].numel(), subject.heads
+    layers, note = subject.layers(num_layers), ""
+    if len(heads) > MAX_HEADS or len(heads) * num_cells > _MAX_WEIGHTS:
+        raise ConfigError(
+            f"{len(heads)} heads are too many to draw, with {num_cells:,} weights each.",
+            fix="Choose a few, such as `head` 1,2, or pass a shorter sentence.",
+        )
+    num_heads = len(layers) * len(heads)
+    if num_heads > MAX_HEADS or num_heads * num_cells > _MAX_WEIGHTS:
+        layers = [num_layers]
+        note = f"Only the top one of {num_layers} layers is drawn; set `layer` for another one."
+    if not layers:  # the chosen layer exists in the taller stack only
         return []
-    heads = {f"head {head}": head - 1 for head in subject.heads}
-    names = [layer_name(layer, len(weights)) for layer in layers]
-    grid, steps = [], []
+    names, grid, steps = [layer_name(layer, num_layers) for layer in layers], [], []
     for name, layer in zip(names, layers, strict=True):
         of_layer = weights[layer - 1]
-        found = {label: _rows(of_layer[head], kind) for label, head in heads.items()}
-        grid.append([
-            _heatmap(subject, kind, f"{name}, {label}", rows) for label, rows in found.items()
-        ])  # fmt: skip
-        shown = (
-            found if subject.choice.heads else {"mean of all heads": _rows(of_layer.mean(0), kind)}
-        )
-        own = [_heatmap(subject, kind, f"{title}, {name}, {k}", rows) for k, rows in shown.items()]
-        arcs = Links(f"{title}, {name}", *axes(subject, kind), found)
-        steps.append(Step(name, [arcs, *own]))
-    overview = Grid(title, names, list(heads), grid, note)
+        rows = {f"head {head}": _rows(of_layer[head - 1], kind) for head in heads}
+        grid.append([_heatmap(subject, kind, f"{name}, {k}", x) for k, x in rows.items()])
+        shown = rows
+        if not subject.choice.head:
+            shown = {"mean of all heads": _rows(of_layer.mean(0), kind)}
+        maps = [_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in shown.items()]
+        arcs = Links(f"{title}, {name}", *_axes(subject, kind), rows)
+        steps.append(Step(name, [arcs, *maps]))
+    overview = Grid(title, names, [f"head {head}" for head in heads], grid, note)
     return [overview, Steps(f"{title}, layer by layer", steps)]
 
 
 def _heatmap(subject: Subject, kind: Kind, title: str, rows: Matrix, note: str = "") -> Heatmap:
     down = "token that reads" if kind == "encoder" else _DECODED
-    return Heatmap(title, rows, *axes(subject, kind), note, 0.0, 1.0, "token read", down)
+    return Heatmap(title, rows, *_axes(subject, kind), note, 0.0, 1.0, "token read", down)
 
 
-def _shown_layers(subject: Subject, num_layers: int, num_cells: int) -> tuple[list[int], str]:
-    """Return the layers to draw, and a note where they are the top one for want of room.
-
-    Raises:
-        ConfigError: One layer alone is too much.
-    """
-    layers, heads = subject.layers(num_layers), len(subject.heads)
-    if _fits(len(layers) * heads, num_cells):
-        return layers, ""
-    if not _fits(heads, num_cells):
-        raise ConfigError(
-            f"{heads} heads are too many to draw, with {num_cells:,} weights each.",
-            fix="Choose some with --head, as in --head 1,2, or give a shorter sentence.",
-        )
-    return [num_layers], f"Only the top one of {num_layers} layers is drawn; --layer shows others."
-
-
-def _fits(num_heads: int, num_cells: int) -> bool:
-    return num_heads <= MAX_HEADS and num_heads * num_cells <= _MAX_WEIGHTS
-
-
-def axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:
+def _axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:
     """Labels of rows and columns."""
-    columns = {"encoder": subject.source_labels, "decoder": subject.read_labels}
     rows = subject.source_labels if kind == "encoder" else subject.target_labels
-    return rows, columns.get(kind, subject.source_labels)
+    return rows, subject.read_labels if kind == "decoder" else subject.source_labels
 
 
 def _rows(weights: Tensor, kind: Kind) -> Matrix:

@@ -3,98 +3,157 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import webbrowser
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import mkdtemp
+from typing import get_args
 
+import torch
+
+from nmt.config.flag import changed
 from nmt.config.keys import chosen
-from nmt.errors import ConfigError
-from nmt.extras.inspection.catalog import CATALOG, make_part
+from nmt.errors import ConfigError, shell_command
 from nmt.extras.inspection.figure import Part, as_dict
-from nmt.extras.inspection.subject import Choice, Subject
+from nmt.extras.inspection.options import InspectOptions, Style
+from nmt.extras.inspection.page import render_page
+from nmt.extras.inspection.subject import Subject
+from nmt.extras.inspection.svg import document
+from nmt.extras.inspection.text import part_text
+from nmt.extras.inspection.view import VIEWS
+from nmt.extras.inspection.worked_examples import worked_examples
+from nmt.files.atomic import check_output, open_output
+from nmt.registry import load_attribute
 
-Style = Literal["text", "html", "svg", "json"]
-_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """What was found of a model, and what else there is to see."""
-
-    title: str
-    """Name of the model."""
-    facts: Mapping[str, str]
-    """Name -> value: languages, layers, the sentence."""
-    parts: Sequence[Part]
-    """As of each WHAT."""
-    offers: Mapping[str, str]
-    """Commands for what the whole page leaves out -> what they show."""
-
-    def render(self, style: Style = "text", *, colour: bool = False) -> str:
-        """Return a page, a drawing, data or text.
-
-        Args:
-            style: ``html`` is one self-contained file, ``svg`` the drawings of one part.
-            colour: With ``text``: whether the terminal has colours.
-        """
-        if style == "json":
-            parts = {part.name: as_dict(part) for part in self.parts}
-            facts = {"title": self.title, "facts": dict(self.facts)}
-            return json.dumps(facts | {"parts": parts}, ensure_ascii=False) + "\n"
-        if style == "html":
-            from nmt.extras.inspection.page import render_page  # noqa: PLC0415
-
-            return render_page(self.title, self.facts, self.parts, self.offers)
-        if style == "svg":
-            from nmt.extras.inspection.svg import document  # noqa: PLC0415
-
-            return document([figure for part in self.parts for figure in part.figures])
-        from nmt.extras.inspection.text import part_text  # noqa: PLC0415
-
-        return "\n".join(part_text(part, colour=colour) for part in self.parts)
+logger = logging.getLogger(__name__)
+_STYLES: dict[str, Style] = {
+    ".html": "html", ".htm": "html", ".svg": "svg", ".json": "json", ".txt": "text", "": "text",
+}  # fmt: skip
 
 
-def inspect(
-    model: Path | str,
-    what: str | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    **choice: Any,
-) -> Inspection:
-    """Look inside a model.
+def inspect(options: InspectOptions) -> None:
+    """Look inside a model: arithmetic, attention, decoding.
 
-    Args:
-        model: Run folder, model folder, or YAML configuration: of one that was never trained there
-            are ``parameters``, ``diagram`` and ``positions``.
-        what: A part by name; all that need no test set and no other checkpoint if None.
-        overrides: ``key=value`` changes of a configuration; of a trained model, of its
-            ``decoding`` section.
-        choice: ``source``, ``target``, ``layer``, ``heads`` and so on, as of `Choice`.
+    Layers and heads are numbered from 1. A page is one file that needs no network.
 
     Raises:
-        ConfigError: There is no such part, layer or head, or the sentence is missing or too long.
+        ConfigError: There is no such view, layer or head, an option changes nothing in the view,
+            or the sentence is missing or too long.
         CheckpointError: The model is missing, damaged or exported for CTranslate2.
     """
-    if what is not None:
-        chosen(dict.fromkeys(CATALOG), what, "WHAT")
-    subject = Subject(Path(model), Choice(**choice), overrides)
-    subject.check()
-    names = [what] if what else [name for name in CATALOG if _is_shown(name, subject)]
-    with _one_thread():
-        parts = [make_part(name, subject) for name in names]
-        facts = _facts(subject)
-    offers = {} if what else _offers(subject, names)
-    return Inspection(f"Inside {subject.config.name}", facts, parts, offers)
+    _check(options)
+    style = _style(options)
+    check_output(options.output, options.model)
+    title, facts, offers = "Worked examples", dict[str, str](), dict[str, str]()
+    if options.model is None:
+        parts = [worked_examples()]
+    else:
+        subject = Subject(options.model, options)
+        subject.check()
+        names = [options.view] if options.view else list(_page_views(subject))
+        with _one_thread():
+            parts = [make_part(name, subject) for name in names]
+            title, facts = f"Inside {subject.config.name}", _facts(subject)
+        offers = {} if options.view else _offers(subject, names)
+    if style == "json":
+        data = {"title": title, "facts": facts, "parts": {x.name: as_dict(x) for x in parts}}
+        text = json.dumps(data, ensure_ascii=False) + "\n"
+    elif style == "html":
+        text = render_page(title, facts, parts, offers)
+    elif style == "svg":
+        text = document([figure for part in parts for figure in part.figures])
+    else:
+        text = "\n".join(part_text(part) for part in parts)
+    output = options.output
+    if options.open_ and output is None:
+        output = Path(mkdtemp(prefix="nmt-")) / "inspect.html"
+    with open_output(output) as writer:
+        writer.write(text.encode("utf-8", "replace"))
+    if options.open_ and output:
+        webbrowser.open(output.resolve().as_uri())
+    elif style == "text" and offers and not options.source and Path(options.model or "").is_dir():
+        logger.info(
+            "for attention, alignment and beam set `source`; for a page, `output` page.html"
+        )
+
+
+def make_part(name: str, subject: Subject) -> Part:
+    """Return one view of a subject.
+
+    Raises:
+        ConfigError: The subject lacks what the view needs, or is too large for it.
+        CheckpointError: The subject has no weights that can be read.
+    """
+    subject.require(VIEWS[name].needs, name)
+    part: Part = load_attribute(f"{__package__}.{VIEWS[name].module}:{name}")(subject)
+    return part
+
+
+def _check(options: InspectOptions) -> None:
+    """Refuse a missing model, an unknown view, and options that change nothing in the view."""
+    if options.model is None and not options.worked_examples:
+        raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
+    if options.view not in (None, *VIEWS) and str(options.model) in VIEWS:
+        right = shell_command("inspect", options.view, options.model)
+        raise ConfigError(f"The model comes before {options.model}.", fix=f"Type: {right}")
+    if options.view is None:
+        return
+    chosen(dict.fromkeys(VIEWS), options.view, "view")
+    others = {name for view in VIEWS.values() for name in view.options}
+    if idle := changed(options, *others.difference(VIEWS[options.view].options)):
+        names = ", ".join(f"`{name}`" for name in sorted(idle))
+        used = ", ".join(f"`{name}`" for name in VIEWS[options.view].options) or "none"
+        raise ConfigError(
+            f"{names} would change nothing in {options.view}.",
+            fix=f"Leave it out; {options.view} uses {used}.",
+        )
+
+
+def _style(options: InspectOptions) -> Style:
+    """Return the format: as chosen, else by the file's ending, else text, or HTML for a browser.
+
+    Raises:
+        ConfigError: The file's ending is that of another kind of file, a browser is to open text,
+            or several views are to be one drawing.
+    """
+    ending = options.output.suffix.lower() if options.output else ""
+    if ending not in _STYLES:
+        raise ConfigError(
+            f"`output` {options.output}: {ending} is not the ending of a page, drawing or data.",
+            fix=f"Use one of {', '.join(filter(None, _STYLES))}.",
+        )
+    by_name: Style = "html" if options.open_ and not ending else _STYLES[ending]
+    style = options.format_ or by_name
+    if ending and style != by_name:
+        raise ConfigError(
+            f"`format` is {style}, but {options.output} is named as {by_name}.",
+            fix="Leave `format` out, or change the file's ending.",
+        )
+    if options.open_ and style not in ("html", "svg"):
+        raise ConfigError(
+            f"`open` shows a page, not {style}.", fix="Leave `format` out, or `open`."
+        )
+    if style == "svg" and options.view is None and not options.worked_examples:
+        raise ConfigError(
+            "An SVG file holds the drawings of one view.",
+            fix="Add a view, such as attention, or write a page: set `output` to page.html.",
+        )
+    assert style in get_args(Style)
+    return style
+
+
+def _page_views(subject: Subject) -> Iterator[str]:
+    for name, view in VIEWS.items():
+        several = name == "distributions" and len(subject.choice.checkpoint) > 1
+        if (view.in_page or several) and subject.has(view.needs):
+            yield name
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Compute with one thread: for one sentence, several cost more to wake than they save."""
-    import torch  # noqa: PLC0415
-
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,78 +162,33 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _is_shown(name: str, subject: Subject) -> bool:
-    what = CATALOG[name]
-    several = name == "distributions" and len(subject.choice.checkpoints) > 1
-    return (what.in_page or several) and subject.has(what.needs)
-
-
-def _offers(subject: Subject, shown: Sequence[str]) -> dict[str, str]:
-    """Return commands for the parts that a page leaves out."""
-    found = {}
-    for name, what in CATALOG.items():
-        if name not in shown and (subject.is_folder or what.needs == "vocabulary"):
-            words = ["nmt", "inspect", str(subject.place), name]
-            if what.needs in ("sentence", "vocabulary"):
-                words += ["--source", subject.choice.source or "Hello!"]
+def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
+    """Return commands for the views that a page leaves out -> what they show."""
+    offers = {}
+    for name, view in VIEWS.items():
+        if name not in shown and (subject.is_folder or view.needs == "vocabulary"):
+            more: dict[str, object] = {}
+            if view.needs in ("sentence", "vocabulary"):
+                more["source"] = subject.choice.source or "Hello!"
             if name == "distributions":
-                words += ["--checkpoint", "untrained,best"]
-            found[shlex.join(words)] = what.summary
-    return found
+                more["checkpoint"] = "untrained,best"
+            offers[shell_command("inspect", subject.place, name, **more)] = view.summary
+    return offers
 
 
 def _facts(subject: Subject) -> dict[str, str]:
     """Return what a page says at its top."""
     config, choice = subject.config, subject.choice
-    found = {
+    model = config.model
+    facts = {
         "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
-        "Layers and heads": f"numbered from 1; encoder layer {config.model.encoder_layers} and "
-        f"decoder layer {config.model.decoder_layers} are the top, layer 1 reads the embeddings; "
-        f"{config.model.num_heads} heads in each",
+        "Layers and heads": f"numbered from 1; encoder layer {model.encoder_layers} and decoder "
+        f"layer {model.decoder_layers} are the top, layer 1 reads the embeddings; "
+        f"{model.num_heads} heads in each",
     }
     if choice.source:
-        found["Source"] = choice.source
+        facts["Source"] = choice.source
         if subject.has("sentence"):
-            target = subject.tokenizers.target.decode(subject.target_ids)
-            name = "Target" if choice.target is not None else "Translation by the model"
-            found[name] = target
-    return found
-
-
-def worked_examples() -> Inspection:
-    """Return the numbers that well-known explanations use, computed by our own functions."""
-    from nmt.extras.inspection.worked_examples import worked_examples  # noqa: PLC0415
-
-    return Inspection("Worked examples", {}, [worked_examples()], {})
-
-
-def style_of(
-    output: Path | None, style: Style | None, *, is_opened: bool = False, is_page: bool = False
-) -> Style:
-    """Return the format of a file: as chosen, else by its name, else text, or HTML for a browser.
-
-    Raises:
-        ConfigError: A browser is to open no page, a whole page is to be one drawing, or the file
-            is an image of another kind.
-
-    >>> style_of(Path("page.html"), None)
-    'html'
-    """
-    by_name: dict[str, Style] = {".html": "html", ".htm": "html", ".svg": "svg", ".json": "json"}
-    default: Style = "html" if is_opened else "text"
-    if output and output.suffix.lower() in _IMAGES:
-        raise ConfigError(
-            f"{output}: drawings are SVG, pages HTML.",
-            fix=f"Name {output.with_suffix('.svg')}, and convert that.",
-        )
-    found = style or by_name.get(output.suffix.lower() if output else "", default)
-    if is_opened and found not in ("html", "svg"):
-        raise ConfigError(
-            f"--open shows a page, not {found}.", fix="Leave --format out, or --open."
-        )
-    if found == "svg" and is_page:
-        raise ConfigError(
-            "An SVG file holds the drawings of one WHAT.",
-            fix="Name one, such as attention, or write a page: -o page.html.",
-        )
-    return found
+            name = "Translation by the model" if choice.target is None else "Target"
+            facts[name] = subject.tokenizers.target.decode(subject.target_ids)
+    return facts

@@ -14,8 +14,7 @@ from nmt.model.positions import POSITIONS
 
 _NORMS = {"layer": "LayerNorm", "layer-std": "LayerNorm", "rms": "RMSNorm"}
 _ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
-ENCODER, DECODER = 0, 1
-"""Stacks of the diagram."""
+ENCODER, DECODER = 0, 1  # Stacks of the diagram.
 
 
 def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
@@ -46,15 +45,15 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     boxes = list(_inputs(config, vocab_size, is_decoder=is_decoder))
     first = len(boxes)
     dim = config.decoder_dim if is_decoder else config.model_dim
+    norm = Box("norm", _NORMS[config.norm], "norm")
     for sublayer in _sublayers(config, is_decoder=is_decoder):
-        norm = _norm(config)
         if config.norm_position == "pre":
             boxes += [norm, sublayer, Box("add", kind="add", residual=2)]
         else:
             boxes += [sublayer, Box("add", kind="add", residual=1), norm]
     last = len(boxes) - 1
     if config.norm_position == "pre":
-        boxes.append(_norm(config))
+        boxes.append(norm)
     if is_decoder:
         bias = " + bias" if config.output_bias else ""
         boxes.append(Box("output projection", f"{dim:,} to {vocab_size:,}{bias}"))
@@ -87,7 +86,3 @@ def _sublayers(config: ModelConfig, *, is_decoder: bool) -> Iterator[Box]:
         yield Box("cross-attention", heads, "attention")
     activation = _ACTIVATIONS[config.activation]
     yield Box("feed-forward", f"{dim:,} to {ff_dim:,} to {dim:,}, {activation}", "feed-forward")
-
-
-def _norm(config: ModelConfig) -> Box:
-    return Box("norm", _NORMS[config.norm], "norm")

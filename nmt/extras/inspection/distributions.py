@@ -15,8 +15,7 @@ from nmt.extras.inspection.subject import Subject, labels
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 
 _NUM_LIKELY = 6
-_SMALL_VOCABULARY = 24
-"""Up to here all tokens are drawn."""
+_SMALL_VOCABULARY = 24  # Up to here all tokens are drawn.
 _DEFAULT = ("untrained", "best")
 _EXPLANATION = """\
 The target's own distribution has 1 for the right token, and label smoothing spreads a little of \
@@ -28,12 +27,9 @@ are those of `nmt score`, where PAD, UNK and BOS are never chosen; the loss is t
 class Loss(NamedTuple):
     """What one position adds to the loss, in nats."""
 
-    cross_entropy: float
-    """Of the target's distribution and the model's."""
-    divergence: float
-    """The part of it that training can lower."""
-    log_prob: float
-    """Of the right token, as `nmt score` has it."""
+    cross_entropy: float  # Of the target's distribution and the model's.
+    divergence: float  # The part of it that training can lower.
+    log_prob: float  # Of the right token, as `nmt score` has it.
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
@@ -71,33 +67,39 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> list[Loss]:
 @torch.inference_mode()
 def distributions(subject: Subject) -> Part:
     """One position after the other, and the losses of every checkpoint."""
-    names = subject.choice.checkpoints or _DEFAULT
+    names = subject.choice.checkpoint or _DEFAULT
     gold = [*subject.target_ids, EOS_ID]
     smoothing = subject.config.training.label_smoothing
     models = {name: subject.load(name) for name in names}
     logits = {k: model.logits(model(subject.source, subject.target)) for k, model in models.items()}
     steps = [
-        Step(label, [_bars(subject, place, gold[place], logits, smoothing)])
+        Step(label, [_bars(subject, place, gold[place], logits)])
         for place, label in enumerate(subject.target_labels)
     ]
     figures: list[Figure] = [Steps("Target and model, word by word", steps)]
     for name, values in logits.items():
         figures.append(_table(name, subject.target_labels, losses(values, gold, smoothing)))
-    figures.append(_smoothing(len(values[0]), smoothing))
+    vocab_size = subject.tokenizers.target.vocab_size
+    right, other, entropy = smoothed_target(vocab_size, smoothing)
+    share = f"{smoothing:g} / {vocab_size:,}"
+    lines = [
+        f"right token: 1 - {smoothing:g} + {share} = {right:.6f}",
+        f"each other token: {share} = {other:.3g}",
+        f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
+    ]
+    figures.append(Text("Label smoothing", lines))
     return Part("distributions", "Target and predicted distributions", _EXPLANATION, figures)
 
 
-def _bars(
-    subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor], smoothing: float
-) -> Bars:
+def _bars(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> Bars:
     """The right token and the most probable ones of every model, at one position."""
     shares = {name: values[place].softmax(-1) for name, values in logits.items()}
-    vocab_size = len(next(iter(shares.values())))
+    vocab_size = subject.tokenizers.target.vocab_size
     likely = [x.topk(min(_NUM_LIKELY, vocab_size)).indices.tolist() for x in shares.values()]
-    tokens = list(range(vocab_size)) if vocab_size <= _SMALL_VOCABULARY else [
-        *dict.fromkeys([gold, *chain(*likely)])
-    ]  # fmt: skip
-    right, other, _ = smoothed_target(vocab_size, smoothing)
+    tokens = list(dict.fromkeys([gold, *chain(*likely)]))
+    if vocab_size <= _SMALL_VOCABULARY:
+        tokens = list(range(vocab_size))
+    right, other, _ = smoothed_target(vocab_size, subject.config.training.label_smoothing)
     series: dict[str, list[float]] = {"target": [right if t == gold else other for t in tokens]}
     series |= {name: own[tokens].tolist() for name, own in shares.items()}
     names = labels(subject.tokenizers.target, tokens)
@@ -116,15 +118,3 @@ def _table(name: str, labels_: Sequence[str], found: Sequence[Loss]) -> Table:
     head += ["cross-entropy", "KL divergence"]
     note = f"Perplexity of the target: {math.exp(-sums[2] / len(found)):.2f}."
     return Table(f"Checkpoint {name}", head, rows, note, True)
-
-
-def _smoothing(vocab_size: int, smoothing: float) -> Text:
-    """Label smoothing worked out."""
-    right, other, entropy = smoothed_target(vocab_size, smoothing)
-    share = f"{smoothing:g} / {vocab_size:,}"
-    lines = [
-        f"right token: 1 - {smoothing:g} + {share} = {right:.6f}",
-        f"each other token: {share} = {other:.3g}",
-        f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
-    ]
-    return Text("Label smoothing", lines)

@@ -13,11 +13,9 @@ from markupsafe import Markup, escape
 
 from nmt.report.page import Point, visible
 
-EM = 13
-"""Size of letters, and with some air the least height of a row."""
+EM = 13  # Size of letters, and with some air the least height of a row.
 ROW = 20
-_BROAD = "\u2581\u2192"
-"""Word border and arrow: wider than letters, as capitals are."""
+_BROAD = "\u2581\u2192"  # Word border and arrow: wider than letters, as capitals are.
 _COLORS = 8
 
 

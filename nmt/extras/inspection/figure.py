@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, Literal, TypeAlias
 
+# Of a table. Numbers are written with thousands separators or about four digits; None is empty.
 Cell: TypeAlias = str | int | float | None
-"""Of a table. Numbers are written with thousands separators or about four digits; None is empty."""
+# Rows of numbers. None is a cell that does not exist, such as a masked score.
 Matrix: TypeAlias = Sequence[Sequence[float | None]]
-"""Rows of numbers. None is a cell that does not exist, such as a masked score."""
 NodeKind: TypeAlias = Literal["kept", "dropped", "finished", "best"]
 
 
@@ -36,8 +36,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
-    total: bool = False
-    """Whether the last row sums up the others."""
+    total: bool = False  # Whether the last row sums up the others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,11 @@ class Heatmap:
     rows: Sequence[str]
     columns: Sequence[str]
     note: str = ""
+    # Value of the palest colour; the smallest value (or minus the largest magnitude) if None.
     low: float | None = None
-    """Value of the palest colour; the smallest value (or minus the largest magnitude) if None."""
     high: float | None = None
-    across: str = ""
-    """What the columns are, such as ``token read``."""
-    down: str = ""
-    """What the rows are."""
+    across: str = ""  # What the columns are, such as ``token read``.
+    down: str = ""  # What the rows are.
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -76,9 +73,9 @@ class Links:
     title: str
     left: Sequence[str]
     right: Sequence[str]
+    # Label, such as ``head 2``, -> weight (0 to 1) of the line from each left to each right token:
+    # (len(left), len(right)). Each label has its colour.
     weights: Mapping[str, Matrix]
-    """Label, such as ``head 2``, -> weight (0 to 1) of the line from each left to each right token:
-    (len(left), len(right)). Each label has its colour."""
     note: str = ""
 
 
@@ -99,10 +96,8 @@ class Lines:
 
     title: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
-    across: str
-    """What the x axis counts, such as ``distance``."""
-    unit: str
-    """Of the values."""
+    across: str  # What the x axis counts, such as ``distance``.
+    unit: str  # Of the values.
     note: str = ""
 
 
@@ -111,12 +106,11 @@ class Node:
     """A token of a beam tree."""
 
     label: str
-    detail: str
-    """Shown smaller, such as its probability and the score up to here."""
+    detail: str  # Shown smaller, such as its probability and the score up to here.
+    # Index of the node before it in `Tree.nodes`; None for a root. Parents come first.
     parent: int | None
-    """Index of the node before it in `Tree.nodes`; None for a root. Parents come first."""
+    # ``best`` for all nodes of the returned hypothesis; ``dropped`` for a dead end.
     kind: NodeKind = "kept"
-    """``best`` for all nodes of the returned hypothesis; ``dropped`` for a dead end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +127,10 @@ class Box:
     """A block of a stack diagram."""
 
     label: str
-    detail: str = ""
-    """Such as ``8 heads of 64``."""
+    detail: str = ""  # Such as ``8 heads of 64``.
     kind: Literal["embedding", "attention", "feed-forward", "norm", "add", "output"] = "output"
+    # Of an ``add``: how many boxes of the stack the residual connection goes around, below it.
     residual: int = 0
-    """Of an ``add``: how many boxes of the stack the residual connection goes around, below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +139,8 @@ class Stack:
 
     title: str
     boxes: Sequence[Box]
+    # First and last box (indices) of a layer, and the number of layers.
     repeated: tuple[int, int, int] | None = None
-    """First and last box (indices) of a layer, and the number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +149,8 @@ class Diagram:
 
     title: str
     stacks: Sequence[Stack]
+    # From (stack, box) to (stack, box), and what it carries, such as ``memory``.
     arrows: Sequence[tuple[tuple[int, int], tuple[int, int], str]] = ()
-    """From (stack, box) to (stack, box), and what it carries, such as ``memory``."""
     note: str = ""
 
 
@@ -168,8 +161,8 @@ class Grid:
     title: str
     rows: Sequence[str]
     columns: Sequence[str]
+    # One row of heatmaps for each of ``rows``; they are drawn without token labels.
     figures: Sequence[Sequence[Heatmap]]
-    """One row of heatmaps for each of ``rows``; they are drawn without token labels."""
     note: str = ""
 
 
@@ -197,12 +190,9 @@ Figure: TypeAlias = Text | Table | Heatmap | Links | Bars | Lines | Tree | Diagr
 class Part:
     """The answer to one WHAT: a section of the page."""
 
-    name: str
-    """The WHAT, such as ``attention``."""
-    title: str
-    """Heading, such as ``Attention``."""
-    explanation: str
-    """Two to four sentences that name what one sees, in the words of the papers."""
+    name: str  # The WHAT, such as ``attention``.
+    title: str  # Heading, such as ``Attention``.
+    explanation: str  # Two to four sentences that name what one sees, in the words of the papers.
     figures: Sequence[Figure]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,50 +17,52 @@ Each sublayer reads the residual stream and adds to it; norms are means over the
 Gradients are those of the cross-entropy of the target, per token: by the stream above a sublayer, \
 and by its own weights. The entropy of a head's weights is 0 if it reads one token, and the \
 logarithm of the length if it reads all alike."""
+_HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
+         "gradient by stream", "gradient by weights")  # fmt: skip
 
 
 def flow(subject: Subject) -> Part:
     """Norms of every sublayer, and entropy and distance of every head."""
     recording = record(subject.model, subject.source, subject.target)
-    norms, figures = measured_norms(subject, recording), list[Figure]()
-    head = ["sublayer", "stream before", "added", "stream after", "added / before"]
-    head += ["gradient by stream", "gradient by weights"]
-    for side in ("encoder", "decoder"):
-        pairs = zip(recording.sublayers, norms, strict=True)
-        of_side = [(each, row) for each, row in pairs if each.side == side]
-        top = of_side[-1][0].layer
-        rows: list[list[Cell]] = [
-            [f"{layer_name(each.layer, top)}, {each.name.replace('_', '-')}", *row]
-            for each, row in of_side
-        ]
-        title, note = f"{side.capitalize()}: norms", "From the lowest sublayer to the top."
-        figures.append(Table(title, head, rows, note))
+    rows: dict[str, list[list[Cell]]] = {"encoder": [], "decoder": []}
+    tops = {each.side: each.layer for each in recording.sublayers}
+    for each, norms in zip(recording.sublayers, _norms(subject, recording), strict=True):
+        name = f"{layer_name(each.layer, tops[each.side])}, {each.name.replace('_', '-')}"
+        rows[each.side].append([name, *norms])
+    note = "From the lowest sublayer to the top."
+    figures: list[Figure] = [
+        Table(f"{side.capitalize()}: norms", _HEAD, rows[side], note) for side in rows
+    ]
     for kind, title in KINDS.items():
         weights = [each.heads().weights.detach() for each in recording.attention(kind)]
-        figures += _of_heads(title, weights, is_square=kind != "cross")
+        layers = [layer_name(number, len(weights)) for number in range(1, len(weights) + 1)]
+        heads = [f"head {head}" for head in range(1, len(weights[0]) + 1)]
+        note = "Tokens between the one that reads and those it reads."
+        if kind == "cross":
+            note += " The target is laid along the source, first on first and last on last."
+        for measure, unit in ((entropy, "In nats."), (distance, note)):
+            values = [measure(each) for each in weights]
+            title_ = f"{title}: {measure.__name__}"
+            figures.append(Heatmap(title_, values, layers, heads, unit, 0.0))
     return Part("flow", "Flow", _EXPLANATION, figures)
 
 
-def measured_norms(subject: Subject, recording: Recording) -> list[list[float]]:
-    """Return the numbers of each recorded sublayer; gradients are left nowhere.
-
-    Mean norms over the tokens of the residual stream below it, of what it adds, and of the stream
-    above it; the second over the first; norms of the gradients of the loss by the stream above it
-    and by its weights.
-    """
+def _norms(subject: Subject, recording: Recording) -> list[list[float]]:
+    """Return the numbers of each recorded sublayer, as `_HEAD` names them."""
     gold = torch.tensor([*subject.target_ids, EOS_ID])
     loss = F.cross_entropy(subject.model.logits(recording.hidden), gold)
-    # The topmost stream of a post-norm model is the output itself.
+    # The topmost stream of a post-norm model is the output itself. Gradients are left nowhere.
     places = [x for each in recording.sublayers for x in (each.after, *each.module.parameters())]
-    found, gradients = [], iter(torch.autograd.grad(loss, places))
+    gradients = iter(torch.autograd.grad(loss, places))
+    rows = []
     for each in recording.sublayers:
-        stream, *weights = islice(gradients, 1 + len(list(each.module.parameters())))
         before, added, after = (
             x.detach().norm(dim=-1).mean().item() for x in (each.before, each.added, each.after)
         )
-        by_weights = sum(float(x.square().sum()) for x in weights) ** 0.5
-        found.append([before, added, after, added / before, float(stream.norm()), by_weights])
-    return found
+        stream = float(next(gradients).norm())
+        squares = sum(float(next(gradients).square().sum()) for _ in each.module.parameters())
+        rows.append([before, added, after, added / before, stream, squares**0.5])
+    return rows
 
 
 def entropy(weights: Tensor) -> list[float]:
@@ -72,20 +71,5 @@ def entropy(weights: Tensor) -> list[float]:
 
 
 def distance(weights: Tensor) -> list[float]:
-    """Return how far from itself a token reads, in tokens: the mean of each head.
-
-    (H, T, S) -> H numbers.
-    """
+    """Return how far from itself a token reads: the mean of each head. (H, T, S) -> H numbers."""
     return (weights * off_diagonal(*weights.shape[1:])).sum(-1).mean(-1).tolist()
-
-
-def _of_heads(title: str, weights: Sequence[Tensor], *, is_square: bool) -> list[Figure]:
-    rows = [layer_name(number, len(weights)) for number in range(1, len(weights) + 1)]
-    columns = [f"head {head}" for head in range(1, len(weights[0]) + 1)]
-    note = "Tokens between the one that reads and those it reads."
-    if not is_square:
-        note += " The target is laid along the source, first on first and last on last."
-    return [
-        Heatmap(f"{title}: entropy", list(map(entropy, weights)), rows, columns, "In nats.", 0.0),
-        Heatmap(f"{title}: distance", list(map(distance, weights)), rows, columns, note, 0.0),
-    ]

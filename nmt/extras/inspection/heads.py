@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -24,8 +24,8 @@ from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
 
+# Source and target ids, without special ones.
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""Source and target ids, without special ones."""
 _NEAR = 1.0
 _MOSTLY = 0.5
 _NAMES = ("previous token", "itself", "end", "diagonal")
@@ -57,23 +57,21 @@ def heads(subject: Subject) -> Part:
 @torch.inference_mode()
 def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[tuple[float, ...]]]]:
     """Return what the heads look at: of each kind, layer and head the shares of `_NAMES`."""
-    sums: dict[tuple[Kind, int], Tensor] = {}
-    counts: Counter[tuple[Kind, int]] = Counter()
-    for pair in pairs:
-        found = record(model, *_packed(model, pair))
+    sums: dict[Kind, list[Tensor]] = {}
+    counts: Counter[Kind] = Counter()
+    for source, target in pairs:
+        read = source_of(model, Packed.from_rows([[*source, EOS_ID]]))
+        found = record(model, read, Packed.from_rows([[BOS_ID, *target]]))
         for kind in KINDS:
-            for number, sublayer in enumerate(found.attention(kind)):
-                weights = sublayer.heads().weights
-                shares = torch.stack(_looks(weights, kind))
-                sums[kind, number] = sums.get((kind, number), 0) + shares
-                counts[kind, number] += weights.shape[1]
+            weights = [each.heads().weights for each in found.attention(kind)]
+            shares = [torch.stack(_looks(each, kind)) for each in weights]
+            sums[kind] = (
+                [a + b for a, b in zip(sums[kind], shares, strict=True)] if kind in sums else shares
+            )
+            counts[kind] += weights[0].shape[1]
     return {
-        kind: [
-            [tuple(row) for row in (total / counts[place]).T.tolist()]
-            for place, total in sums.items()
-            if place[0] == kind
-        ]
-        for kind in KINDS
+        kind: [[tuple(row) for row in (total / counts[kind]).T.tolist()] for total in totals]
+        for kind, totals in sums.items()
     }
 
 
@@ -88,25 +86,17 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
         found = engine.token_log_probs(sources, targets)
         return sum(map(sum, found)) / sum(map(len, found))
 
-    whole = log_prob()
-
-    def without(module: Attention, head: int) -> float:
-        with without_heads(module, [head]):
-            return whole - log_prob()
-
-    return {
-        kind: [
-            [without(module, head) for head in range(1, module.num_heads + 1)]
-            for module in _modules(model, kind)
-        ]
-        for kind in KINDS
-    }
-
-
-def _modules(model: Transformer, kind: Kind) -> Iterator[Attention]:
-    stack = model.encoder if kind == "encoder" else model.decoder
-    for layer in stack:
-        yield getattr(layer, "cross_attention" if kind == "cross" else "self_attention")
+    whole, losses = log_prob(), dict[Kind, list[list[float]]]()
+    for kind in KINDS:
+        losses[kind] = []
+        for layer in model.encoder if kind == "encoder" else model.decoder:
+            name = "cross_attention" if kind == "cross" else "self_attention"
+            module: Attention = getattr(layer, name)
+            losses[kind].append([])
+            for head in range(1, module.num_heads + 1):
+                with without_heads(module, [head]):
+                    losses[kind][-1].append(whole - log_prob())
+    return losses
 
 
 def _looks(weights: Tensor, kind: Kind) -> list[Tensor]:
@@ -131,12 +121,6 @@ def _role(shares: Sequence[float | None]) -> str:
     return _NAMES[-1] if diagonal >= _MOSTLY else ""
 
 
-def _packed(model: Transformer, pair: tuple[Sequence[int], Sequence[int]]) -> tuple[Packed, Packed]:
-    source, target = pair
-    packed = Packed.from_rows([[*source, EOS_ID]])
-    return source_of(model, packed), Packed.from_rows([[BOS_ID, *target]])
-
-
 def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
     """Return the first pairs of a test set of the model's configuration, or of its validation set.
 
@@ -159,5 +143,8 @@ def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
     short = (pair for pair in read if max(map(len, pair)) <= most)
     found = list(islice(short, subject.choice.limit))
     if not found:
-        raise DataError(f"{name} has no pair of at most {most} tokens.", fix="Use another.")
+        raise DataError(
+            f"{name} has no pair of at most {most} tokens.",
+            fix="Choose another one with `test`, or raise filters.max_length.",
+        )
     return name or "the validation set", found

@@ -1,7 +1,8 @@
 """A search that is watched: what it read, found and kept at every step, by a `Stepper` around one.
 
-The search runs as always and knows nothing of it. One sentence at a time, greedy or beam search.
-And the search of those who leave out the causal mask: all words are recomputed at every step.
+The search runs as always and does not see the observer. One sentence at a time, greedy or beam
+search. Also the search of texts that leave out the causal mask: all words are recomputed at every
+step.
 
 Shapes: K beams, V vocabulary, N packed target tokens.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
-from nmt.inference.stepper import ModelStepper, States, source_of
+from nmt.inference.stepper import ModelStepper, States
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from nmt.search.beam import expand
@@ -28,24 +29,19 @@ from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 class Beam(NamedTuple):
     """A hypothesis that a step continued."""
 
-    ids: Ids
-    """Tokens so far."""
-    parent: int | None
-    """Its place among the beams of the step before; None at the first step."""
-    log_prob: float
-    """Of all its tokens; minus infinity for a place without a hypothesis."""
+    ids: Ids  # Tokens so far.
+    parent: int | None  # Its place among the beams of the step before; None at the first step.
+    log_prob: float  # Of all its tokens; minus infinity for a place without a hypothesis.
+    # The most probable next tokens, and the model's probability of each, before any rule.
     likely: Sequence[tuple[int, float]]
-    """The most probable next tokens, and the model's probability of each, before any rule."""
 
 
 class Finished(NamedTuple):
     """A hypothesis that ended."""
 
-    beam: int
-    """Place of the beam that it ended in."""
+    beam: int  # Place of the beam that it ended in.
     hypothesis: Hypothesis
-    coverage: float
-    """The part of its score that is the coverage penalty."""
+    coverage: float  # The part of its score that is the coverage penalty.
 
 
 class SearchStep(NamedTuple):
@@ -59,11 +55,7 @@ class SearchTrace(NamedTuple):
     """A search from beginning to end."""
 
     steps: Sequence[SearchStep]
-    results: Sequence[Hypothesis]
-    """What the search returned, best first."""
-    cache_difference: float
-    """Largest difference between a log probability after a cached step and after reading the whole
-    prefix at once."""
+    results: Sequence[Hypothesis]  # What the search returned, best first.
 
 
 @dataclass(slots=True)
@@ -73,8 +65,7 @@ class _Moment:
     ids: list[Ids]
     parents: list[int]
     likely: list[list[tuple[int, float]]]
-    log_probs: Tensor
-    """(K, V); the search has its rules change it after the step."""
+    log_probs: Tensor  # (K, V); the search has its rules change it after the step.
     coverage: list[float] = field(default_factory=list)
 
 
@@ -90,18 +81,15 @@ class ObservingStepper:
     tokens: Tensor | None = None
 
     def __init__(self, model: Transformer, options: DecodingConfig, num_likely: int) -> None:
-        self._model, self._weight, self._num_likely = model, options.coverage_penalty, num_likely
+        self._weight, self._num_likely = options.coverage_penalty, num_likely
         self._inner = ModelStepper(model, with_coverage=self._weight > 0)
         self.max_positions = self._inner.max_positions
         self.moments: list[_Moment] = []
-        self.cache_difference = 0.0
         self._kept: list[int] = []
 
     def start(self, source: Packed) -> States:
         """Read one source."""
-        assert len(source) == 1
-        self._source, self._read = source, source_of(self._model, source)
-        self._memory = self._model.encode(self._read)
+        self._lengths = source.lengths
         return self._inner.start(source)
 
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
@@ -113,12 +101,8 @@ class ObservingStepper:
             pairs = zip(self._kept, tokens[0].tolist(), strict=True)
             ids = [(*before[parent], token) for parent, token in pairs]
         shares, places = log_probs[0].exp().topk(min(self._num_likely, log_probs.shape[2]))
-        likely = [
-            list(zip(*pair, strict=True))
-            for pair in zip(places.tolist(), shares.tolist(), strict=True)
-        ]
-        difference = self._difference(log_probs[0], ids)
-        self.cache_difference = max(self.cache_difference, difference)
+        rows = zip(places.tolist(), shares.tolist(), strict=True)
+        likely = [list(zip(*row, strict=True)) for row in rows]
         self.moments.append(_Moment(ids, self._kept, likely, log_probs[0]))
         self._kept = list(range(len(ids)))
         return log_probs, state
@@ -131,18 +115,8 @@ class ObservingStepper:
     def coverage(self, state: States) -> Tensor:
         """Note the coverage penalty."""
         found = self._inner.coverage(state)
-        penalty = coverage_penalty(found, self._source.lengths, self._weight)
-        self.moments[-1].coverage = penalty[0].tolist()
+        self.moments[-1].coverage = coverage_penalty(found, self._lengths, self._weight)[0].tolist()
         return found
-
-    def _difference(self, log_probs: Tensor, ids: Sequence[Ids]) -> float:
-        """Compare log probabilities (K, V) of a cached step with reading all prefixes whole."""
-        target = Packed.from_rows([[BOS_ID, *prefix] for prefix in ids])
-        source = Packed.from_rows(self._read.rows() * len(ids))
-        hidden = self._model.decode(target, self._memory.repeat(len(ids), 1), source)
-        whole = _log_probs(self._model, hidden[target.cu_seqlens[1:] - 1])
-        differences = (whole - log_probs).abs()
-        return float(differences[log_probs.isfinite()].max())
 
 
 @torch.inference_mode()
@@ -161,22 +135,20 @@ def trace_search(
     (results,) = search(stepper, Packed.from_rows([[*source_ids, EOS_ID]]), options)
     steps, totals = list[SearchStep](), torch.zeros(1)
     for number, moment in enumerate(stepper.moments):
+        parents: Sequence[int | None] = [None]
         if number:  # as the search adds: in float32
-            before = stepper.moments[number - 1].log_probs
-            last = [ids[-1] for ids in moment.ids]
-            totals = totals[moment.parents] + before[moment.parents, last]
-        parents = moment.parents if number else [None]
+            before, parents = stepper.moments[number - 1].log_probs, moment.parents
+            totals = totals[moment.parents] + before[moment.parents, [x[-1] for x in moment.ids]]
         rows = zip(moment.ids, parents, totals.tolist(), moment.likely, strict=True)
         steps.append(SearchStep([Beam(*row) for row in rows], _finished(moment, totals, options)))
-    return SearchTrace(steps, results, stepper.cache_difference)
+    return SearchTrace(steps, results)
 
 
 def _finished(moment: _Moment, totals: Tensor, options: DecodingConfig) -> list[Finished]:
     """Return what ends in EOS among the best K continuations, as greedy and beam search have it."""
     size = 1 if options.search == "greedy" else options.beam_size
-    penalty = length_penalty(options)
+    penalty, ended = length_penalty(options), list[Finished]()
     found = expand(totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
-    ended = []
     for beam, token, total in zip(*(x[0, :size].tolist() for x in found), strict=True):
         if token == EOS_ID and total > -torch.inf:
             ids, lost = moment.ids[beam], moment.coverage[beam] if moment.coverage else 0.0
@@ -186,20 +158,6 @@ def _finished(moment: _Moment, totals: Tensor, options: DecodingConfig) -> list[
 
 
 @torch.inference_mode()
-def next_log_probs(model: Transformer, source: Packed, target: Packed) -> Tensor:
-    """Return the log probabilities of the token after each one of the target: (N, V).
-
-    PAD, UNK and BOS have minus infinity, as in a search.
-    """
-    return _log_probs(model, model(source, target))
-
-
-def _log_probs(model: Transformer, hidden: Tensor) -> Tensor:
-    logits = model.logits(hidden)
-    logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
-    return logits.log_softmax(-1)
-
-
 def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[list[int]]:
     """Translate by recomputing all words at every step, from those of the step before.
 
@@ -216,6 +174,7 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
     """
     words: list[int] = []
     while len(words) < most and EOS_ID not in words[-1:]:
-        log_probs = next_log_probs(model, source, Packed.from_rows([[BOS_ID, *words]]))
-        words = log_probs.argmax(-1).tolist()
+        logits = model.logits(model(source, Packed.from_rows([[BOS_ID, *words]])))
+        logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
+        words = logits.argmax(-1).tolist()
         yield words

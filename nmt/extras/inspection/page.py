@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from nmt.extras.inspection.figure import Figure, Part, Steps, Table, Text
 from nmt.extras.inspection.svg import draw
-from nmt.extras.inspection.text import cell_text, columns_of
+from nmt.extras.inspection.text import cell_text, numeric_columns
 from nmt.report.page import render
 
 
@@ -23,7 +23,7 @@ def render_page(
     title: str,
     facts: Mapping[str, str],
     parts: Sequence[Part],
-    offers: Mapping[str, str] | None = None,
+    offers: Mapping[str, str],
 ) -> Markup:
     """Return a page that needs nothing else.
 
@@ -33,20 +33,12 @@ def render_page(
         parts: Sections in their order.
         offers: Commands for what is not on the page -> what they show.
     """
-    path = files("nmt.report") / "templates" / "steps.js"
-    script = Markup(path.read_text(encoding="utf-8"))
+    script = Markup((files("nmt.report") / "templates" / "steps.js").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return render(
-        "inspect.html.j2",
-        title=title,
-        facts=facts,
-        parts=parts,
-        figure_html=figure_html,
-        offers=offers or {},
-        alone=False,
-        script=script,
-        digest=digest,
-    )
+        "inspect.html.j2", title=title, facts=facts, parts=parts, figure_html=figure_html,
+        offers=offers, alone=False, script=script, digest=digest,
+    )  # fmt: skip
 
 
 def figure_html(figure: Figure) -> Markup:
@@ -54,7 +46,7 @@ def figure_html(figure: Figure) -> Markup:
     kind, content = type(figure).__name__.lower(), dict[str, Any]()
     if isinstance(figure, Table):
         rows = [[cell_text(cell) for cell in row] for row in figure.rows]
-        numeric = [*columns_of(figure.rows), *[False] * len(figure.head)]
+        numeric = [*numeric_columns(figure.rows), *[False] * len(figure.head)]
         content = {"rows": rows, "numeric": numeric}
     elif not isinstance(figure, Text | Steps):
         content = {"drawing": draw(figure).as_svg(figure.title)}

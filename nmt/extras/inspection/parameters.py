@@ -17,15 +17,14 @@ from torch import nn
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
 from nmt.model.transformer import Transformer
 
-Formula = tuple[tuple[int, ...], ...]
-"""Products, to be added."""
+Formula = tuple[tuple[int, ...], ...]  # Products, to be added.
+# ``model.embeddings`` -> names of the tables with several uses.
 _SHARED: Mapping[str, Mapping[str, str]] = {
     "separate": {},
     "decoder-tied": {"target_vectors": "target and output table"},
     "inputs-shared": {"source_vectors": "source and target table"},
     "tied": {"source_vectors": "source, target and output table"},
 }
-"""``model.embeddings`` -> names of the tables with several uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,8 @@ class PartCount:
 
     name: str
     formula: Formula
-    depth: int = 0
-    """How many parts it is within."""
-    copies: int = 1
-    """How many of it the model has."""
+    depth: int = 0  # How many parts it is within.
+    copies: int = 1  # How many of it the model has.
 
     @property
     def count(self) -> int:

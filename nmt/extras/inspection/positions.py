@@ -18,17 +18,15 @@ from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import EncoderLayer
 from nmt.model.positions import POSITIONS, sinusoids
 
-NUM_POSITIONS = 20
-"""Rows of a heatmap."""
-MAX_WIDTH = 512
-"""Columns of a heatmap, at most."""
+NUM_POSITIONS = 20  # Rows of a heatmap.
+MAX_WIDTH = 512  # Columns of a heatmap, at most.
 TOY_WIDTH = 4
+# Sinusoidal ``model.positions`` -> where sines and cosines stand.
 LAYOUTS = {
     "sinusoidal": "interleaved",
     "sinusoidal-concatenated": "concatenated",
     "sinusoidal-halves": "in halves",
 }
-"""Sinusoidal ``model.positions`` -> where sines and cosines stand."""
 _POSITION, _SHIFT = 2, 3
 
 
@@ -77,13 +75,12 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     """
     divisors = (1 / rates(dim, layout)).tolist()
     values = sinusoids(position + 1, dim, layout)[position].tolist()
+    step, whole = (1, max(dim // 2 - 1, 1)) if layout == "sinusoidal-halves" else (2, dim)
     lines = [""] * dim
     for name, columns in zip(("sin", "cos"), pair_columns(dim, layout), strict=True):
         for i, feature in enumerate(columns.tolist()):
-            is_long = layout == "sinusoidal-halves"
-            exponent = f"{i}/{max(dim // 2 - 1, 1)}" if is_long else f"{2 * i}/{dim}"
             lines[feature] = (
-                f"PE({position}, {feature}) = {name}({position} / 10000^({exponent})) = "
+                f"PE({position}, {feature}) = {name}({position} / 10000^({step * i}/{whole})) = "
                 f"{name}({position} / {divisors[i]:.6g}) = {values[feature]:.6f}"
             )
     return lines if dim <= 2 * TOY_WIDTH else [*lines[:TOY_WIDTH], "...", *lines[-TOY_WIDTH:]]
@@ -128,24 +125,20 @@ def positions(subject: Subject) -> Part:
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]
     if not figures:
-        what = "The model adds none: it reads a set of tokens."
-        if name != "none":
-            what = f"{name} adds no vectors and turns none: there is nothing to draw."
-        figures.append(Text("No positions" if name == "none" else "Positions", [what]))
+        what = f"{name} adds no vectors and turns none: there is nothing to draw."
+        figures.append(Text("Positions", [what]))
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
     figures += sinusoid_figures(layout, dim)
     for each, where in LAYOUTS.items():
         toy, title = sinusoids(NUM_POSITIONS, TOY_WIDTH, each), f"Width {TOY_WIDTH}, {where}"
         figures.append(encoding_heatmap(toy, title, across=True))
-    return Part(
-        "positions",
-        "Positions",
+    explanation = (
         f"Attention alone does not see order; here model.positions is {name}. Sinusoids are pairs "
         "of a sine and a cosine of many wavelengths: the vector some positions further is the same "
         "linear map of each vector, and the similarity of two depends on their distance alone. "
-        f"Numbers are as in the formulas: the first token stands at {config.first_position}.",
-        figures,
+        f"Numbers are as in the formulas: the first token stands at {config.first_position}."
     )
+    return Part("positions", "Positions", explanation, figures)
 
 
 def _absolute(subject: Subject) -> Iterator[Figure]:
@@ -154,24 +147,26 @@ def _absolute(subject: Subject) -> Iterator[Figure]:
     if (make := POSITIONS[config.positions].absolute) is None:
         return
     first, sides = config.first_position, {"source": config.model_dim, "target": config.decoder_dim}
+    end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
     for side, dim in sides.items():
         own = getattr(subject.model, f"{side}_embedding").positions if subject.has_weights else None
         module = own or make(config, dim)
-        is_learned, title = next(module.parameters(), None) is not None, "Position vectors"
-        if is_learned or len({*sides.values()}) == 2:
-            title += f", {side}"
-        elif side == "target":
-            return
+        is_learned = next(module.parameters(), None) is not None
+        if differs := is_learned or config.model_dim != config.decoder_dim:
+            title = f"Position vectors, {side}"
+        else:
+            title = "Position vectors"
         note = "Not trained yet: random." if is_learned and own is None else ""
-        end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
         table = module.table(end)[first:end].detach()
         yield encoding_heatmap(table, title, first=first, note=note)
         yield _similarity_lines(table, title)
+        if not differs:
+            return
 
 
 def _relative(subject: Subject) -> Iterator[Figure]:
     """The angles by which self-attention turns queries and keys."""
-    config, order = subject.config.model, torch.arange(NUM_POSITIONS)
+    config = subject.config.model
     if (make := POSITIONS[config.positions].relative) is None:
         return
     dim = config.model_dim // config.num_heads
@@ -180,7 +175,7 @@ def _relative(subject: Subject) -> Iterator[Figure]:
         scheme = cast(EncoderLayer, subject.model.encoder[0]).self_attention.positions or scheme
     unit = torch.zeros(NUM_POSITIONS, 1, dim)
     unit[..., : dim // 2] = 1  # along the first feature of each pair: turns into (cos, sin)
-    turned = scheme.rotate(unit, order)[:, 0].detach()
+    turned = scheme.rotate(unit, torch.arange(NUM_POSITIONS))[:, 0].detach()
     if not torch.equal(turned, unit[:, 0]):
         cos, sin = turned.chunk(2, dim=1)
         note = "Radians, below 2 pi: by this a pair of features of a query or key is turned."

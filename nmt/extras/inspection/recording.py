@@ -22,8 +22,8 @@ from nmt.model.layers import CrossAttention, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 
+# Attention of the encoder, of the decoder to itself, and of the decoder to the source.
 Kind = Literal["encoder", "decoder", "cross"]
-"""Attention of the encoder, of the decoder to itself, and of the decoder to the source."""
 Side = Literal["encoder", "decoder"]
 Attention = SelfAttention | CrossAttention
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
@@ -32,20 +32,14 @@ _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
 class Heads(NamedTuple):
     """What the heads of one attention sublayer work out, step by step."""
 
-    query: Tensor
-    """After norm and rotation, if the model has them. (H, T, E)."""
-    key: Tensor
-    """The same; those of a group are repeated for each of its queries. (H, S, E)."""
-    value: Tensor
-    """(H, S, E)."""
-    products: Tensor
-    """Of each query and each key. (H, T, S)."""
+    query: Tensor  # After norm and rotation, if the model has them. (H, T, E).
+    key: Tensor  # The same; those of a group are repeated for each of its queries. (H, S, E).
+    value: Tensor  # (H, S, E).
+    products: Tensor  # Of each query and each key. (H, T, S).
+    # Divided by sqrt(E), with the bias of a position scheme; minus infinity under the mask.
     scores: Tensor
-    """Divided by sqrt(E), with the bias of a position scheme; minus infinity under the mask."""
-    weights: Tensor
-    """Softmax of the scores: each row sums to 1. (H, T, S)."""
-    mixed: Tensor
-    """Sum of the values times their weights. (H, T, E)."""
+    weights: Tensor  # Softmax of the scores: each row sums to 1. (H, T, S).
+    mixed: Tensor  # Sum of the values times their weights. (H, T, E).
 
     @property
     def concatenated(self) -> Tensor:
@@ -58,22 +52,16 @@ class Sublayer:
     """A sublayer in one pass, with the residual connection around it."""
 
     side: Side
-    layer: int
-    """From 1, upward."""
-    name: str
-    """``self_attention``, ``cross_attention`` or ``feed_forward``."""
+    layer: int  # From 1, upward.
+    name: str  # ``self_attention``, ``cross_attention`` or ``feed_forward``.
     module: nn.Module
     residual: Residual
+    # What it reads: the residual stream, after the norm in a pre-norm model. (T, D).
     inputs: Tensor
-    """What it reads: the residual stream, after the norm in a pre-norm model. (T, D)."""
-    memory: Tensor | None
-    """What its keys come from, where that is the encoder's output. (S, D')."""
-    added: Tensor
-    """What it adds to the residual stream. (T, D)."""
-    before: Tensor
-    """The residual stream. (T, D)."""
-    after: Tensor
-    """The residual stream above it, after the norm in a post-norm model. (T, D)."""
+    memory: Tensor | None  # What its keys come from, where that is the encoder's output. (S, D').
+    added: Tensor  # What it adds to the residual stream. (T, D).
+    before: Tensor  # The residual stream. (T, D).
+    after: Tensor  # The residual stream above it, after the norm in a post-norm model. (T, D).
 
     @property
     def kind(self) -> Kind | None:
@@ -91,10 +79,8 @@ class Sublayer:
 class Recording:
     """A pass over one sentence pair."""
 
-    sublayers: tuple[Sublayer, ...]
-    """From below: those of the encoder, then those of the decoder."""
-    hidden: Tensor
-    """The decoder's output. (T, D)."""
+    sublayers: tuple[Sublayer, ...]  # From below: those of the encoder, then those of the decoder.
+    hidden: Tensor  # The decoder's output. (T, D).
 
     def attention(self, kind: Kind) -> tuple[Sublayer, ...]:
         """Sublayers of one kind of attention, the lowest first."""

@@ -14,8 +14,7 @@ from nmt.extras.inspection.recording import Heads, Sublayer, record
 from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import SelfAttention
 
-_SHOWN = 6
-"""Numbers of a vector that are written out."""
+_SHOWN = 6  # Numbers of a vector that are written out.
 _MAX_NUMBERS = 100_000
 _EXPLANATION = """\
 The product of a token's query q and every key k, divided by the square root of the head's width, \
@@ -31,19 +30,20 @@ def score(subject: Subject) -> Part:
     layer = max(subject.layers(len(layers)), default=len(layers))
     sublayer, name = layers[layer - 1], layer_name(layer, len(layers))
     heads, labels = sublayer.heads(), subject.source_labels
-    chosen = subject.heads if subject.choice.heads else [1]
+    chosen = subject.heads if subject.choice.head else [1]
     if len(chosen) * len(labels) ** 2 * (2 * _SHOWN + 4) > _MAX_NUMBERS:
         raise ConfigError(
             f"The arithmetic of {len(chosen)} heads and {len(labels)} tokens is too long to draw.",
-            fix="Choose one head with --head, or give a shorter sentence.",
+            fix="Choose one with `head`, or pass a shorter sentence.",
         )
-    figures: list[Figure] = []
-    for head in chosen:
-        steps = [
-            Step(f"query of {label}", _query(labels, place, heads, head - 1))
-            for place, label in enumerate(labels)
-        ]
-        figures.append(Steps(f"Encoder {name}, head {head}: one query at a time", steps))
+    figures: list[Figure] = [
+        Steps(
+            f"Encoder {name}, head {head}: one query at a time",
+            [Step(f"query of {label}", _query(labels, place, heads, head - 1))
+             for place, label in enumerate(labels)],
+        )
+        for head in chosen
+    ]  # fmt: skip
     steps = [Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)]
     figures.append(Steps(f"Encoder {name}: all heads, W^O, add and norm", steps))
     figures.append(_matrices(sublayer, heads))
@@ -56,26 +56,21 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[F
     products, scores, weights = (
         x[head, place].tolist() for x in (heads.products, heads.scores, heads.weights)
     )
-    width = len(query)
+    width, root, title = len(query), f"\N{SQUARE ROOT}{len(query)}", f"Query of {labels[place]}"
+    work = zip(labels, keys, products, scores, weights, values, strict=True)
     rows: list[list[Cell]] = [
         [label, _vector(key), product, scaled, weight, _vector(value), _vector(value * weight)]
-        for label, key, product, scaled, weight, value in zip(
-            labels, keys, products, scores, weights, values, strict=True
-        )
+        for label, key, product, scaled, weight, value in work
     ]
     rows.append(["sum", "", None, None, sum(weights), "", _vector(heads.mixed[head, place])])
-    names = ["key of", "k", "q \N{DOT OPERATOR} k", f"/ \N{SQUARE ROOT}{width}", "softmax", "v"]
-    title = f"Query of {labels[place]}"
-    terms = [
-        f"{a:.3f} \N{MULTIPLICATION SIGN} {b:.3f}" for a, b in zip(query, keys[0], strict=True)
-    ]
-    more = f" + ... ({width} terms)" if width > _SHOWN else ""
+    names = ["key of", "k", "q \N{DOT OPERATOR} k", f"/ {root}", "softmax", "v"]
+    pairs = zip(query[:_SHOWN], keys[0], strict=False)
+    terms = " + ".join(f"{a:.3f} \N{MULTIPLICATION SIGN} {b:.3f}" for a, b in pairs)
+    more, first = f" + ... ({width} terms)" if width > _SHOWN else "", f"{products[0]:.4f}"
     lines = [
         f"q = {_vector(query)}",
-        f"q \N{DOT OPERATOR} k of {labels[0]} = {' + '.join(terms[:_SHOWN])}{more} "
-        f"= {products[0]:.4f}",
-        f"{products[0]:.4f} / \N{SQUARE ROOT}{width} = {products[0]:.4f} / {width**0.5:.4f} "
-        f"= {products[0] / width**0.5:.4f}",
+        f"q \N{DOT OPERATOR} k of {labels[0]} = {terms}{more} = {first}",
+        f"{first} / {root} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
     ]
     table = Table(title, [*names, "softmax \N{MULTIPLICATION SIGN} v"], rows, _note(width), True)
     return [Text(f"{title}, written out", lines), table]
@@ -109,14 +104,19 @@ def _matrices(sublayer: Sublayer, heads: Heads) -> Table:
     bias = " + b" if "output.bias" in module.state_dict() else ""
     suffix = ", then norm per head" if len(module.heads) else ""
     suffix += ", then position" if module.positions is not None else ""
+    of_heads, of_groups = (
+        f"{count} of {_shape(tokens, width)}",
+        f"{groups} of {_shape(tokens, width)}",
+    )
+    square = f"{count} of {_shape(tokens, tokens)}"
     rows = [
         ["X", "what the sublayer reads", _shape(tokens, dim)],
-        ["Q", f"X W^Q{bias}{suffix}", f"{count} of {_shape(tokens, width)}"],
-        ["K", f"X W^K{bias}{suffix}", f"{groups} of {_shape(tokens, width)}"],
-        ["V", f"X W^V{bias}", f"{groups} of {_shape(tokens, width)}"],
-        ["scores", f"Q K^T / \N{SQUARE ROOT}{width}", f"{count} of {_shape(tokens, tokens)}"],
-        ["A", "softmax(scores), by rows", f"{count} of {_shape(tokens, tokens)}"],
-        ["Z", "A V", f"{count} of {_shape(tokens, width)}"],
+        ["Q", f"X W^Q{bias}{suffix}", of_heads],
+        ["K", f"X W^K{bias}{suffix}", of_groups],
+        ["V", f"X W^V{bias}", of_groups],
+        ["scores", f"Q K^T / \N{SQUARE ROOT}{width}", square],
+        ["A", "softmax(scores), by rows", square],
+        ["Z", "A V", of_heads],
         ["concat", "Z of all heads side by side", _shape(tokens, count * width)],
         ["output", f"concat W^O{bias}", _shape(tokens, dim)],
     ]

@@ -19,9 +19,13 @@ from nmt.packed import Packed
 from nmt.text import PAD_ID
 from nmt.text.tokenizer import Tokenizer
 
-Pair = tuple[list[int], list[int]]
-"""Ids of source and target, without special ones."""
+Pair = tuple[list[int], list[int]]  # Ids of source and target, without special ones.
 _NUM_PAIRS = 3
+_EXPLANATION = """\
+The decoder's output is its input moved by one place. Dark cells of a mask may be read: real \
+tokens, and for the decoder only those up to its own. PAD fills the rectangle; sentences lie \
+packed, so that nothing is computed for it. Those after yours are of the validation set, or your \
+first tokens where that is not there."""
 
 
 def shift(subject: Subject) -> Part:
@@ -31,35 +35,24 @@ def shift(subject: Subject) -> Part:
     source, target = subject.tokenizers
     gold = Packed(batch.gold, batch.target.cu_seqlens, batch.target.max_length).rows()
     reads, masks, longest = batch.target.rows(), decoder_mask(batch.target), batch.target.max_length
-    steps = [
-        (f"{number} {name}", ids)
-        for number, pair in enumerate(zip(reads, gold, strict=True), 1)
-        for name, ids in zip(("reads", "predicts"), pair, strict=True)
-    ]
+    pairs = list(enumerate(zip(reads, gold, strict=True), 1))
+    steps = [(f"{number} {name}", ids) for number, pair in pairs
+             for name, ids in zip(("reads", "predicts"), pair, strict=True)]  # fmt: skip
     sources = [(str(number), ids) for number, ids in enumerate(batch.source.rows(), 1)]
     places = [str(place + 1) for place in range(batch.source.max_length)]
-    real, title = batch.source.mask().float().tolist(), "Padding mask of the source"
+    real, names = batch.source.mask().float().tolist(), [number for number, _ in sources]
     figures: list[Figure] = [
         _table("Encoder input", source, sources),
         _table("Decoder input and output", target, steps),
-        Heatmap(title, real, [number for number, _ in sources], places, down="sentence"),
+        Heatmap("Padding mask of the source", real, names, places, down="sentence"),
     ]
-    for row, (inputs, outputs) in enumerate(zip(reads, gold, strict=True)):
+    for number, (inputs, outputs) in pairs:
         pieces = zip(labels(target, inputs), labels(target, outputs), strict=True)
         rows = [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in pieces]
-        columns = labels(target, _padded(inputs, longest))
-        title = f"Decoder mask of sentence {row + 1}"
-        values = masks[row, : len(rows)].float().tolist()
+        title, columns = f"Decoder mask of sentence {number}", _padded(target, inputs, longest)
+        values = masks[number - 1, : len(rows)].float().tolist()
         figures.append(Heatmap(title, values, rows, columns, low=0, high=1, across="token read"))
-    return Part(
-        "shift",
-        "Batch, shift and masks",
-        "The decoder's output is its input moved by one place. Dark cells of a mask may be read: "
-        "real tokens, and for the decoder only those up to its own. PAD fills the rectangle; "
-        "sentences lie packed, so that nothing is computed for it. Those after yours are of the "
-        "validation set, or your first tokens where that is not there.",
-        figures,
-    )
+    return Part("shift", "Batch, shift and masks", _EXPLANATION, figures)
 
 
 def pairs_of(subject: Subject) -> list[Pair]:
@@ -81,7 +74,7 @@ def pairs_of(subject: Subject) -> list[Pair]:
     if not pairs:
         raise ConfigError(
             "shift needs a pair of sentences, and there are no prepared data to take one of.",
-            fix="Give --source and --target.",
+            fix="Pass `source` and `target`.",
         )
     if len(pairs) == 1:  # cut short: padding needs a second one
         pairs.append((pairs[0][0][:1], pairs[0][1][:1]))
@@ -111,12 +104,12 @@ def decoder_mask(target: Packed) -> Tensor:
     return causal & target.mask().unsqueeze(2)  # what stands before a real token is real
 
 
-def _padded(ids: Sequence[int], length: int) -> list[int]:
-    return [*ids, *[PAD_ID] * (length - len(ids))]
+def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
+    return labels(tokenizer, [*ids, *[PAD_ID] * (length - len(ids))])
 
 
 def _table(title: str, tokenizer: Tokenizer, rows: Sequence[tuple[str, list[int]]]) -> Table:
     """A row of pieces for each list of ids, with PAD up to the longest."""
     longest = max(len(ids) for _, ids in rows)
-    cells = [[name, *labels(tokenizer, _padded(ids, longest))] for name, ids in rows]
+    cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows]
     return Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)

@@ -16,23 +16,19 @@ from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 
 _INDENT = "\N{NO-BREAK SPACE}" * 3
-
-
+# Name of a tensor, shape, dtype, mean and standard deviation; None for ids.
 TensorRow = tuple[str, str, str, float | None, float | None]
-"""Name of a tensor, shape, dtype, mean and standard deviation; None for ids."""
 
 
 def parameters(subject: Subject) -> Part:
     """Show the arithmetic of all parameters."""
-    table = parameter_table(subject.structure, "Parameters")
-    return Part(
-        "parameters",
-        "Parameters",
+    explanation = (
         "What training adjusts, counted: a matrix has as many parameters as its product of sizes, "
         "and biases and norms add a vector each. A formula under a layer is of one copy. Tables "
-        "that several places share count once.",
-        [table],
+        "that several places share count once."
     )
+    table = parameter_table(subject.structure, "Parameters")
+    return Part("parameters", "Parameters", explanation, [table])
 
 
 def parameter_table(model: Transformer, title: str) -> Table:
@@ -40,10 +36,8 @@ def parameter_table(model: Transformer, title: str) -> Table:
     parts = count_parts(model)
     total = parts[-1].count
     rows = [
-        (
-            _INDENT * part.depth + part.name, part.arithmetic, part.count, part.copies,
-            f"{part.count * part.copies / total:.1%}",
-        )
+        (_INDENT * part.depth + part.name, part.arithmetic, part.count, part.copies,
+         f"{part.count * part.copies / total:.1%}")
         for part in parts
     ]  # fmt: skip
     head = ("part", "formula", "parameters", "copies", "share of all")
@@ -52,28 +46,26 @@ def parameter_table(model: Transformer, title: str) -> Table:
 
 def diagram(subject: Subject) -> Part:
     """Draw the stacks of a configuration."""
-    return Part(
-        "diagram",
-        "Architecture",
+    explanation = (
         "The encoder turns the source into its memory; the decoder reads the target so far, and in "
         "every layer the memory. An add box sums what a sub-layer gives with what went into it: "
-        "the residual connection. The top layer of each stack has the highest number.",
-        [stack_diagram(subject.config.model, subject.vocab_sizes)],
+        "the residual connection. The top layer of each stack has the highest number."
     )
+    drawn = stack_diagram(subject.config.model, subject.vocab_sizes)
+    return Part("diagram", "Architecture", explanation, [drawn])
 
 
 def shapes(subject: Subject) -> Part:
     """Show the tensors of one pass over the sentence and its translation."""
     rows = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
-    source, target = subject.source.num_tokens, subject.target.num_tokens
-    return Part(
-        "shapes",
-        "Tensors",
-        f"What the modules gave out in one pass, in the order in which they finished. {source} "
-        f"tokens of the source are read and {target} of the target, without padding: the first "
-        "size. Spread is the standard deviation of all numbers of a tensor.",
-        [Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)],
+    explanation = (
+        "What the modules gave out in one pass, in the order in which they finished. "
+        f"{subject.source.num_tokens} tokens of the source are read and "
+        f"{subject.target.num_tokens} of the target, without padding: the first size. Spread is "
+        "the standard deviation of all numbers of a tensor."
     )
+    head = ("tensor", "shape", "dtype", "mean", "spread")
+    return Part("shapes", "Tensors", explanation, [Table("Tensors of one pass", head, rows)])
 
 
 def trace_tensors(

@@ -41,7 +41,7 @@ from nmt.extras.inspection.figure import (
     Text,
     Tree,
 )
-from nmt.extras.inspection.text import plain_lines
+from nmt.extras.inspection.text import figure_lines
 from nmt.report.page import (
     Point,
     Scale,
@@ -52,18 +52,13 @@ from nmt.report.page import (
     tick_labels,
 )
 
-_LEVELS = 24
-"""Shades of a heatmap."""
+_LEVELS = 24  # Shades of a heatmap.
+# Cells of a heatmap that say their number under the pointer; more would make pages heavy.
 _MAX_TITLES = 150
-"""Cells of a heatmap that say their number under the pointer; more would make pages heavy."""
-_MAX_NUMBERS = 80
-"""Cells that have their number written in them."""
-_WIDE = 640
-"""Width in which a heatmap of many columns should fit."""
-_FAINT = 0.02
-"""Weight below which a link is not drawn."""
-_PITCH = 50
-"""From a box of a stack to the next one."""
+_MAX_NUMBERS = 80  # Cells that have their number written in them.
+_WIDE = 640  # Width in which a heatmap of many columns should fit.
+_FAINT = 0.02  # Weight below which a link is not drawn.
+_PITCH = 50  # From a box of a stack to the next one.
 
 
 def document(figures: Sequence[Figure]) -> Markup:
@@ -83,7 +78,7 @@ def draw(figure: Figure) -> Drawing:
 
 @singledispatch
 def _draw(figure: Figure, on: Drawing) -> None:
-    for row, line in enumerate(plain_lines(figure), 1):
+    for row, line in enumerate(figure_lines(figure), 1):
         on.text(line, 0, row * ROW - 5, "code", xml__space="preserve")
         on.grow(text_width(line) * 1.15, row * ROW)
 

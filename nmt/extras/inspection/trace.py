@@ -45,60 +45,43 @@ def trace(subject: Subject) -> Part:
     searches: list[tuple[SearchTrace, DecodingConfig]] = []
 
     def search(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
-        found = trace_search(subject.model, ids, checked_options(options), _NUM_LIKELY)
+        check_options(options)
+        found = trace_search(subject.model, ids, options, _NUM_LIKELY)
         searches.append((found, options))
         return found.results
 
     segment, figures = subject.translate(search), list[Figure]()
     for found, options in searches:
-        figures += _search(subject, found, options)
+        steps = [
+            Step(f"step {number}: read {_read(subject, step)}", [_beams(subject, step)])
+            for number, step in enumerate(found.steps, 1)
+        ]
+        figures.append(Steps("Decoding step by step", steps))
+        figures.append(Tree("Beam tree", _nodes(subject, found)))
+        figures.append(_results(subject, found, options))
     if len(searches) > 1:
         kept = "The second translation is taken" if segment.retried else "The first one is kept"
         alarms = ", ".join(segment.retried or segment.alarms)
         lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
-        figures.append(Text("Guard", [*lines, f"{kept}: see `nmt translate --no-guard`."]))
+        figures.append(Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."]))
     if subject.choice.unmasked:
         figures.append(_unmasked(subject, len(searches[0][0].steps)))
     return Part("trace", "Trace of the search", _EXPLANATION, figures)
 
 
-def _search(subject: Subject, found: SearchTrace, options: DecodingConfig) -> list[Figure]:
-    """The steps of one search, its tree, and what came of it."""
-    steps = [
-        Step(f"step {number}: read {_read(subject, step)}", [_beams(subject, step)])
-        for number, step in enumerate(found.steps, 1)
-    ]
-    cache = Text(
-        "Cached step against full prefix",
-        [f"largest difference of a log probability: {found.cache_difference:.1e}"],
-        "Every prefix of every beam was read again as a whole, without a cache.",
-    )
-    return [
-        Steps("Decoding step by step", steps),
-        Tree("Beam tree", _nodes(subject, found)),
-        _results(subject, found, options),
-        cache,
-    ]
-
-
-def checked_options(options: DecodingConfig) -> DecodingConfig:
-    """Return decoding options that a trace can follow.
-
-    Raises:
-        ConfigError: They ask for another search than greedy or beam search, or for a wide beam.
-    """
+def check_options(options: DecodingConfig) -> None:
+    """Refuse decoding options that a trace cannot follow: another search, or a wide beam."""
     is_single = options.sampling or options.return_alternatives
     if is_single or options.diverse_beam_groups > 1 or options.search not in _SEARCHES:
         raise ConfigError(
-            "trace follows greedy and beam search, and section decoding asks for another.",
-            fix="Change it with --set, as in --set decoding.sampling=false.",
+            "trace follows greedy and beam search, and section decoding chooses another search.",
+            fix="Change it with `set`, such as decoding.sampling=false.",
         )
     if options.beam_size > _MAX_BEAMS:
         raise ConfigError(
             f"trace draws at most {_MAX_BEAMS} beams; decoding.beam_size is {options.beam_size}.",
             fix="Search with a smaller beam.",
         )
-    return options
 
 
 def _piece(subject: Subject, token: int) -> str:
@@ -176,9 +159,9 @@ def _unmasked(subject: Subject, num_steps: int) -> Steps:
         seen = list(recompute_words(subject.model, subject.source, most))
     steps = []
     for number in range(max(len(masked), len(seen))):
-        kinds = {"with the mask": masked, "without it": seen}
-        rows = [[kind, *_changes(subject, steps_of, number)] for kind, steps_of in kinds.items()]
         head = ["causal mask", *(f"word {place}" for place in range(1, number + 2))]
+        rows = [["with the mask", *_changes(subject, masked, number)],
+                ["without it", *_changes(subject, seen, number)]]  # fmt: skip
         padded = [[*row, *[None] * (len(head) - len(row))] for row in rows]
         steps.append(Step(f"step {number + 1}", [Table("Words", head, padded)]))
     return Steps("Recomputed without the causal mask", steps, _UNMASKED)

@@ -14,8 +14,7 @@ from nmt.extras.inspection.subject import Subject, labels
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import Tokenizer
 
-_SMALL_VOCABULARY = 40
-"""Entries of a vocabulary whose one-hot vectors are drawn whole."""
+_SMALL_VOCABULARY = 40  # Entries of a vocabulary whose one-hot vectors are drawn whole.
 _NUM_NEIGHBOURS, _NUM_SHOWN, _NUM_SPECIAL = 5, 4, 4
 
 
@@ -24,27 +23,24 @@ def vocabulary(subject: Subject) -> Part:
     figures = list(_side(subject, "source"))
     if subject.choice.target is not None or subject.has_weights:
         figures += _side(subject, "target")
-    return Part(
-        "vocabulary",
-        "Vocabulary",
+    explanation = (
         "\N{LOWER ONE EIGHTH BLOCK} is a space before a piece. Its id is the place of the 1 in a "
         "one-hot vector, and that vector times the table is the table's row of that number. "
-        "Neighbours have similar rows: tokens that training used alike.",
-        figures,
+        "Neighbours have similar rows: tokens that training used alike."
     )
+    return Part("vocabulary", "Vocabulary", explanation, figures)
 
 
 def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[Figure]:
     tokenizer: Tokenizer = getattr(subject.tokenizers, side)
     ids = subject.source_ids if side == "source" else [*subject.target_ids, EOS_ID]
     pieces, size = labels(tokenizer, ids), tokenizer.vocab_size
-    columns: list[Sequence[Cell]] = [pieces, ids]
+    columns: dict[str, Sequence[Cell]] = {"piece": pieces, "id": ids}
     if subject.prepared is not None:
         counts = subject.prepared.train.token_counts(side, size)
         counts[EOS_ID] = len(subject.prepared.train)  # not stored, but read after each sentence
-        columns.append(counts[ids].tolist())
-    head = ("piece", "id", "times in training")[: len(columns)]
-    yield Table(f"Pieces, {side}", head, list(zip(*columns, strict=True)))
+        columns["times in training"] = counts[ids].tolist()
+    yield Table(f"Pieces, {side}", [*columns], list(zip(*columns.values(), strict=True)))
     if size <= _SMALL_VOCABULARY:
         values, entries = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
         yield Heatmap(f"One-hot vectors, {side}", values, pieces, entries)
@@ -55,7 +51,13 @@ def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[Figur
         scale = table.shape[1] if subject.config.model.scale_embeddings else None
         lines = lookup_lines(table, ids[first], pieces[first], scale)
         yield Text(f"From one-hot to vector, {side}", lines)
-        yield _neighbour_table(table, ids, tokenizer, side)
+        rows = [
+            (labels(tokenizer, [index])[0], ", ".join(
+                f"{labels(tokenizer, [other])[0]} {cosine:.2f}"
+                for other, cosine in neighbours(table, index, _NUM_NEIGHBOURS)))
+            for index in dict.fromkeys(ids)
+        ]  # fmt: skip
+        yield Table(f"Nearest pieces by cosine, {side}", ("piece", "neighbours"), rows)
 
 
 def one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
@@ -95,12 +97,3 @@ def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]
     cosines[[*range(NUM_NEVER_CHOSEN), index]] = -torch.inf
     values, ids = cosines.topk(min(count, len(table)))
     return [(i, x) for i, x in zip(ids.tolist(), values.tolist(), strict=True) if x >= -2]
-
-
-def _neighbour_table(table: Tensor, ids: Sequence[int], tokenizer: Tokenizer, side: str) -> Table:
-    rows = []
-    for index in dict.fromkeys(ids):
-        found = neighbours(table, index, _NUM_NEIGHBOURS)
-        near = [f"{labels(tokenizer, [other])[0]} {cosine:.2f}" for other, cosine in found]
-        rows.append((labels(tokenizer, [index])[0], ", ".join(near)))
-    return Table(f"Nearest pieces by cosine, {side}", ("piece", "neighbours"), rows)

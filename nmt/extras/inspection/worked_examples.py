@@ -19,8 +19,7 @@ from nmt.model.attention import mean_weights
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 
-_VOCAB_SIZE, _WIDTH, _HEAD_DIM = 37_000, 512, 64
-"""Of the base model of Vaswani et al. (2017)."""
+_VOCAB_SIZE, _WIDTH, _HEAD_DIM = 37_000, 512, 64  # Of the base model of Vaswani et al. (2017).
 _NUM_SAMPLES = 20_000
 
 

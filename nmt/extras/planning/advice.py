@@ -13,12 +13,9 @@ from nmt.data.prepared import KEPT, PrepareReport
 from nmt.errors import DataError
 from nmt.training.schedule import build_schedule
 
-_VOCAB_FACTOR = 4
-"""A vocabulary is odd that is so many times larger or smaller than usual."""
-_FEW_UPDATES = 25
-"""Of an epoch, below which a batch is a large part of the corpus."""
-_FEW_PAIRS = 1000
-"""Below this, a corpus is a toy."""
+_VOCAB_FACTOR = 4  # A vocabulary is odd that is so many times larger or smaller than usual.
+_FEW_UPDATES = 25  # Of an epoch, below which a batch is a large part of the corpus.
+_FEW_PAIRS = 1000  # Below this, a corpus is a toy.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +24,7 @@ class Plan:
 
     total_steps: int | None
     updates_per_epoch: float | None
-    report: PrepareReport | None
-    """Of the prepared data."""
+    report: PrepareReport | None  # Of the prepared data.
 
     @classmethod
     def estimate(cls, config: RunConfig) -> Plan:

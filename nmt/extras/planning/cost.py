@@ -29,22 +29,18 @@ import numpy.typing as npt
 from nmt.config.model import ModelConfig
 
 IntArray = npt.NDArray[np.integer]
-TRAINING_FLOPS = 6
-"""FLOPs for each entry of a matrix and token: 2 forward, 4 backward."""
+TRAINING_FLOPS = 6  # FLOPs for each entry of a matrix and token: 2 forward, 4 backward.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulParameters:
     """Entries of the matrices that tokens are multiplied with."""
 
-    encoder: int
-    """Met by each source token."""
+    encoder: int  # Met by each source token.
+    # Cross-attention's keys and values, in all decoder layers: met by each source token.
     memory: int
-    """Cross-attention's keys and values, in all decoder layers: met by each source token."""
-    decoder: int
-    """The rest of the decoder: met by each target token."""
-    output: int
-    """Output projection, tied or not: met by each target token."""
+    decoder: int  # The rest of the decoder: met by each target token.
+    output: int  # Output projection, tied or not: met by each target token.
 
     @property
     def per_source_token(self) -> int:
@@ -61,16 +57,11 @@ class MatmulParameters:
 class LengthSums:
     """Sums over sentence pairs that the FLOPs depend on. S and T are a pair's lengths with EOS."""
 
-    source_tokens: int
-    """Sum of S."""
-    target_tokens: int
-    """Sum of T."""
-    source_squares: int
-    """Sum of S x S: the scores of one encoder layer and head."""
-    target_squares: int
-    """Sum of T x T: the same of the decoder's self-attention."""
-    products: int
-    """Sum of T x S: the same of its cross-attention."""
+    source_tokens: int  # Sum of S.
+    target_tokens: int  # Sum of T.
+    source_squares: int  # Sum of S x S: the scores of one encoder layer and head.
+    target_squares: int  # Sum of T x T: the same of the decoder's self-attention.
+    products: int  # Sum of T x S: the same of its cross-attention.
 
     @classmethod
     def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> Self:
@@ -93,8 +84,7 @@ class TrainingFlops:
     memory: int
     decoder: int
     output: int
-    attention: int
-    """Products of tokens with tokens, of all layers."""
+    attention: int  # Products of tokens with tokens, of all layers.
 
     @property
     def matmul(self) -> int:

@@ -22,6 +22,7 @@ from nmt.extras.planning.options import DoctorOptions
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
+# Extras -> a library of each, and what for.
 _EXTRAS = {
     "ctranslate2": ("ctranslate2", "translates faster on CPUs"),
     "tensorboard": ("tensorboard", "training.tensorboard"),
@@ -29,7 +30,6 @@ _EXTRAS = {
     "serve": ("starlette", "nmt serve"),
     "cluster": ("distributed", "nmt prepare --scheduler"),
 }
-"""Extras -> a library of each, and what for."""
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
     "There is a GPU driver, but torch sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or "
@@ -71,10 +71,8 @@ class Finding:
 
     name: str
     found: str
-    fix: str = ""
-    """What to type or change; empty where nothing is wrong."""
-    mark: str = "ok"
-    """``--`` where something could be better."""
+    fix: str = ""  # What to type or change; empty where nothing is wrong.
+    mark: str = "ok"  # ``--`` where something could be better.
 
     def __str__(self) -> str:
         text = f"{'!!' if self.fix else self.mark}  {self.name:14}{self.found}"

@@ -42,30 +42,28 @@ class DryRunReport:
     precision: str
     compiled: bool
     threads: int
-    parameters: dict[str, int]
-    """By part, and ``total``; a tied table is counted once."""
+    parameters: dict[str, int]  # By part, and ``total``; a tied table is counted once.
+    # Entries of the matrices that tokens are multiplied with, by part.
     matmul_parameters: dict[str, int]
-    """Entries of the matrices that tokens are multiplied with, by part."""
+    # By token, and in the first epoch, an update and training. ``passes``: how often an update
+    # reads its batches.
     flops: dict[str, Any]
-    """By token, and in the first epoch, an update and training. ``passes``: how often an update
-    reads its batches."""
+    # Held at the peak: `resident_bytes`, which are exact, and ``activations``, measured: what an
+    # update on the ``largest_batches`` (pairs, longest source and target with EOS) takes on top,
+    # which were halved ``splits`` times to fit.
     memory_bytes: dict[str, Any]
-    """Held at the peak: `resident_bytes`, which are exact, and ``activations``, measured: what an
-    update on the ``largest_batches`` (pairs, longest source and target with EOS) takes on top,
-    which were halved ``splits`` times to fit."""
+    # The first one as it will be read. Tokens with EOS; ``padding_waste`` is a share.
     epoch: dict[str, Any]
-    """The first one as it will be read. Tokens with EOS; ``padding_waste`` is a share."""
+    # Updates in all, the key that says so as ``limit``, and whether there is patience besides.
     budget: dict[str, Any]
-    """Updates in all, the key that says so as ``limit``, and whether there is patience besides."""
+    # Of the median update of a probe, and of as many as an epoch and training have.
     seconds: dict[str, Any]
-    """Of the median update of a probe, and of as many as an epoch and training have."""
+    # Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`.
     remark: str
-    """Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`."""
+    # Tokens of both sides in a second by precision, where ``training.precision`` is ``auto`` and
+    # training is long enough to compare them.
     compared_rates: Mapping[str, float] | None = None
-    """Tokens of both sides in a second by precision, where ``training.precision`` is ``auto`` and
-    training is long enough to compare them."""
-    warnings: tuple[str, ...] = ()
-    """What looks wrong about the training."""
+    warnings: tuple[str, ...] = ()  # What looks wrong about the training.
 
     def as_dict(self) -> dict[str, Any]:
         """Return raw numbers for JSON."""

@@ -33,8 +33,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
 _HELD_OUT = "valid", "test"
 _MOST_HELD_OUT = 1000
-_HELD_OUT_SHARE = 20
-"""Of so many pairs, at most one is for validation and one for testing."""
+_HELD_OUT_SHARE = 20  # Of so many pairs, at most one is for validation and one for testing.
 _TEMPLATE = """\
 # Made by `nmt init`. Every key: `nmt config keys`. The values below go with the text for training:
 # {train:,} pairs, {size:,} characters in both languages.
@@ -71,16 +70,13 @@ training:
 class Start:
     """What `init` has written."""
 
-    config: Path
-    """The configuration file."""
+    config: Path  # The configuration file.
+    # Pairs of ``train``, ``valid`` and ``test``; ``left_out``, as they share a sentence with the
+    # last two; ``unusable``: blank on a side, or not to be read.
     counts: Mapping[str, int]
-    """Pairs of ``train``, ``valid`` and ``test``; ``left_out``, as they share a sentence with the
-    last two; ``unusable``: blank on a side, or not to be read."""
-    num_characters: int
-    """Of the training text in both languages."""
+    num_characters: int  # Of the training text in both languages.
     seed: int
-    given: Sequence[str] = ()
-    """Those of ``valid`` and ``test`` that were not drawn."""
+    given: Sequence[str] = ()  # Those of ``valid`` and ``test`` that were not drawn.
 
     @property
     def name(self) -> str:

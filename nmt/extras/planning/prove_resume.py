@@ -25,10 +25,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_KILLS = 2
 _MOST_ATTEMPTS = 3
-UPDATES = 60
-"""Of each training where they are not slow."""
-_GAUGE_SECONDS = 15.0
-"""Time after which the speed of the updates counts as known."""
+UPDATES = 60  # Of each training where they are not slow.
+_GAUGE_SECONDS = 15.0  # Time after which the speed of the updates counts as known.
 _POLL_SECONDS = 0.004
 _SAVING_POLL_SECONDS = 0.0005
 _SHOWN_CHARACTERS = 12
@@ -70,22 +68,15 @@ def settings(updates: int) -> list[str]:
 class Proof:
     """What was seen. The pairs are of the training in one go and of the killed one."""
 
-    updates: int
-    """Updates of each training."""
-    kills: int
-    """SIGKILLs that met a living process."""
-    killed_at_steps: tuple[int, ...]
-    """The last update known of at each of them."""
-    kills_while_saving: int
-    """Those that left a half-written or half-removed checkpoint."""
-    weights_sha256: tuple[str, str]
-    """Hashes of model.safetensors of the last update."""
+    updates: int  # Updates of each training.
+    kills: int  # SIGKILLs that met a living process.
+    killed_at_steps: tuple[int, ...]  # The last update known of at each of them.
+    kills_while_saving: int  # Those that left a half-written or half-removed checkpoint.
+    weights_sha256: tuple[str, str]  # Hashes of model.safetensors of the last update.
+    # Hashes of optimizer.safetensors, which holds the random generators too.
     optimizer_sha256: tuple[str, str]
-    """Hashes of optimizer.safetensors, which holds the random generators too."""
-    metrics_lines: int
-    """Lines of metrics.jsonl; compared without times."""
-    equal: bool
-    """Whether hashes and lines are equal."""
+    metrics_lines: int  # Lines of metrics.jsonl; compared without times.
+    equal: bool  # Whether hashes and lines are equal.
 
     def as_text(self) -> str:
         """Return a few lines to read."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 _PATIENCE_SECONDS = 60
 
+# Text that has broken filters: controls, other scripts, bytes that are no text, endless lines.
 ADVERSARIAL_LINES: tuple[bytes, ...] = (
     b"A dog runs.",
     b"",
@@ -52,25 +53,21 @@ ADVERSARIAL_LINES: tuple[bytes, ...] = (
     b"<s> </s> <unk> <pad> \xe2\x96\x81\xe2\x96\x81",
     b"A dog runs.",
 )
-"""Text that has broken filters: controls, other scripts, bytes that are no text, endless lines."""
 _QUESTIONS = 3
-NUM_LINES = 4 * len(ADVERSARIAL_LINES) + _QUESTIONS
-"""That `check_promises` has translated."""
+NUM_LINES = 4 * len(ADVERSARIAL_LINES) + _QUESTIONS  # That `check_promises` has translated.
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     """One thing the filter promises, and whether it was kept."""
 
-    text: str
-    """The promise."""
-    problem: str
-    """How it was broken; empty if it was kept."""
+    text: str  # The promise.
+    problem: str  # How it was broken; empty if it was kept.
 
 
+# Translates a stream of lines: called with source, output and lines at once, and with decoding
+# options that differ.
 Filter: TypeAlias = Callable[..., None]
-"""Translates a stream of lines: called with source, output and lines at once, and with decoding
-options that differ."""
 
 
 def check_promises(run: Filter) -> list[Promise]:

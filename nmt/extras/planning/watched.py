@@ -35,10 +35,10 @@ class WatchedTraining:
     beside that.
     """
 
+    # Time from the start to the last `look`, and to the first report.
     seconds, start_seconds = 0.0, 0.0
-    """Time from the start to the last `look`, and to the first report."""
+    # Time in saves, and of an update with its share of validating and saving.
     saving_seconds, seconds_per_update = 0.0, 0.0
-    """Time in saves, and of an update with its share of validating and saving."""
 
     def __init__(self, command: Sequence[str], run_dir: Path) -> None:
         self.run_dir = run_dir

@@ -124,7 +124,6 @@ def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
     part = Part("all", "All", "", FIGURES)
 
     assert "\x1b" not in part_text(part)
-    assert "\x1b[48;5;" in part_text(part, colour=True)
     assert "1,050,624" in part_text(part)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nmt.config.model import MODEL_PRESETS, ModelConfig
-from nmt.extras.inspection.catalog import make_part
+from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Diagram, Table
 from nmt.extras.inspection.parameters import PartCount, count_parts
 from nmt.extras.inspection.subject import Subject
@@ -66,7 +66,7 @@ def check_sums(model: Transformer) -> None:
     assert inner == sum(parameter.numel() for parameter in layers)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {"ssru"}))
 def test_the_total_is_the_sum_of_all_parameters(variant: str) -> None:
     check_sums(small_model(**VARIANTS[variant]))
 

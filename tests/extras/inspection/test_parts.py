@@ -13,12 +13,13 @@ import torch.nn.functional as F
 
 from nmt.config.model import ModelConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.inspection.catalog import make_part
+from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.distributions import losses, smoothed_target
 from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
 from nmt.extras.inspection.flow import distance, entropy
 from nmt.extras.inspection.heads import head_losses, look_shares
-from nmt.extras.inspection.subject import Choice, Subject
+from nmt.extras.inspection.options import InspectOptions
+from nmt.extras.inspection.subject import Subject
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.model.transformer import build_model
@@ -54,7 +55,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def part_of(folder: Path, name: str, **choice: Any) -> Part:
-    return make_part(name, Subject(folder, Choice(source=SOURCE, **choice)))
+    return make_part(name, Subject(folder, InspectOptions(source=SOURCE, **choice)))
 
 
 def figures_of(part: Part, kind: type[F_]) -> list[F_]:
@@ -116,7 +117,7 @@ def test_rows_name_the_token_read_and_the_token_predicted(folders: dict[str, Pat
 
 
 def test_chosen_heads_and_layer_alone_are_drawn(folders: dict[str, Path]) -> None:
-    part = part_of(folders["post"], "attention", target=TARGET, layer=1, heads=(2, 4))
+    part = part_of(folders["post"], "attention", target=TARGET, layer=1, head=(2, 4))
     for grid, steps in zip(figures_of(part, Grid), figures_of(part, Steps), strict=True):
         assert (grid.rows, grid.columns) == (["layer 1"], ["head 2", "head 4"])
         ((arcs, *maps),) = [step.figures for step in steps.steps]
@@ -124,14 +125,14 @@ def test_chosen_heads_and_layer_alone_are_drawn(folders: dict[str, Path]) -> Non
         assert list(arcs.weights) == ["head 2", "head 4"]
         assert len(maps) == 2
     with pytest.raises(ConfigError, match="no head 5"):
-        part_of(folders["post"], "attention", target=TARGET, heads=(5,))
+        part_of(folders["post"], "attention", target=TARGET, head=(5,))
 
 
 def test_the_losses_of_a_target_are_those_of_score_and_of_training(
     folders: dict[str, Path],
 ) -> None:
     folder = folders["post"]
-    part = part_of(folder, "distributions", target=TARGET, checkpoints=("untrained", "best"))
+    part = part_of(folder, "distributions", target=TARGET, checkpoint=("untrained", "best"))
     untrained, best = figures_of(part, Table)
     (scored,) = Scorer.load(folder).score([(SOURCE, TARGET)])
     found = [row[2] for row in best.rows[:-1]]
@@ -159,7 +160,9 @@ def test_cross_entropy_is_divergence_and_entropy() -> None:
 @torch.no_grad()
 def test_the_arithmetic_of_a_query_by_hand(folders: dict[str, Path]) -> None:
     """Layer 1, head 2 of a post-norm model: from the embeddings, number by number."""
-    subject = Subject(folders["post"], Choice(source=SOURCE, target=TARGET, layer=1, heads=(2,)))
+    subject = Subject(
+        folders["post"], InspectOptions(source=SOURCE, target=TARGET, layer=1, head=(2,))
+    )
     part, model = make_part("score", subject), subject.model
     rows = []
     for place, token in enumerate(subject.source_ids):
@@ -201,7 +204,7 @@ def numbers(cell: object) -> list[float]:
 
 def test_gradients_are_those_of_a_backward_pass(folders: dict[str, Path]) -> None:
     """By the weights of each sublayer, of the mean cross-entropy; and none is left behind."""
-    subject = Subject(folders["rotary-grouped"], Choice(source=SOURCE, target=TARGET))
+    subject = Subject(folders["rotary-grouped"], InspectOptions(source=SOURCE, target=TARGET))
     encoder, decoder = figures_of(make_part("flow", subject), Table)
     model = subject.model
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -253,7 +256,7 @@ def test_the_trace_says_what_translate_says_and_when_the_guard_searched_again(
     translator = Translator.load(folders["post"], engine="torch")
     lines, retried = sentences(12, seed=5, longest=4), 0
     for line, result in zip(lines, translator.translate(lines), strict=True):
-        subject = Subject(folders["post"], Choice(source=line))
+        subject = Subject(folders["post"], InspectOptions(source=line))
         part = make_part("trace", subject)
         searches = figures_of(part, Table)
         taken = searches[-1 if result.retried else 0]
@@ -266,7 +269,7 @@ def test_the_trace_says_what_translate_says_and_when_the_guard_searched_again(
 
 
 def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> None:
-    subject = Subject(folders["post"], Choice(source=SOURCE))
+    subject = Subject(folders["post"], InspectOptions(source=SOURCE))
     part = make_part("trace", subject)
     taken = -1 if any("second" in note for note in figures_of(part, Text)[-1].lines) else 0
     tree, ended = figures_of(part, Tree)[taken], figures_of(part, Table)[taken]
@@ -284,11 +287,11 @@ def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> 
 def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
     folder = folders["post"]
     with pytest.raises(ConfigError, match=r"no tokens|no text"):
-        make_part("attention", Subject(folder, Choice(source="  ")))
+        make_part("attention", Subject(folder, InspectOptions(source="  ")))
     with pytest.raises(ConfigError, match="at most 32"):  # more would be cut into segments
-        make_part("score", Subject(folder, Choice(source="Hund " * 40)))
+        make_part("score", Subject(folder, InspectOptions(source="Hund " * 40)))
     with pytest.raises(CheckpointError, match=r"no checkpoint step-0*9"):
-        part_of(folder, "distributions", target=TARGET, checkpoints=("step-9",))
+        part_of(folder, "distributions", target=TARGET, checkpoint=("step-9",))
 
 
 def test_a_layer_that_only_the_decoder_has_is_drawn_of_the_decoder(
@@ -307,10 +310,10 @@ def test_heads_reads_the_first_short_pairs_of_a_test_set(
         lines = ["Hund läuft", "Hund " * 40, "", "Katze schläft"]
         (tmp_path / f"a.{side}").write_text("\n".join(lines) + "\n")
     for limit, count in ((200, ": 2."), (1, ": 1.")):
-        part = make_part("heads", Subject(folders["post"], Choice(limit=limit)))
+        part = make_part("heads", Subject(folders["post"], InspectOptions(limit=limit)))
         tables = figures_of(part, Table)
         assert [len(table.rows) for table in tables] == [8, 12, 12]
         assert tables[0].note.endswith(count)
         assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
     with pytest.raises(ConfigError, match="test set"):
-        make_part("heads", Subject(folders["post"], Choice(test="other")))
+        make_part("heads", Subject(folders["post"], InspectOptions(test="other")))

@@ -199,7 +199,7 @@ def test_learned_positions_are_the_models_own_and_random_before_training(
 
 
 def test_a_model_without_positions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(figure_of(subject_of(monkeypatch, positions="none"), "No positions"), Text)
+    assert isinstance(figure_of(subject_of(monkeypatch, positions="none"), "Positions"), Text)
     found = figure_of(subject_of(monkeypatch, positions="relative"), "Positions")
     assert isinstance(found, Text)
     assert found.lines[0].startswith("relative adds no vectors")

@@ -94,7 +94,7 @@ def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None
     return seen[-1]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {"ssru"}))
 @torch.inference_mode()
 def test_walking_the_diagram_gives_the_output_of_the_model(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
@@ -124,7 +124,7 @@ def test_arrows_join_the_boxes_whose_table_is_one_parameter(embeddings: str) -> 
     assert found.stacks[end[0]].boxes[end[1]].label == "cross-attention"
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {"ssru"}))
 def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
     for stack, layers in zip(
@@ -142,7 +142,7 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
         assert details["feed-forward"].startswith(f"{width} to {inner} to {width}")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {"ssru"}))
 def test_tensors_are_those_that_hooks_see(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
     source, target = packed([6]), packed([3])

@@ -3,19 +3,21 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import ConfigError
-from nmt.extras.inspection.catalog import CATALOG, make_part
+from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Part, Table, as_dict
-from nmt.extras.inspection.subject import Choice, Subject
+from nmt.extras.inspection.options import InspectOptions
+from nmt.extras.inspection.subject import Subject
+from nmt.extras.inspection.view import VIEWS
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, what in CATALOG.items() if what.needs in ("model", "sentence")]
+    "name", [name for name, what in VIEWS.items() if what.needs in ("model", "sentence")]
 )
 def test_a_configuration_says_that_it_has_no_weights(name: str) -> None:
     with pytest.raises(ConfigError, match="needs a trained model"):
-        make_part(name, Subject(CONFIG, Choice(source="merci")))
+        make_part(name, Subject(CONFIG, InspectOptions(source="merci")))
 
 
 def test_a_configuration_has_a_structure_without_values() -> None:
@@ -25,7 +27,7 @@ def test_a_configuration_has_a_structure_without_values() -> None:
 
 def test_a_layer_that_is_none_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no layer 3.*\n.*1 to 2"):
-        Subject(CONFIG, Choice(layer=3)).layers(2)
+        Subject(CONFIG, InspectOptions(layer=3)).layers(2)
 
 
 def test_data_of_a_part_name_the_kind_of_each_figure() -> None:

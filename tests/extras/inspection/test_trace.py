@@ -10,13 +10,13 @@ import torch
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.extras.inspection.observer import next_log_probs, recompute_words, trace_search
+from nmt.extras.inspection.observer import recompute_words, trace_search
 from nmt.extras.inspection.recording import without_causal_mask
-from nmt.extras.inspection.trace import checked_options
+from nmt.extras.inspection.trace import check_options
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
-from nmt.text import BOS_ID, EOS_ID
+from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from tests.model.small import VARIANTS, packed, small_model
 
 LINES = packed([1, 2, 3, 5, 6, 8]).rows()
@@ -59,7 +59,6 @@ def test_a_trace_is_the_search_itself(changes: dict[str, Any]) -> None:
         )
         # The search adds in float32 and in the same order: nothing is rounded otherwise.
         assert ended[: len(found.results)] == list(found.results)
-        assert found.cache_difference < 1e-4
         num_finished += len(ended)
     assert num_finished >= sum(map(len, expected))
 
@@ -70,9 +69,9 @@ def test_other_models_replay(variant: str) -> None:
     expected = TorchEngine(model).search(LINES[3:5], options)
     found = [trace_search(model, ids, options, 3) for ids in LINES[3:5]]
     assert [each.results[0].ids for each in found] == [own[0].ids for own in expected]
-    assert 0 < max(each.cache_difference for each in found) < 1e-4
 
 
+@torch.no_grad()
 def test_every_beam_continues_one_of_the_step_before() -> None:
     model = model_of()
     found = trace_search(model, LINES[5], options_of(beam_size=4), 3)
@@ -82,7 +81,9 @@ def test_every_beam_continues_one_of_the_step_before() -> None:
             assert beam.parent is not None
             assert beam.ids[:-1] == before.beams[beam.parent].ids
             target = Packed.from_rows([[BOS_ID, *beam.ids]])
-            log_probs = next_log_probs(model, source, target)
+            logits = model.logits(model(source, target))
+            logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
+            log_probs = logits.log_softmax(-1)
             own = sum(float(row[token]) for row, token in zip(log_probs, beam.ids, strict=False))
             assert beam.log_prob == pytest.approx(own, abs=1e-4)
             (token, share), *_ = beam.likely
@@ -122,4 +123,4 @@ def test_without_the_mask_earlier_words_change() -> None:
 )
 def test_what_a_trace_cannot_follow_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="trace"):
-        checked_options(options_of(**changes))
+        check_options(options_of(**changes))

@@ -17,10 +17,11 @@ from nmt.config.loader import load_config
 from nmt.data.batch import collate
 from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError
-from nmt.extras.inspection.catalog import make_part
+from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Heatmap, Table, Text
+from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.shift import collate_pairs, decoder_mask, pairs_of
-from nmt.extras.inspection.subject import Choice, Subject
+from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.vocabulary import neighbours, one_hot
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.model.attention import attention
@@ -46,7 +47,8 @@ def hello(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def configured(hello: dict[str, Path], **choice: Any) -> Subject:
-    return Subject(HELLO, Choice(**choice), [f"prepared_dir={hello['data']}"])
+    overrides = (f"prepared_dir={hello['data']}",)
+    return Subject(HELLO, InspectOptions(set_=overrides, **choice))
 
 
 def find(subject: Subject, what: str, title: str) -> Any:
@@ -57,7 +59,7 @@ def test_pieces_are_the_tokenizers_with_their_counts_in_training(hello: dict[str
     subject = configured(hello, source="je suis merci", target="i am a student")
     source, target = subject.tokenizers
     found = find(subject, "vocabulary", "Pieces, source")
-    assert found.head == ("piece", "id", "times in training")
+    assert found.head == ["piece", "id", "times in training"]
     ids = [*source.encode("je suis merci"), 3]
     # "merci" and "je suis étudiant": each word once, and two ends.
     assert found.rows == [(*each, n) for each, n in zip(
@@ -72,7 +74,7 @@ def test_pieces_are_the_tokenizers_with_their_counts_in_training(hello: dict[str
 
 
 def test_a_one_hot_vector_times_the_table_is_what_the_model_reads(hello: dict[str, Path]) -> None:
-    subject = Subject(hello["run"], Choice(source="merci"))
+    subject = Subject(hello["run"], InspectOptions(source="merci"))
     found = find(subject, "vocabulary", "From one-hot to vector, source")
     assert isinstance(found, Text)
     model, (index, _) = subject.model, subject.source_ids
@@ -112,7 +114,7 @@ def test_a_model_with_a_large_vocabulary_names_neighbours(tmp_path: Path) -> Non
     config = run_config()
     model = build_model(config.model, *load_tokenizers(tokenizer).vocab_sizes)
     folder = save_run(tmp_path / "run", model, tokenizer, config)
-    subject = Subject(folder, Choice(source="Hund Hund", target="Katze"))
+    subject = Subject(folder, InspectOptions(source="Hund Hund", target="Katze"))
     assert subject.prepared is None
     titles = [figure.title for figure in make_part("vocabulary", subject).figures]
     assert titles == [
@@ -185,14 +187,14 @@ def test_one_pair_alone_gets_a_shorter_one_beside_it(tmp_path: Path) -> None:
     config = run_config()
     model = build_model(config.model, *load_tokenizers(tokenizer).vocab_sizes)
     folder = save_run(tmp_path / "run", model, tokenizer, config)
-    subject = Subject(folder, Choice(source="Hund und Katze", target="Katze läuft"))
+    subject = Subject(folder, InspectOptions(source="Hund und Katze", target="Katze läuft"))
     (source, target), second = pairs_of(subject)
     assert subject.tokenizers.source.decode(source) == "Hund und Katze"
     assert subject.tokenizers.target.decode(target) == "Katze läuft"
     assert second == (source[:1], target[:1])
-    exported = Subject(folder, Choice(source="Hund"))
-    exported.__class__ = type("Exported", (Subject,), {"has_weights": False})
-    with pytest.raises(ConfigError, match="--target"):
+    exported = Subject(folder, InspectOptions(source="Hund"))
+    exported.has_weights = False
+    with pytest.raises(ConfigError, match="`target`"):
         pairs_of(exported)
 
 
@@ -224,7 +226,7 @@ def test_the_worked_examples_are_the_published_numbers() -> None:
 
 
 def test_tensors_of_a_sentence_are_those_of_the_chosen_layer(hello: dict[str, Path]) -> None:
-    subject = Subject(hello["run"], Choice(source="je suis", target="i am", layer=2))
+    subject = Subject(hello["run"], InspectOptions(source="je suis", target="i am", layer=2))
     (table,) = make_part("shapes", subject).figures
     assert isinstance(table, Table)
     names = [row[0] for row in table.rows]
