@@ -16,7 +16,7 @@ from nmt.report.page import Point, visible
 EM = 13  # Size of letters, and with some air the least height of a row.
 ROW = 20
 _BROAD = "\u2581\u2192"  # Word border and arrow: wider than letters, as capitals are.
-_COLORS = 8
+COLORS = 8  # Of series, in turn.
 
 
 class Drawing:
@@ -56,7 +56,7 @@ class Drawing:
         """Write the names of several colours in a row; return the height it takes."""
         named, x = list(names), 0.0
         for color, name in enumerate(named if len(named) > 1 else ()):
-            self.text(name, x, 13, f"start {color_class(color)}")
+            self.text(name, x, 13, f"start c{color % COLORS}")
             x += text_width(name) + 14
         return ROW if x else 0
 
@@ -96,11 +96,6 @@ def text_width(text: str) -> float:
     wide = sum(east_asian_width(each) in "WF" for each in visible(text))
     broad = sum(each.isupper() or each in _BROAD for each in text)
     return (len(visible(text)) - wide) * 7.0 + wide * EM + broad * 3
-
-
-def color_class(number: int) -> str:
-    """Return the class of one of several colours in turn."""
-    return f"c{number % _COLORS}"
 
 
 def longest(texts: Iterable[str]) -> float:

@@ -91,17 +91,6 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Curves over a number: similarity over distance, norms over sublayers."""
-
-    title: str
-    curves: Mapping[str, Sequence[tuple[float, float]]]
-    across: str  # What the x axis counts, such as ``distance``.
-    unit: str  # Of the values.
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
     """A token of a beam tree."""
 
@@ -183,7 +172,7 @@ class Steps:
     note: str = ""
 
 
-Figure: TypeAlias = Text | Table | Heatmap | Links | Bars | Lines | Tree | Diagram | Grid | Steps
+Figure: TypeAlias = Text | Table | Heatmap | Links | Bars | Tree | Diagram | Grid | Steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nmt.extras.inspection.figure import Figure, Heatmap, Lines, Part, Table, Text
+from nmt.extras.inspection.figure import Figure, Heatmap, Part, Table, Text
 from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import EncoderLayer
 from nmt.model.positions import POSITIONS, sinusoids
@@ -60,11 +60,10 @@ def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
     return matrix
 
 
-def similarity(table: Tensor) -> list[tuple[float, float]]:
-    """Return the mean cosine of positions at each distance from 0: (distance, mean)."""
+def similarity(table: Tensor) -> Tensor:
+    """Return the cosine of each two rows of a table: (P, D) -> (P, P), float64."""
     rows = torch.nn.functional.normalize(table.double(), dim=1)
-    products = rows @ rows.T
-    return [(float(k), products.diagonal(k).mean().item()) for k in range(len(rows))]
+    return rows @ rows.T
 
 
 def written_out(dim: int, layout: str, position: int) -> list[str]:
@@ -121,7 +120,7 @@ def sinusoid_figures(layout: str, dim: int) -> list[Figure]:
 
 
 def positions(subject: Subject) -> Part:
-    """Show the encoding of the model, its similarity by distance, and the formulas."""
+    """Show the encoding of the model, its similarity, and the formulas."""
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]
     if not figures:
@@ -159,7 +158,7 @@ def _absolute(subject: Subject) -> Iterator[Figure]:
         note = "Not trained yet: random." if is_learned and own is None else ""
         table = module.table(end)[first:end].detach()
         yield encoding_heatmap(table, title, first=first, note=note)
-        yield _similarity_lines(table, title)
+        yield _similarity(table, title, first)
         if not differs:
             return
 
@@ -180,11 +179,11 @@ def _relative(subject: Subject) -> Iterator[Figure]:
         cos, sin = turned.chunk(2, dim=1)
         note = "Radians, below 2 pi: by this a pair of features of a query or key is turned."
         yield encoding_heatmap(torch.atan2(sin, cos) % math.tau, "Rotation angles", note=note)
-        yield _similarity_lines(turned, "One vector, rotated")
+        yield _similarity(turned, "One vector, rotated")
 
 
-def _similarity_lines(table: Tensor, title: str) -> Lines:
-    """Return the similarity of a table's rows as a curve."""
-    note = "Cosine of the vectors of two positions, the mean over all pairs at this distance."
-    curves = {title: similarity(table)}
-    return Lines(f"{title}: similarity by distance", curves, "distance", "cosine", note)
+def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
+    note = "Cosine of the vectors of two positions: equal along each diagonal if distance decides."
+    places = [str(first + row) for row in range(len(table))]
+    values = similarity(table).tolist()
+    return Heatmap(f"{title}: similarity", values, places, places, note, -1.0, 1.0)

@@ -13,11 +13,12 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.drawing import (
+    COLORS,
     EM,
     ROW,
     Drawing,
-    color_class,
     level_curve,
     longest,
     short,
@@ -25,32 +26,8 @@ from nmt.extras.inspection.drawing import (
     text_width,
     wider,
 )
-from nmt.extras.inspection.figure import (
-    Bars,
-    Diagram,
-    Figure,
-    Grid,
-    Heatmap,
-    Lines,
-    Links,
-    Matrix,
-    Node,
-    Stack,
-    Steps,
-    Table,
-    Text,
-    Tree,
-)
 from nmt.extras.inspection.text import figure_lines
-from nmt.report.page import (
-    Point,
-    Scale,
-    path_data,
-    render,
-    round_ticks,
-    short_number,
-    tick_labels,
-)
+from nmt.report.page import Point, render, short_number
 
 _LEVELS = 24  # Shades of a heatmap.
 # Cells of a heatmap that say their number under the pointer; more would make pages heavy.
@@ -61,15 +38,15 @@ _FAINT = 0.02  # Weight below which a link is not drawn.
 _PITCH = 50  # From a box of a stack to the next one.
 
 
-def document(figures: Sequence[Figure]) -> Markup:
+def document(figures: Sequence[fig.Figure]) -> Markup:
     """Return an SVG file: the drawings among the figures below one another, else all of them."""
-    drawn = [each for each in figures if not isinstance(each, Text | Table)] or figures
+    drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
     whole = _below([("", each) for each in drawn])
     style = tag("style", render("drawing.css.j2", alone=True))
     return whole.as_svg(drawn[0].title, style=style) + Markup("\n")
 
 
-def draw(figure: Figure) -> Drawing:
+def draw(figure: fig.Figure) -> Drawing:
     """Return a figure as a drawing, without its title and note."""
     on = Drawing()
     _draw(figure, on)
@@ -77,14 +54,14 @@ def draw(figure: Figure) -> Drawing:
 
 
 @singledispatch
-def _draw(figure: Figure, on: Drawing) -> None:
+def _draw(figure: fig.Figure, on: Drawing) -> None:
     for row, line in enumerate(figure_lines(figure), 1):
         on.text(line, 0, row * ROW - 5, "code", xml__space="preserve")
         on.grow(text_width(line) * 1.15, row * ROW)
 
 
 @_draw.register
-def _(figure: Heatmap, on: Drawing) -> None:
+def _(figure: fig.Heatmap, on: Drawing) -> None:
     rows, columns = len(figure.values), max(map(len, figure.values), default=0)
     written = rows * columns <= _MAX_NUMBERS
     wide = 42.0 if written else min(ROW, max(1.0, _WIDE / max(columns, 1)))
@@ -125,7 +102,7 @@ def _level(value: float | None, low: float, high: float) -> int | None:
     return round(max(-1.0 if low < 0 else 0.0, min(1.0, share)) * _LEVELS)
 
 
-def _shades(values: Matrix, on: Drawing, bounds: Point, place: Point, size: Point) -> None:
+def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: Point) -> None:
     """Draw cells as one path for each shade; neighbours of one shade are one shape."""
     paths: dict[int | None, str] = {}
     for y, row in enumerate(values):
@@ -145,7 +122,7 @@ def _shades(values: Matrix, on: Drawing, bounds: Point, place: Point, size: Poin
     on.body += tag("g", inner.body, transform=move, class_="cells")
 
 
-def _cells(figure: Heatmap, on: Drawing, place: Point, size: Point, *, written: bool) -> None:
+def _cells(figure: fig.Heatmap, on: Drawing, place: Point, size: Point, *, written: bool) -> None:
     """Draw the coloured cells of a heatmap, its frame and its numbers."""
     (left, top), (wide, high), bounds = place, size, figure.bounds
     rows, columns = len(figure.values), max(map(len, figure.values), default=0)
@@ -166,7 +143,7 @@ def _cells(figure: Heatmap, on: Drawing, place: Point, size: Point, *, written: 
 
 
 @_draw.register
-def _(figure: Grid, on: Drawing) -> None:
+def _(figure: fig.Grid, on: Drawing) -> None:
     inside = [each.values for row in figure.figures for each in row]
     columns = max(max(map(len, values), default=0) for values in inside)
     rows = max(map(len, inside))
@@ -185,7 +162,7 @@ def _(figure: Grid, on: Drawing) -> None:
 
 
 @_draw.register
-def _(figure: Links, on: Drawing) -> None:
+def _(figure: fig.Links, on: Drawing) -> None:
     top, left, gap = on.legend(figure.weights), 8 + longest(figure.left), 120
     for color, weights in enumerate(figure.weights.values()):
         for i, row in enumerate(weights):
@@ -193,7 +170,7 @@ def _(figure: Links, on: Drawing) -> None:
                 if weight is not None and weight >= _FAINT:
                     y1, y2 = (top + (each + 0.5) * ROW for each in (i, j))
                     line, opacity = level_curve((left, y1), (left + gap, y2)), f"{weight:.2f}"
-                    on.path(line, f"link {color_class(color)}", stroke_opacity=opacity)
+                    on.path(line, f"link c{color % COLORS}", stroke_opacity=opacity)
     sides = ((left - 6, figure.left, "end ink"), (left + gap + 6, figure.right, "start ink"))
     for x, labels, kind in sides:
         for number, label in enumerate(labels):
@@ -201,7 +178,7 @@ def _(figure: Links, on: Drawing) -> None:
 
 
 @_draw.register
-def _(figure: Bars, on: Drawing) -> None:
+def _(figure: fig.Bars, on: Drawing) -> None:
     top, left, thick = on.legend(figure.series), 8 + longest(figure.labels), 12
     values = [value for series in figure.series.values() for value in series]
     scale = 260 / max([1e-30, *(abs(value) for value in values if math.isfinite(value))])
@@ -212,39 +189,14 @@ def _(figure: Bars, on: Drawing) -> None:
         for color, series in enumerate(figure.series.values()):
             y, value = start + color * thick, series[row]
             size = abs(value) * scale if math.isfinite(value) else 0
-            kind = f"bar {color_class(color)}" + (" below" if value < 0 else "")
+            kind = f"bar c{color % COLORS}" + (" below" if value < 0 else "")
             on.rect((left, y), (size, thick - 2), kind)
             on.text(short_number(value), left + size + 5, y + 10, "start small")
     on.text(figure.unit, left, top + len(figure.labels) * high + 12, "start soft")
 
 
 @_draw.register
-def _(figure: Lines, on: Drawing) -> None:
-    points = [point for curve in figure.curves.values() for point in curve]
-    finite = [(x, y) for x, y in points if math.isfinite(y)] or [(0.0, 0.0)]
-    (xs, ys), (left, right, top, bottom) = zip(*finite, strict=True), (60, 500, 10, 220)
-    across, up = (round_ticks(min(each), max(each)) for each in (xs, ys))
-    scales = Scale(across[0], across[-1], across), Scale(up[0], up[-1], up)
-
-    def place(x: float, y: float) -> Point:
-        across, up = scales[0].share(x), scales[1].share(y)
-        return left + across * (right - left), bottom - up * (bottom - top)
-
-    for tick, name in zip(up, tick_labels(up), strict=True):
-        _, y = place(across[0], tick)
-        on.path(f"M{left},{y:.1f}H{right}", "rule")
-        on.text(name, left - 8, y + 4, "end")
-    for tick, name in zip(across, tick_labels(across), strict=True):
-        on.text(name, place(tick, up[0])[0], bottom + 18, "mid")
-    on.text(figure.across, (left + right) / 2, bottom + 36, "mid soft")
-    for color, (label, curve) in enumerate(figure.curves.items()):
-        on.path(path_data(place(*point) for point in curve), f"curve {color_class(color)}")
-        on.text(label, right + 12, top + 10 + color * ROW, f"start {color_class(color)}")
-    on.text(figure.unit, left, bottom + 56, "start soft")
-
-
-@_draw.register
-def _(figure: Tree, on: Drawing) -> None:
+def _(figure: fig.Tree, on: Drawing) -> None:
     depths, rows = _layout(figure.nodes)
     sizes = [wider(node.label, node.detail) + 14 for node in figure.nodes]
     starts, high = [0.0], 40
@@ -261,7 +213,7 @@ def _(figure: Tree, on: Drawing) -> None:
         on.text(node.detail, left + size / 2, top + 28, "mid small")
 
 
-def _layout(nodes: Sequence[Node]) -> tuple[list[int], list[float]]:
+def _layout(nodes: Sequence[fig.Node]) -> tuple[list[int], list[float]]:
     """Return the column and the row of each node: leaves in rows, parents amid their children."""
     paths: list[tuple[int, ...]] = []
     for index, node in enumerate(nodes):
@@ -279,7 +231,7 @@ def _layout(nodes: Sequence[Node]) -> tuple[list[int], list[float]]:
 
 
 @_draw.register
-def _(figure: Diagram, on: Drawing) -> None:
+def _(figure: fig.Diagram, on: Drawing) -> None:
     tops = max((len(each.boxes) for each in figure.stacks), default=0) * _PITCH - 24
     sides, lanes, left = list[Point](), list[float](), 34.0
     for number, stack in enumerate(figure.stacks):
@@ -300,7 +252,7 @@ def _(figure: Diagram, on: Drawing) -> None:
             on.text(name, lane + 14 * len(arrows) + 4, y2 - 6, "start soft")
 
 
-def _stack(stack: Stack, on: Drawing, left: float, wide: float, tops: int) -> None:
+def _stack(stack: fig.Stack, on: Drawing, left: float, wide: float, tops: int) -> None:
     """Draw boxes, residual connections on their left, and the number of layers on their right."""
     middle, edge = left + wide / 2, left + wide + 8
     on.text(stack.title, middle, tops + 64, "mid ink")
@@ -324,11 +276,11 @@ def _stack(stack: Stack, on: Drawing, left: float, wide: float, tops: int) -> No
 
 
 @_draw.register
-def _(figure: Steps, on: Drawing) -> None:
+def _(figure: fig.Steps, on: Drawing) -> None:
     on.put(_below([(step.title, each) for step in figure.steps for each in step.figures]), 0, 0)
 
 
-def _below(figures: Sequence[tuple[str, Figure]]) -> Drawing:
+def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
     """Return drawings under their titles, for a file that has no page around them."""
     on, y = Drawing(), 8.0
     for before, figure in figures:

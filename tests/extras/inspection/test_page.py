@@ -15,7 +15,6 @@ from nmt.extras.inspection.figure import (
     Figure,
     Grid,
     Heatmap,
-    Lines,
     Links,
     Node,
     Part,
@@ -39,7 +38,6 @@ FIGURES: list[Figure] = [
     HEATMAP,
     Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}, ATTACK),
     Bars(ATTACK, [ATTACK, "b"], {ATTACK: [0.75, -0.25], "model": [0.5, 0.5]}, ATTACK, ATTACK),
-    Lines(ATTACK, {ATTACK: [(1, 0.5), (2, float("nan")), (3, 0.25)]}, ATTACK, ATTACK, ATTACK),
     Tree(ATTACK, [Node(ATTACK, ATTACK, None, "best"), Node("b", "", 0, "dropped")], ATTACK),
     Diagram(
         ATTACK,

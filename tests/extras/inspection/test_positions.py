@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.extras.inspection.figure import Figure, Heatmap, Lines, Table, Text
+from nmt.extras.inspection.figure import Figure, Heatmap, Table, Text
 from nmt.extras.inspection.positions import (
     LAYOUTS,
     encoding_heatmap,
@@ -100,19 +100,9 @@ def test_similarity_depends_on_the_distance_alone(layout: str) -> None:
     # sin a sin b + cos a cos b = cos(a - b): the mean over the pairs of cos(k x rate).
     angles = rates(16, layout).tolist()
     found = similarity(sinusoids(12, 16, layout))
-    for k, value in found:
-        assert value == pytest.approx(sum(math.cos(k * x) for x in angles) / 8, abs=1e-6)
-    assert [k for k, _ in found] == list(range(12))
-
-
-def test_similarity_of_any_table_is_the_mean_over_its_pairs() -> None:
-    # Cosines: rows 0 and 1: 0; rows 1 and 2: 1 / sqrt(2); rows 0 and 2: 1 / sqrt(2).
-    table = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
-    half = math.sqrt(0.5)
-    expected = [(0, 1), (1, half / 2), (2, half)]
-    for (k, found), (distance, value) in zip(similarity(table), expected, strict=True):
-        assert k == distance
-        assert found == pytest.approx(value)
+    for k in range(12):
+        expected = sum(math.cos(k * x) for x in angles) / 8
+        assert found.diagonal(k).tolist() == pytest.approx([expected] * (12 - k), abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -176,9 +166,8 @@ def test_rotary_angles_are_position_times_rate(monkeypatch: pytest.MonkeyPatch) 
         for i, angle in enumerate(row):
             expected = position * 10000 ** (-2 * i / 8)
             assert math.remainder((angle or 0) - expected, math.tau) == pytest.approx(0, abs=1e-4)
-    curve = figure_of(subject, "One vector, rotated: similarity by distance")
-    assert isinstance(curve, Lines)
-    for k, value in curve.curves["One vector, rotated"]:
+    similar = heatmap_of(subject, "One vector, rotated: similarity").values
+    for k, value in enumerate(similar[0]):
         mean = sum(math.cos(k * 10000 ** (-2 * i / 8)) for i in range(4)) / 4
         assert value == pytest.approx(mean, abs=1e-4)
 
