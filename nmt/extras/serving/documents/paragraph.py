@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from nmt.text.sentences import SURROGATES, split_sentences
@@ -15,78 +13,71 @@ Kind = Literal["text", "open", "close", "void", "break"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A piece of a paragraph, as it stands in the document."""
+    """Part of a paragraph."""
 
+    # ``void`` stands between or in words, as an image or a code span; ``break`` parts words.
     kind: Kind
-    """``void`` stands between or in words, as an image or a code span; ``break`` parts words."""
-    raw: str
-    """The document's characters."""
-    text: str = ""
-    """What they say, if this is text: without entities and escapes."""
-    name: str = ""
-    """What pairs an ``open`` with its ``close``."""
+    raw: str  # The characters of the document.
+    text: str = ""  # What they say, if this is text: without entities.
+    name: str = ""  # Pairs an ``open`` with its ``close``.
 
 
 class Word(NamedTuple):
     """Text without white space."""
 
     text: str
-    start: int
-    """Place in the text of the paragraph."""
+    start: int  # Place in the text of the paragraph.
     sentence: int
 
-    @property
-    def end(self) -> int:
-        """Place behind it."""
-        return self.start + len(self.text)
+
+def core_of(word: str) -> tuple[int, int]:
+    """Return start and end of a word without the signs around it; a word of signs has no core.
+
+    >>> core_of('"Hi!"'), core_of("--")
+    ((1, 3), (0, 0))
+    """
+    places = [place for place, character in enumerate(word) if character.isalnum()]
+    return (places[0], places[-1] + 1) if places else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """What is translated together: the words of all sentences are aligned, and tags span them."""
+    """Text that is translated together: tags may span its sentences."""
 
     events: tuple[Event, ...]
     words: tuple[Word, ...]
-    """Sorted by sentence, and these numbered from 0."""
+    sentences: tuple[str, ...]  # With one space between words.
 
     @property
     def raw(self) -> str:
         """The paragraph as it stands in the document."""
         return "".join(event.raw for event in self.events)
 
-    @property
-    def sentences(self) -> list[str]:
-        """The text of each sentence, with one space between words."""
-        found: list[list[str]] = []
-        for word in self.words:
-            if word.sentence == len(found):
-                found.append([])
-            found[-1].append(word.text)
-        return [" ".join(words) for words in found]
+    def tape(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the paragraph in order, as kind, text and name.
 
-    def tape(self) -> Iterator[tuple[str, str, int]]:
-        """Yield what stands in the paragraph, in order: kind, text, number.
-
-        Kinds are those of events but ``text``, with the number of the event; ``space``; and
-        ``part``, of the word of that number: all of it, or what stands before or behind a mark.
+        Kinds are those of events but ``text``; ``space``; and ``word`` and ``piece``, the first and
+        further pieces of a word, which is cut at marks, and at its core.
         """
-        place, number, words = 0, 0, self.words
-        for index, event in enumerate(self.events):
+        place = number = 0
+        for event in self.events:
             if event.kind != "text":
-                yield event.kind, event.raw, index
+                yield event.kind, event.raw, event.name
                 place += event.kind == "break"
                 continue
             begin, end = place, place + len(event.text)
             while place < end:
-                start, stop = (
-                    (words[number].start, words[number].end) if number < len(words) else (end, end)
-                )
-                inside = start <= place
-                border = min(end, stop if inside else start)
-                kind = "part" if inside else "space"
-                yield kind, event.text[place - begin : border - begin], number
-                place = border
-                number += inside and place == stop
+                word = self.words[number] if number < len(self.words) else Word("", end, 0)
+                if place < word.start:
+                    kind, stop = "space", word.start
+                else:
+                    kind = "word" if place == word.start else "piece"
+                    cuts = (*core_of(word.text), len(word.text))
+                    stop = word.start + min(cut for cut in cuts if word.start + cut > place)
+                stop = min(stop, end)
+                yield kind, event.text[place - begin : stop - begin], ""
+                place = stop
+                number += kind != "space" and stop == word.start + len(word.text)
 
 
 def read_paragraph(events: Iterable[Event], language: str) -> Paragraph:
@@ -94,21 +85,13 @@ def read_paragraph(events: Iterable[Event], language: str) -> Paragraph:
     events = tuple(events)
     plain = "".join(" " if event.kind == "break" else event.text for event in events)
     plain = SURROGATES.sub("\ufffd", plain)
-    runs = [(match[0], match.start()) for match in re.finditer(r"\S+", plain)]
-    sentences = split_sentences(" ".join(text for text, _ in runs), language)
-    ends = list(accumulate(map(len, sentences)))
+    parts = map(str.strip, split_sentences(" ".join(plain.split()), language))
+    sentences = tuple(filter(None, parts))
     words: list[Word] = []
-    current, count, place = 0, -1, 0  # place: in the text with one space between words
-    last = -1
-    for text, start in runs:
-        begin = 0
-        while begin < len(text):
-            while ends[current] <= place + begin:
-                current += 1
-            stop = min(len(text), ends[current] - place)
-            count += current != last
-            last = current
-            words.append(Word(text[begin:stop], start + begin, count))
-            begin = stop
-        place += len(text) + 1
-    return Paragraph(events, tuple(words))
+    place = 0
+    for number, sentence in enumerate(sentences):
+        for text in sentence.split():
+            start = plain.index(text, place)  # what stands before it is white space
+            words.append(Word(text, start, number))
+            place = start + len(text)
+    return Paragraph(events, tuple(words), sentences)

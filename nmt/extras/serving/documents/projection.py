@@ -1,271 +1,102 @@
 """Word alignment -> where the marks of a paragraph stand in its translation.
 
-Each pair of tags goes around one run of target words: the run that holds most words aligned to its
-own and fewest aligned to others. A pair inside another stays inside it, and neighbours do not
-overlap, so the result is balanced and nested as the source is, and each tag is written once. (The
-inline tags of Bergamot are closed and opened again wherever the aligned words are apart.)
+Words are cut into pieces, at marks and at the signs around them, and a pair of tags goes around one
+run of target pieces: the run with most pieces aligned to the source pieces of the pair, and fewest
+aligned to others. A pair inside another stays inside it, and neighbours do not overlap, so the
+result is balanced and nested as the source is, and each tag is written once. (The inline tags of
+Bergamot are closed and opened again wherever the aligned words are apart.)
 
-A pair none of whose words is aligned goes around the free word nearest to its relative position; if
-its surroundings have no free word, to their end, around nothing. A line break in the text keeps its
-relative position; other white space becomes one space.
+What stands between two pieces, such as a picture, follows the translation of the piece before it. A
+pair none of whose pieces is aligned goes around the free piece nearest to its relative position; if
+its surroundings have no free piece, to their end, around nothing. A line break in the text keeps
+its relative position; other white space becomes one space.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
-from nmt.extras.serving.documents.paragraph import Paragraph, Word
-from nmt.extras.serving.documents.spans import Filler, Span, read_spans
+from nmt.extras.serving.documents.html import ends_of
+from nmt.extras.serving.documents.paragraph import Paragraph, core_of
 
-Links = Iterable[tuple[int, int]]
-"""(source word, target word) of one sentence, from 0."""
+Links = Iterable[tuple[int, int]]  # (source word, target word) of one sentence, from 0.
+# The text of a sentence, and its links; None: words are linked by their relative position.
 Translation = tuple[str, Links | None]
-"""The text of a sentence, and its links; None: words are linked by their relative position."""
-Escape = Callable[[str, bool], str]
-"""Writes text in the format of a document; True: it stands at the start of a line."""
+Escape = Callable[[str], str]  # Writes text in the format of a document.
 
+# Pairs of tags in a paragraph, and pairs times pieces; beyond, all marks keep their order.
 _MOST_TAGS, _MOST_WORK = 400, 1 << 16
-"""Pairs of tags in a paragraph, and pairs times words; beyond, marks keep their order."""
 
 
-class _Layout:
-    """The translation of a paragraph under construction."""
+@dataclass(slots=True, eq=False)
+class _Pair:
+    """A pair of tags, or the whole paragraph: what it is around, in the source and the target."""
 
-    def __init__(
-        self, paragraph: Paragraph, translations: Sequence[Translation], joiner: str
-    ) -> None:
-        self.words: list[str] = []
-        self.links: list[list[int]] = []  # of each source word
-        self.starts: list[tuple[int, int, int, int]] = []  # of each source word's sentence
-        self.gaps: list[str] = []  # before each word
-        sizes = Counter(word.sentence for word in paragraph.words)
-        for sentence, (text, links) in enumerate(translations):
-            found, size = text.split(), sizes[sentence]
-            source, target = len(self.links), len(self.words)
-            self.starts += [(source, size, target, len(found))] * size
-            self.links += [[] for _ in range(size)]
-            self.words += found
-            self.gaps += ([joiner] + [" "] * len(found))[: len(found)]
-            for i, j in _diagonal(size, len(found)) if links is None else links:
-                if 0 <= i < size and 0 <= j < len(found):
-                    self.links[source + i].append(target + j)
-        count = len(self.words)
-        self.num_links = Counter(j for own in self.links for j in own)
-        self.owners: list[Span | None] = [None] * count
-        # Marks of each word, with the number of its characters before them; in order.
-        self.opened: list[list[tuple[int, str]]] = [[] for _ in range(count)]
-        self.closed: list[deque[tuple[int, str]]] = [deque() for _ in range(count)]
-        # Words that stay as they were, with marks in them: source word; marks.
-        self.kept: dict[int, int] = {}
-        self.inside: dict[int, list[tuple[int, int, str]]] = {}  # index, offset, mark
-        self.filled: set[int] = set()  # gaps
+    opening: str = ""
+    closing: str = ""
+    first: int = 0  # Its first source piece.
+    last: int = -1
+    pairs: list[_Pair] = field(default_factory=list)
+    # Other marks, and white space: the source piece that follows, and the text.
+    fillers: list[tuple[int, str]] = field(default_factory=list)
+    left: int = 0  # Its first target piece.
+    right: int = -1
 
-    def relative(self, word: int) -> int:
-        """Return the target word at the relative position of a source word in its sentence."""
-        if word == len(self.links):
-            return len(self.words)
-        source, size, target, count = self.starts[word]
-        return target + ((word - source) * count + size // 2) // size
-
-    def kept_word(self, word: int, text: str, around: Span) -> int | None:
-        """Return the target word that a source word became unchanged, in what is ``around`` it."""
-        for j in self.links[word]:
-            is_free = self.owners[j] is around or self.kept.get(j) == word
-            if self.words[j] == text and is_free:
-                return j
-        return None
-
-    def claim(self, span: Span, around: Span) -> bool:
-        """Find the run of words for a pair of tags; False if no word is free."""
-        own = Counter(
-            j
-            for links in self.links[span.first : span.last + 1]
-            for j in links
-            if self.owners[j] is around
-        )
-        if not own:
-            free = [j for j in range(around.left, around.right + 1) if self.owners[j] is around]
-            if not free:
-                return False
-            middle = self.relative((span.first + span.last) // 2)
-            own[min(free, key=lambda j: abs(j - middle))] = 1
-        best, total, start = -math.inf, 0.0, 0
-        for j in range(min(own), max(own) + 1):
-            if self.owners[j] is not around:
-                total = 0.0
-                continue
-            if total <= 0:
-                total, start = 0.0, j
-            total += 2 * own[j] / self.num_links[j] - 1 if self.num_links[j] else 0
-            if total > best:
-                best, span.left, span.right = total, start, j
-        self.owners[span.left : span.right + 1] = [span] * (span.right + 1 - span.left)
-        return True
-
-    def place(self, root: Span, words: Sequence[Word]) -> None:
-        """Place all that stands in a paragraph, but not at its ends; surroundings first."""
-        root.right = len(self.words) - 1
-        root.close_at = len(self.words[-1])
-        self.owners = [root] * len(self.words)
-        waiting = [root]
-        while waiting:
-            around = waiting.pop()
-            for span in around.spans:
-                if not (self.keep(span, around, words) or self.claim(span, around)):
-                    self.close_in(around, _hollow(span))
-                    span.left = -1
-            for filler in around.fillers:
-                self.add_filler(filler, around, words)
-            placed = [span for span in around.spans if span.left >= 0]
-            for span in placed:
-                if not span.is_kept:
-                    self.add_tags(span, around, words)
-            waiting += placed
-
-    def keep(self, span: Span, around: Span, words: Sequence[Word]) -> bool:
-        """Place a pair of tags in a word that stays as it was."""
-        text = words[span.first].text
-        if span.first != span.last or (span.start == 0 and span.end == len(text)):
-            return False
-        if (j := self.kept_word(span.first, text, around)) is None:
-            return False
-        span.left = span.right = j
-        span.is_kept = True
-        span.open_at, span.close_at = span.start, span.end
-        self.kept[j], self.owners[j] = span.first, span
-        opening = (span.indices[0], span.start, span.opening)
-        self.inside.setdefault(j, []).extend([opening, (span.indices[1], span.end, span.closing)])
-        return True
-
-    def add_tags(self, span: Span, around: Span, words: Sequence[Word]) -> None:
-        """Put tags around the words of a span, with as many signs in them as there were."""
-        head, tail = words[span.first].text[span.start :], words[span.last].text[: span.end]
-        first, last = self.words[span.left], self.words[span.right]
-        signs = _core(head)[0], len(tail) - _core(tail)[1]  # those in it
-        span.open_at = max(0, _core(first)[0] - signs[0])
-        span.close_at = min(len(last), _core(last)[1] + signs[1])
-        if span.left == around.left:
-            span.open_at = max(span.open_at, around.open_at)
-        if span.right == around.right:
-            span.close_at = min(span.close_at, around.close_at)
-        self.open_in(span, span.opening)
-        self.close_in(span, span.closing)
-
-    def open_in(self, span: Span, text: str) -> None:
-        """Put a mark at the start of a span."""
-        self.opened[span.left].append((span.open_at, text))
-
-    def close_in(self, span: Span, text: str) -> None:
-        """Put a mark at the end of a span, before those that are there."""
-        if span.close_at < len(self.words[span.right]):
-            text = text.strip()
-        self.closed[span.right].appendleft((span.close_at, text))
-
-    def add_filler(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
-        """Place what stands between words of a span, or in one; not at the ends of the text."""
-        text, word = filler.text, filler.word
-        if span.is_kept or (word >= 0 and filler.offset < len(words[word].text)):
-            self.add_in_word(filler, span, words)
-        elif not filler.is_mark:
-            gap = self.relative(word + 1)
-            is_inner = span.first <= word < span.last and span.left < gap <= span.right
-            # One line break is enough: two would end a paragraph.
-            if "\n" in text and is_inner and gap not in self.filled:
-                self.gaps[gap] = text
-                self.filled.add(gap)
-        elif word < span.first:
-            self.open_in(span, text.strip() if span.open_at else text.lstrip())
-        elif word >= span.last:
-            self.close_in(span, text.rstrip())
-        elif words[word].sentence != words[word + 1].sentence:
-            self.add_to_gap(self.relative(word + 1), text, span)
-        elif not text[0].isspace() or text[-1].isspace():
-            self.add_to_gap(max(self.near(word, span)) + 1, text, span)
-        else:
-            source, target = words[word + 1].text, min(self.near(word + 1, span))
-            if _is_signs(source) and not _is_signs(self.words[target]):  # they joined a word
-                self.add_before_signs(max(self.near(word, span)), filler, span)
-            else:
-                self.add_to_gap(target, text, span)
-
-    def add_in_word(self, filler: Filler, span: Span, words: Sequence[Word]) -> None:
-        """Place what stands in a word: in its translation only if that is the same."""
-        word = filler.word
-        if span.is_kept:
-            offset = filler.offset if word == span.first else span.start
-            self.inside[span.left].append((filler.index, offset, filler.text))
-        elif (j := self.kept_word(word, words[word].text, span)) is not None:
-            self.inside.setdefault(j, []).append((filler.index, filler.offset, filler.text))
-        else:
-            self.add_to_gap(max(self.near(word, span)) + 1, filler.text, span, replaces=False)
-
-    def add_before_signs(self, word: int, filler: Filler, span: Span) -> None:
-        """Put a filler behind a target word, but before its last signs."""
-        end = _core(self.words[word])[1]
-        if end < len(self.words[word]) and self.owners[word] is span:
-            self.inside.setdefault(word, []).append((filler.index, end, filler.text))
-        else:
-            self.add_to_gap(word + 1, filler.text + " ", span)
-
-    def near(self, word: int, span: Span) -> list[int]:
-        """Return the target words of a source word, in a span; else the one at its place."""
-        found = [j for j in self.links[word] if span.left <= j <= span.right]
-        return found or [min(max(self.relative(word), span.left), span.right)]
-
-    def add_to_gap(self, gap: int, text: str, span: Span, *, replaces: bool = True) -> None:
-        """Put text before a target word, at the place of the space, but in no span of a span."""
-        gap = max(gap, span.left + 1)
-        if gap <= span.right and (owner := self.owners[gap]) is self.owners[gap - 1] is not span:
-            gap = owner.right + 1 if owner else gap
-        if gap > span.right:
-            self.close_in(span, text.rstrip())
-        elif not replaces:
-            self.gaps[gap] = text + self.gaps[gap]
-        elif gap in self.filled:
-            self.gaps[gap] += " ".join(text.split())
-        else:
-            self.gaps[gap] = text
-        self.filled.add(gap)
-
-    def text(self, escape: Escape) -> Iterator[str]:
-        """Yield the words, with all that was placed."""
-        for j, word in enumerate(self.words):
-            gap = self.gaps[j] if j else ""
-            starts_line = not j or "\n" in gap
-            marks = [*self.opened[j], *(mark[1:] for mark in sorted(self.inside.get(j, ())))]
-            middle = len(marks)
-            marks += self.closed[j]
-            if starts_line and escape(word, True) != escape(word, False):  # in one piece
-                marks = [(len(word) * (i >= middle), mark) for i, (_, mark) in enumerate(marks)]
-            yield gap
-            place = 0
-            for offset, mark in (*marks, (len(word), "")):
-                if offset > place:
-                    yield escape(word[place:offset], starts_line and not place)
-                    place = offset
-                yield mark
+    def hollow(self) -> str:
+        """Return its marks without what they are around."""
+        marks = [text.strip() for _, text in self.fillers]
+        return "".join((self.opening, *marks, *(x.hollow() for x in self.pairs), self.closing))
 
 
-def _core(word: str) -> tuple[int, int]:
-    """Return start and end of a word without the signs before and behind it.
+def _read(paragraph: Paragraph) -> tuple[_Pair, list[list[str]], bool]:
+    """Return the tree of tags, the pieces of each word, and whether all marks keep their order."""
+    tape = [*paragraph.tape(), ("end", "", "")]
+    before = [*accumulate((kind in ("word", "piece") for kind, _, _ in tape), initial=0)]  # pieces
+    every = ends_of([(kind, name) for kind, _, name in tape])
+    ends = {start: end for start, end in every.items() if tape[start][2] == tape[end][2]}
+    partners = {*ends, *ends.values()}
+    keeps_order = len(ends) > min(_MOST_TAGS, _MOST_WORK // max(1, before[-1])) or any(
+        kind in ("open", "close") and index not in partners and 0 < before[index] < before[-1]
+        for index, (kind, _, _) in enumerate(tape)
+    )
+    # A pair around no piece is a mark like a picture.
+    ends = {a: b for a, b in ends.items() if before[a] < before[b] and not keeps_order}
+    closing = set(ends.values())
+    root, words, filler = _Pair(last=before[-1] - 1), list[list[str]](), ""
+    stack = [root]
+    for index, (kind, text, _) in enumerate(tape):
+        if not (kind in ("word", "piece", "end") or index in ends or index in closing):
+            filler += text
+            continue
+        if filler:
+            stack[-1].fillers.append((before[index], filler))
+            filler = ""
+        if index in ends:
+            end = ends[index]
+            stack[-1].pairs.append(_Pair(text, tape[end][1], before[index], before[end] - 1))
+            stack.append(stack[-1].pairs[-1])
+        elif index in closing:
+            stack.pop()
+        elif kind == "word":
+            words.append([text])
+        elif kind == "piece":
+            words[-1].append(text)
+    return root, words, keeps_order
 
-    >>> _core('"Hi!"'), _core("--")
-    ((1, 3), (0, 2))
+
+def _roles(pieces: Sequence[str]) -> Iterator[int]:
+    """Yield for each piece of a word: -1 for signs before it, 0 for its core, 1 for signs behind.
+
+    >>> [*_roles(['"', "Hi", "!"])], [*_roles(["--"])]
+    ([-1, 0, 1], [1])
     """
-    places = [place for place, character in enumerate(word) if character.isalnum()]
-    return (places[0], places[-1] + 1) if places else (0, len(word))
-
-
-def _is_signs(text: str) -> bool:
-    return not any(map(str.isalnum, text))
-
-
-def _hollow(span: Span) -> str:
-    """Write a pair of tags for which there is no word; emphasis of Markdown needs one."""
-    inner = "".join(x.text for x in span.fillers if x.is_mark) + "".join(map(_hollow, span.spans))
-    return span.opening + inner + span.closing if span.opening.strip("*_~") else inner
+    start, end = core_of("".join(pieces))
+    for offset in accumulate(map(len, pieces[:-1]), initial=0):
+        yield (offset >= end) - (offset < start)
 
 
 def _diagonal(size: int, count: int) -> Iterator[tuple[int, int]]:
@@ -280,6 +111,149 @@ def _diagonal(size: int, count: int) -> Iterator[tuple[int, int]]:
             yield i, j
 
 
+class _Layout:
+    """The translation of a paragraph under construction.
+
+    Args:
+        words: Pieces of each source word.
+        translations: Of each sentence: the number of its source words, the text, and links.
+        keeps_order: Whether fillers go to their relative positions.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[list[str]],
+        translations: Iterable[tuple[int, str, Links | None]],
+        *,
+        keeps_order: bool,
+    ) -> None:
+        self.keeps_order = keeps_order
+        numbers = [*accumulate(map(len, words), initial=0)]
+        self.starts = set(numbers)  # source pieces that begin a word
+        self.links: list[list[int]] = [[] for _ in range(numbers[-1])]  # of each source piece
+        self.sentences: list[tuple[int, int, int, int]] = []  # of each source piece: see `relative`
+        self.pieces: list[str] = []
+        self.begins: list[str] = []  # "word", "sentence" or nothing, of each target piece
+        start = 0
+        for size, text, links in translations:
+            targets, first = text.split(), len(self.pieces)
+            linked: dict[int, list[int]] = defaultdict(list)
+            for i, j in _diagonal(size, len(targets)) if links is None else links:
+                if 0 <= i < size:
+                    linked[j].append(start + i)
+            for j, word in enumerate(targets):
+                # A word that stays as it was keeps the marks in it.
+                twin = next((i for i in linked[j] if "".join(words[i]) == word), -1)
+                a, b = core_of(word)
+                parts = (
+                    words[twin] if twin >= 0 else [*filter(None, (word[:a], word[a:b], word[b:]))]
+                )
+                places: dict[int, list[int]] = defaultdict(list)
+                for place, role in enumerate(_roles(parts), len(self.pieces)):
+                    places[role].append(place)
+                for i in linked[j]:
+                    for p, role in enumerate(_roles(words[i])):
+                        own = [len(self.pieces) + p] if i == twin else places[role]
+                        self.links[numbers[i] + p] += own
+                self.pieces += parts
+                self.begins += ["word" if j else "sentence", *[""] * (len(parts) - 1)]
+            source, start = numbers[start], start + size
+            count = numbers[start] - source
+            self.sentences += [(source, count, first, len(self.pieces) - first)] * count
+        self.num_links = Counter(q for own in self.links for q in own)
+        self.owners: list[_Pair | None] = [None] * len(self.pieces)
+        self.before = [""] * len(self.pieces)
+        self.after: list[deque[str]] = [deque() for _ in self.pieces]
+        self.gaps: dict[int, str] = {}  # marks before a piece, in place of white space
+
+    def relative(self, piece: int) -> int:
+        """Return the target piece at the relative position of a source piece in its sentence."""
+        source, size, target, count = self.sentences[piece]
+        return min(target + ((piece - source) * count + size // 2) // size, len(self.pieces) - 1)
+
+    def claim(self, pair: _Pair, around: _Pair) -> bool:
+        """Find the run of pieces for a pair of tags; False if no piece is free."""
+        links = chain(*self.links[pair.first : pair.last + 1])
+        own = Counter(q for q in links if self.owners[q] is around)
+        if not own:
+            free = [q for q in range(around.left, around.right + 1) if self.owners[q] is around]
+            if not free:
+                return False
+            middle = self.relative((pair.first + pair.last) // 2)
+            own[min(free, key=lambda q: abs(q - middle))] = 1
+        best, total, start = -math.inf, 0.0, 0
+        for q in range(min(own), max(own) + 1):  # the run of the largest sum
+            if self.owners[q] is not around:
+                total = 0.0
+                continue
+            if total <= 0:
+                total, start = 0.0, q
+            total += 2 * own[q] / self.num_links[q] - 1 if self.num_links[q] else 0
+            if total > best:
+                best, pair.left, pair.right = total, start, q
+        self.owners[pair.left : pair.right + 1] = [pair] * (pair.right + 1 - pair.left)
+        return True
+
+    def place(self, root: _Pair) -> None:
+        """Place all tags and fillers; surroundings first."""
+        root.right = len(self.pieces) - 1
+        self.owners = [root] * len(self.pieces)
+        waiting = [root]
+        while waiting:
+            around = waiting.pop()
+            self.before[around.left] += around.opening
+            self.after[around.right].appendleft(around.closing)
+            for pair in around.pairs:
+                if self.claim(pair, around):
+                    waiting.append(pair)
+                else:
+                    self.after[around.right].appendleft(pair.hollow())
+            behind = ""
+            for number, text in around.fillers:
+                is_mark = bool(text.strip())
+                if number <= around.first:
+                    self.before[around.left] += text if around is root else text.lstrip()
+                elif number > around.last:
+                    behind += text if around is root else text.rstrip()
+                elif (gap := self.gap(number, around, is_mark=is_mark)) > around.right:
+                    behind += text.rstrip()
+                elif not is_mark:
+                    if "\n" in text and self.begins[gap]:
+                        self.gaps.setdefault(gap, text)
+                else:  # with the white space that was beside it
+                    space = " " * (not text[-1].isspace() and gap not in self.links[number])
+                    text = text + space if self.begins[gap] else text.strip()
+                    self.gaps[gap] = self.gaps.get(gap, "") + text
+            self.after[around.right].appendleft(behind)
+
+    def gap(self, number: int, pair: _Pair, *, is_mark: bool) -> int:
+        """Return the target piece before which a filler stands that a source piece follows."""
+        if self.keeps_order or not is_mark:
+            gap = self.relative(number)
+            while not self.begins[gap]:
+                gap -= 1
+            return max(gap, pair.left + 1)
+        before = [q for q in self.links[number - 1] if pair.left <= q <= pair.right]
+        gap = max(before or [self.relative(number - 1)]) + 1
+        if self.sentences[number - 1] != self.sentences[number]:
+            gap = self.sentences[number][2]
+        elif number in self.starts or gap not in self.links[number]:  # not in a word that stayed
+            while gap < len(self.pieces) and not self.begins[gap]:
+                gap += 1
+        gap = max(gap, pair.left + 1)
+        if gap <= pair.right and (owner := self.owners[gap]) is self.owners[gap - 1] is not pair:
+            gap = owner.right + 1 if owner else gap  # not in a pair inside
+        return gap
+
+    def text(self, joiner: str, escape: Escape) -> Iterator[str]:
+        """Yield the pieces, with all that was placed."""
+        spaces = {"": "", "word": " ", "sentence": joiner}
+        for q, piece in enumerate(self.pieces):
+            yield self.gaps.get(q, spaces[self.begins[q]]) if q else ""
+            yield self.before[q] + escape(piece)
+            yield from self.after[q]
+
+
 def render(
     paragraph: Paragraph, translations: Sequence[Translation], joiner: str, escape: Escape
 ) -> str:
@@ -291,45 +265,13 @@ def render(
         joiner: What stands between sentences of the target language.
         escape: Of the document's format.
     """
-    layout, root = _Layout(paragraph, translations, joiner), read_spans(paragraph)
-    num_tags = sum(event.kind == "open" for event in paragraph.events)
-    is_costly = num_tags > _MOST_TAGS or num_tags * len(layout.words) > _MOST_WORK
-    if root is None or is_costly or not layout.words:
-        return "".join(_in_order(paragraph, layout, escape))
-    ends = (
-        [x for x in root.fillers if x.word < 0],
-        [
-            x
-            for x in root.fillers
-            if x.word >= root.last and x.offset == len(paragraph.words[-1].text)
-        ],
+    root, words, keeps_order = _read(paragraph)
+    sentences = (
+        (len(source.split()), text, None if keeps_order else links)
+        for source, (text, links) in zip(paragraph.sentences, translations, strict=True)
     )
-    root.fillers = [x for x in root.fillers if x not in (*ends[0], *ends[1])]
-    layout.place(root, paragraph.words)
-    before, after = ("".join(x.text for x in side) for side in ends)
-    return before + "".join(layout.text(escape)) + after
-
-
-def _in_order(paragraph: Paragraph, layout: _Layout, escape: Escape) -> Iterator[str]:
-    """Yield all marks in the order of the source, words at their relative positions."""
-    done, gap, last = 0, "", -1
-    is_parted = True  # whether something stands behind the last word that parts it from the next
-    for kind, text, number in paragraph.tape():
-        if kind == "space":
-            gap = text
-        elif kind != "part":
-            if kind != "close":
-                yield gap
-                is_parted, gap = is_parted or bool(gap) or kind == "break", ""
-            yield text
-        elif number != last:
-            last = number
-            is_last = number + 1 == len(paragraph.words)
-            stop = len(layout.words) if is_last else max(done, layout.relative(number + 1))
-            for j in range(done, stop):
-                between = gap or ("" if is_parted else layout.gaps[j])
-                yield between
-                yield escape(layout.words[j], not j or "\n" in between)
-                is_parted, gap = False, ""
-            done = stop
-    yield gap
+    layout = _Layout(words, sentences, keeps_order=keeps_order)
+    if not layout.pieces:
+        return root.hollow()
+    layout.place(root)
+    return "".join(layout.text(joiner, escape))
