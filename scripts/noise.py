@@ -22,7 +22,7 @@ from nmt.config.filters import FilterConfig
 from nmt.data.corpus import read_corpus
 from nmt.data.filters import REASONS, training_filters
 from nmt.data.pairs import ReadOptions, SentencePair
-from nmt.data.repeats import RepeatFinder, pair_hashes
+from nmt.extras.cleaning.repeats import RepeatFinder, pair_hashes
 
 Pair = tuple[str, str]
 Damage = Callable[[random.Random, list[Pair], int], Pair]

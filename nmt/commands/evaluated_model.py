@@ -17,11 +17,11 @@ from nmt.checkpoint.run import trained_on
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.hubs import published_names
-from nmt.data.leakage import find_leakage
 from nmt.data.prepared import PreparedData
 from nmt.data.word_counts import LineCounts, count_in_training, sum_counts
 from nmt.errors import ConfigError
 from nmt.extras.analysis.contrastive import ContrastivePair, contrastive_accuracy
+from nmt.extras.cleaning.leakage import find_leakage
 from nmt.files.atomic import check_place
 from nmt.files.lines import is_standard
 from nmt.files.progress import progress_bar

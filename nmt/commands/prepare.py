@@ -39,11 +39,11 @@ from nmt.data.prepared import (
     PreparedManifest,
     PrepareReport,
 )
-from nmt.data.scores import DUAL, LEXICAL, ScorePairs
 from nmt.data.shards import shard_folder
 from nmt.data.verification import Verified, data_hash, verify_prepared
 from nmt.errors import ConfigError, DataError
 from nmt.extras.cleaning.page import render_report
+from nmt.extras.cleaning.scores import DUAL, LEXICAL, ScorePairs
 from nmt.files.atomic import (
     atomic_folder,
     remove_leftovers,
@@ -65,7 +65,7 @@ def _scorer(config: RunConfig, asked: Asked) -> ScorePairs | None:
     """Load the models that score pairs, if there are to be any."""
     if not asked.score_with:
         return None
-    from nmt.commands.dual import dual_scorer  # noqa: PLC0415 - loads torch
+    from nmt.extras.cleaning.dual import dual_scorer  # noqa: PLC0415 - loads torch
 
     languages = config.source_language, config.target_language
     return dual_scorer([*map(Path, asked.score_with)], languages)

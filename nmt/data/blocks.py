@@ -19,11 +19,11 @@ import numpy.typing as npt
 from nmt.data.corpus import Block
 from nmt.data.filters import FilterChain
 from nmt.data.findings import Examined, Finding, Found, examine
-from nmt.data.leakage import Leak, LeakageIndex
 from nmt.data.pairs import BadPair, SentencePair
 from nmt.data.prepared import KEPT
-from nmt.data.repeats import Hashes, pair_hashes
 from nmt.data.shards import Parts
+from nmt.extras.cleaning.leakage import Leak, LeakageIndex
+from nmt.extras.cleaning.repeats import Hashes, pair_hashes
 
 Ints = npt.NDArray[np.int64]
 NUM_LENGTHS = 400

@@ -14,8 +14,8 @@ from nmt.config.filters import Action, FilterConfig
 from nmt.config.keys import chosen
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding
-from nmt.data.reasons import pair_filters
 from nmt.errors import ConfigError
+from nmt.extras.cleaning.filters import pair_filters
 
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",

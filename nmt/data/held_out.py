@@ -8,8 +8,8 @@ from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.hubs import cached_test_sets
-from nmt.data.leakage import Leak, LeakageIndex
 from nmt.data.prepared import VALID
+from nmt.extras.cleaning.leakage import Leak, LeakageIndex
 
 _MAX_LISTED = 100
 

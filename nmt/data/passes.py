@@ -15,8 +15,8 @@ from nmt.data.cluster import Workers
 from nmt.data.corpus import BLOCK_PAIRS, Block, corpus_names, read_blocks
 from nmt.data.lines import has_changed
 from nmt.data.pairs import BadPair, ReadOptions
-from nmt.data.scores import ScorePairs, Scores
 from nmt.data.shards import OfBlock, Sharded, Storable
+from nmt.extras.cleaning.scores import ScorePairs, Scores
 from nmt.files.manifest import sha256_of_json
 from nmt.files.progress import progress_bar
 from nmt.version import __version__

@@ -28,17 +28,20 @@ from nmt.data.blocks import NUM_LENGTHS, Decide, Look, LookedAt, Task
 from nmt.data.checks import CorpusCheck
 from nmt.data.cluster import Workers
 from nmt.data.corpus import corpus_names
-from nmt.data.corpus_findings import CorpusFindings
 from nmt.data.filters import held_out_filters, training_filters
 from nmt.data.held_out import HeldOut, held_out_sets
 from nmt.data.lines import Encode, LineStore, LineWriter, selected
 from nmt.data.pairs import SentencePair
 from nmt.data.passes import Passes
 from nmt.data.prepared import READ, TOKENIZER, TRAIN, VALID, PrepareReport
-from nmt.data.reasons import reasons_not_found
 from nmt.data.records import Records
-from nmt.data.repeats import RepeatFinder
-from nmt.data.scores import (
+from nmt.data.statistics import SideStatistics
+from nmt.data.store import StoreWriter
+from nmt.data.vocabulary import Reservoir, learn_tokenizers
+from nmt.extras.cleaning.corpus_findings import CorpusFindings
+from nmt.extras.cleaning.filters import reasons_not_found
+from nmt.extras.cleaning.repeats import RepeatFinder
+from nmt.extras.cleaning.scores import (
     DUAL,
     LEXICAL,
     LineScores,
@@ -47,9 +50,6 @@ from nmt.data.scores import (
     read_scores,
     write_scores,
 )
-from nmt.data.statistics import SideStatistics
-from nmt.data.store import StoreWriter
-from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.extras.cleaning.xray import XRay, x_ray
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash

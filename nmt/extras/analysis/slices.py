@@ -51,7 +51,7 @@ def leakage_group(kinds: Mapping[int, str], num_sentences: int) -> Group:
     """Return the group by what a model has seen in training.
 
     Args:
-        kinds: ``exact`` or ``near``, by sentence; see `nmt.data.leakage`.
+        kinds: ``exact`` or ``near``, by sentence; see `nmt.extras.cleaning.leakage`.
         num_sentences: Of the test set.
     """
     labels = [kinds.get(number, NOT_SEEN) for number in range(num_sentences)]

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.column import Column
 from nmt.data.lines import Lines, Rows
-from nmt.data.scores import Scores
 from nmt.data.workers import Mapped, map_here, watched
+from nmt.extras.cleaning.column import Column
 from nmt.extras.cleaning.lexicon import MOST_MEETINGS, Lexicon
 from nmt.extras.cleaning.misalignment import Judged, find_ranges
 from nmt.extras.cleaning.offsets import far_offsets, first_offsets
 from nmt.extras.cleaning.ranges import Range, joined
+from nmt.extras.cleaning.scores import Scores
 
 _ROUNDS = 4
 _AGREED = 0.01

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nmt.commands.dual import dual_score, dual_scorer
 from nmt.commands.prepare import prepare
 from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.cleaning.dual import dual_score, dual_scorer
 from nmt.inference.scorer import Scorer
 from nmt.text.tokenizer import load_tokenizers
 from tests.commands.test_prepare import config_for, corpus

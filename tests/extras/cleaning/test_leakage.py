@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.held_out import HeldOut
-from nmt.data.leakage import LeakageIndex, are_near, find_leakage, max_edits
 from nmt.data.pairs import SentencePair
+from nmt.extras.cleaning.leakage import LeakageIndex, are_near, find_leakage, max_edits
 
 SENTENCE = st.lists(st.sampled_from("abc"), min_size=1, max_size=16)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.filters import Action, FilterLimits
-from nmt.data.repeats import RepeatFinder, normalized, pair_hashes
+from nmt.extras.cleaning.repeats import RepeatFinder, normalized, pair_hashes
 
 ALL: dict[str, Action] = dict.fromkeys(
     ("duplicate", "normalized_duplicate", "near_duplicate", "boilerplate"), "report"

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.filters import Action, FilterLimits
-from nmt.data.column import Column
 from nmt.data.findings import Finding
+from nmt.extras.cleaning.column import Column
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt.data.scores import LineScores, read_scores
 from nmt.errors import DataError
 from nmt.extras.cleaning.misalignment import usual_scores
+from nmt.extras.cleaning.scores import LineScores, read_scores
 
 
 def test_scores_are_numbers_one_a_line_and_may_be_missing(tmp_path: Path) -> None:

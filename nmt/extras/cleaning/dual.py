@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.data.scores import ScorePairs
 from nmt.errors import ConfigError
+from nmt.extras.cleaning.scores import ScorePairs
 from nmt.inference.engine import EngineOptions
 from nmt.inference.scorer import PairScore, Scorer
 from nmt.inference.torch_engine import load_torch_engine

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.column import Column
 from nmt.data.findings import Finding, open_table
 from nmt.errors import DataError
+from nmt.extras.cleaning.column import Column
 from nmt.files.lines import open_binary, split_lines
 
 Scores = npt.NDArray[np.float32] | Column

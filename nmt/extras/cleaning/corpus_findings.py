@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.findings import Finding
-from nmt.data.repeats import Repeats
-from nmt.data.scores import LineScores
 from nmt.extras.cleaning.ranges import Range
+from nmt.extras.cleaning.repeats import Repeats
+from nmt.extras.cleaning.scores import LineScores
 
 
 @dataclass(slots=True)

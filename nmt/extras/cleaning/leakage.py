@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.repeats import Hashes, normalized, word_hash
+from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
 
 Ints = npt.NDArray[np.int64]
 _RUN = 4

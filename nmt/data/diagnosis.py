@@ -1,0 +1,119 @@
+"""What an extra may find out about whole corpora while they are prepared.
+
+`nmt.commands.prepare` calls the methods of a `Diagnosis` in the order in which they stand here. The
+core knows only this protocol: where the extra's folder is missing, pairs are prepared without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.config.data import CorpusConfig
+from nmt.config.filters import FilterConfig
+from nmt.data.cluster import Workers
+from nmt.data.findings import Finding, Found
+from nmt.data.lines import Lines
+from nmt.data.pairs import SentencePair
+from nmt.data.prepared import PrepareReport
+from nmt.registry import Registry
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What there is to look at, and where to work."""
+
+    filters: FilterConfig
+    languages: tuple[str, str]
+    corpora: Mapping[str, CorpusConfig]  # of training, by their names in reports
+    held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
+    score_with: Sequence[Path] = ()  # models that are to score pairs
+    folder: Path  # the prepared folder in the making: lists may be written into it
+    scratch: Path  # for large arrays; it goes at the end
+    workers: Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisReport:
+    """What goes into the `PrepareReport`."""
+
+    shifts: Sequence[Mapping[str, Any]] = ()
+    unrelated: Sequence[Mapping[str, Any]] = ()
+    leakage: Sequence[Mapping[str, Any]] = ()
+    near: Mapping[str, int] = field(default_factory=dict)  # held-out sentences, by their set
+    languages: Mapping[str, Any] = field(default_factory=dict)  # more of the reason ``language``
+    warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()  # further lines of the text that a user reads
+
+
+class Diagnosis(Protocol):
+    """Looks at the training pairs of one preparation, block by block, and judges them."""
+
+    @property
+    def look(self) -> Callable[[Sequence[SentencePair]], Arrays]:
+        """What a block says by itself: the pairs that its filters keep -> arrays.
+
+        Picklable and pure. It is called in any process, and its arrays are stored: after a kill
+        they are read and not made again.
+        """
+
+    @property
+    def depends_on(self) -> Any:
+        """All that ``look`` depends on beside the pairs and the filters section. Plain data."""
+
+    def see(
+        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
+    ) -> None:
+        """Take the next block, in the order of the corpora: its kept pairs and all findings."""
+
+    def end(self, num_lines: Mapping[str, int]) -> None:
+        """All blocks were seen: how many lines each corpus has."""
+
+    @property
+    def compares_words(self) -> bool:
+        """Whether `learn` has something to do. Then test sets are encoded, too."""
+
+    def learn(
+        self, lines: Lines, spans: Mapping[str, tuple[int, int]], vocab_sizes: tuple[int, int]
+    ) -> None:
+        """Look at the token ids of every line of all corpora and held-out sets.
+
+        Args:
+            lines: Whole sentences; of dropped pairs, too.
+            spans: First row of each corpus or set, and the row behind its last.
+            vocab_sizes: Entries of the source and of the target vocabulary.
+        """
+
+    def of_block(
+        self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
+    ) -> Mapping[int, Sequence[Finding]]:
+        """Return the findings of a block of a corpus, by the line's place in it.
+
+        Asked in the order of the corpora, of training only.
+
+        Args:
+            corpus: Its name.
+            start: Lines of the corpus before the block.
+            is_kept: Whether the filters of texts have kept each line of the block.
+        """
+
+    def report(self) -> DiagnosisReport:
+        """Return what to report; all files in the folder are complete then."""
+
+
+DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry(
+    "diagnosis of corpora", {"cleaning": "nmt.extras.cleaning.diagnosis:CorpusDiagnosis"}
+)
+PAGES: Registry[Callable[[PrepareReport], str]] = Registry(
+    "report page", {"prepare": "nmt.extras.cleaning.page:render_report"}
+)
+LEAKAGE: Registry[Callable[..., Any]] = Registry(
+    "search for leakage", {"near": "nmt.extras.cleaning.leakage:find_leakage"}
+)
