@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from nmt.commands.translate import translate
     from nmt.data.size import load_config
     from nmt.extras.exchange.export import export
+    from nmt.extras.exchange.hub import pull, push
     from nmt.extras.exchange.import_model import import_model
     from nmt.extras.exchange.options import ExportOptions, ImportOptions, PullOptions, PushOptions
-    from nmt.extras.exchange.push import pull, push
     from nmt.extras.inspection.command import inspect
     from nmt.extras.inspection.options import InspectOptions
     from nmt.extras.planning.doctor import doctor
@@ -100,14 +100,14 @@ _HOMES = {
     "serve": "nmt.extras.serving.command",
     "TranslationResult": "nmt.inference.result",
     "Translator": "nmt.inference.translator",
-    "push": "nmt.extras.exchange.push",
+    "push": "nmt.extras.exchange.hub",
     "AverageOptions": "nmt.commands.average_options",
     "ExportOptions": "nmt.extras.exchange.options",
     "ImportOptions": "nmt.extras.exchange.options",
     "PullOptions": "nmt.extras.exchange.options",
     "PushOptions": "nmt.extras.exchange.options",
     "load_config": "nmt.data.size",
-    "pull": "nmt.extras.exchange.push",
+    "pull": "nmt.extras.exchange.hub",
 }
 
 

@@ -103,7 +103,7 @@ nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum
     ),
     "push": Entry(
         "nmt.extras.exchange.options:PushOptions",
-        "nmt.extras.exchange.push:push",
+        "nmt.extras.exchange.hub:push",
         """Upload a model folder to a hub of Hugging Face.
 
         Files are compared with their manifest beforehand. Set HF_TOKEN to your access token, and
@@ -117,7 +117,7 @@ nmt push models/mine hub:my-org/mine --license cc-by-4.0 --scores scores.json --
     ),
     "pull": Entry(
         "nmt.extras.exchange.options:PullOptions",
-        "nmt.extras.exchange.push:pull",
+        "nmt.extras.exchange.hub:pull",
         """Download a model folder from a hub of Hugging Face.
 
         Every file is compared with the manifest; only files that cannot hold code are read. Prints

@@ -18,12 +18,16 @@ from nmt.config.data import TAG_PATTERN, TokenizerConfig, tag_symbol
 from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
 from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID
-from nmt.text.piece_list import is_tag
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
 _SPACE = "\u2581"
+
+
+def is_tag(token: str) -> bool:
+    """Whether a token asks for a language, as OPUS-MT's ``>>fra<<`` does."""
+    return _OPUS_TAG.fullmatch(token) is not None
 
 
 class Tokenizers(NamedTuple):

@@ -152,7 +152,7 @@ class CTranslate2Target:
         if faults := not_expressed(config.model):
             raise ConfigError(
                 f"CTranslate2 cannot express {', '.join(faults)}.",
-                fix="Export with --to safetensors, or train a model without.",
+                fix="Export with `to` safetensors, or train a model without.",
             )
 
     def decoding(self, options: DecodingConfig) -> DecodingConfig:
@@ -231,7 +231,7 @@ def _tokens(tokenizer: Tokenizer) -> list[str]:
         twice = next(token for token in tokens if tokens.count(token) > 1)
         raise CheckpointError(
             f"The vocabulary holds {twice!r} more than once, which CTranslate2 cannot tell apart.",
-            fix="Export with --to safetensors.",
+            fix="Export with `to` safetensors.",
         )
     return tokens
 

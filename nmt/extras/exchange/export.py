@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.model_folder import CARD, CONFIG, find_model, read_weights
+from nmt.checkpoint.model_folder import CARD, CONFIG, ModelBundle, find_model, read_weights
 from nmt.checkpoint.new_model_folder import check_new_folder, write_model_folder
 from nmt.commands.result import log_next_commands
-from nmt.config.keys import chosen
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange.card import model_card, training_sections
 from nmt.extras.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
 from nmt.extras.exchange.options import ExportOptions
-from nmt.extras.exchange.targets import EXPORT_TARGETS, model_card
+from nmt.extras.exchange.targets import EXPORT_TARGETS
 from nmt.files.progress import progress_bar
 from nmt.inference.shortlist_file import ShortlistFile
+from nmt.model.transformer import count_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def export(options: ExportOptions) -> ExportSummary:
             f"{source} is an export already, which cannot be exported again.",
             fix="Name the run that it was exported from.",
         )
-    writer = chosen(EXPORT_TARGETS, target, "`to`")
+    writer = EXPORT_TARGETS[target]()
     dtype = options.quantization or writer.dtypes[0]
     if dtype not in writer.dtypes:
         raise ConfigError(
@@ -85,7 +86,9 @@ def export(options: ExportOptions) -> ExportSummary:
         if config != files.config:
             (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
         size = (folder / writer.weights_name).stat().st_size
-        card = model_card(bundle, source, form=f"{target}, {dtype}", size_bytes=size)
+        facts = _facts(bundle, f"{target}, {dtype}, {size / 2**20:,.1f} MiB")
+        origin = f"Trained for {bundle.step:,} updates."
+        card = model_card(config, origin, facts, training_sections(bundle, source))
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
@@ -116,3 +119,26 @@ def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:
     except CheckpointError as error:
         logger.warning("the export has no short lists: %s %s", error.problem, error.fix)
         return None
+
+
+def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
+    """Return the shape of a model for its card."""
+    model, config, sizes = bundle.config.model, bundle.config, bundle.tokenizers.vocab_sizes
+    kind, heads = config.tokenizer.kind, f"{model.num_heads} heads"
+    vocabulary = f"{sizes[0]:,} and {sizes[1]:,} entries ({kind})"
+    if config.tokenizer.joint:
+        vocabulary = f"{sizes[0]:,} entries ({kind}, joint)"
+    sides = {
+        "encoder": (model.encoder_layers, model.model_dim, model.ff_dim),
+        "decoder": (model.decoder_layers, model.decoder_dim, model.decoder_ff),
+    }
+    return {
+        "parameters": f"{sum(count_parameters(bundle.model).values()):,}",
+        **{
+            side: f"{layers} layers, width {width}, inner width {inner}, {heads}"
+            for side, (layers, width, inner) in sides.items()
+        },
+        "vocabulary": vocabulary,
+        "longest line": f"{config.filters.max_length:,} subwords; longer ones are cut and joined",
+        "weights": weights,
+    }

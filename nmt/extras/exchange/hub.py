@@ -1,124 +1,182 @@
-"""Model folders on a hub of Hugging Face. The only module that imports huggingface_hub.
+"""``nmt push`` and ``nmt pull``: model folders to and from a hub of Hugging Face.
 
-``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` who asks.
+The library does the work; here is only what it does not check: a folder is whole before it is sent
+and after it came, and no file that may hold code is received. ``HF_ENDPOINT`` names another hub,
+``HF_TOKEN`` who asks.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nmt.errors import CheckpointError, ConfigError
+from nmt.checkpoint.model_folder import CARD, find_model
+from nmt.checkpoint.new_model_folder import check_new_folder
+from nmt.errors import CheckpointError, ConfigError, shell_command
+from nmt.extras.exchange.card import front_matter, model_index, without_front_matter
+from nmt.extras.exchange.options import PullOptions, PushOptions
+from nmt.files.atomic import atomic_folder
 from nmt.files.manifest import NAME as MANIFEST
+from nmt.files.manifest import Manifest
 from nmt.files.network import hub_address, reaches
 
 _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
-_ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")
-"""Files that are pulled: none of them can hold code."""
-_OF_HUB = (".gitattributes",)
+_ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")  # none of them can hold code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushResult:
+    """What was or would be uploaded."""
+
+    repository: str
+    files: Mapping[str, int]  # name -> bytes
+    card: str
+    address: str | None  # of the commit; None where nothing was sent
+
+    def as_text(self) -> str:
+        """Return the address; before anything is sent, the card and the sizes of the files."""
+        files = [f"{size:>12,}  {name}" for name, size in self.files.items()]
+        return self.address or "\n".join([self.card, *files])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class HubName:
-    """A model on a hub."""
+class PullResult:
+    """What was downloaded."""
 
-    repository: str
-    """``ORG/NAME``."""
-    revision: str | None
-    """Branch, tag or commit; None for the newest."""
+    name: str  # with the commit, by which the same model can be had again
+    output: Path
 
-    @classmethod
-    def parse(cls, text: str) -> HubName:
-        """Read ``hub:ORG/NAME`` or ``hub:ORG/NAME@REVISION``.
+    def as_text(self) -> str:
+        """Return the name."""
+        return self.name
 
-        Raises:
-            ConfigError: It is written in another way.
-        """
-        if (match := _NAME.fullmatch(text)) is None:
-            raise ConfigError(f"{text!r} is no name on a hub.", fix="Write hub:ORG/NAME.")
-        return cls(match[1], match[2])
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"name": self.name, "output": str(self.output)}
+
+
+def push(options: PushOptions) -> PushResult:
+    """Upload a model folder, with languages, license and scores where hubs look for them.
+
+    Raises:
+        CheckpointError: The folder is not a complete model, or the hub refuses or is out of reach.
+        ConfigError: ``folder`` is a run, or ``name`` is not a name on a hub.
+        DataError: A file holds no scores.
+    """
+    folder, (repository, revision) = options.folder, parse_name(options.name)
+    if revision is not None:
+        raise ConfigError("A revision cannot be pushed to.", fix=f"Write hub:{repository}.")
+    if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
+        export = shell_command("export", folder, to="safetensors", output="FOLDER")
+        raise ConfigError(
+            f"{folder} is a run, with much that no translation needs.",
+            fix=f"Export the model first: {export}",
+        )
+    files = find_model(folder)
+    files.manifest.verify(folder)
+    scores = model_index(repository.partition("/")[2], options.scores)
+    front = front_matter(files.config, license=options.license, **{"model-index": scores})
+    own = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+    card = front + without_front_matter(own)
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in files.manifest.files:  # and nothing else that may lie there
+            (place := Path(temporary, name)).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, place)
+        Path(temporary, CARD).write_text(card, encoding="utf-8", newline="\n")
+        names = sorted({*files.manifest.files, CARD})
+        Manifest.of(Path(temporary), names, files.manifest.step).write(Path(temporary))
+        sizes = {name: Path(temporary, name).stat().st_size for name in [*names, MANIFEST]}
+        address = None
+        if not options.dry_run:
+            with _hub_errors(repository, "pushed"):
+                from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
+
+                (api := HfApi()).create_repo(repository, private=options.private, exist_ok=True)
+                commit: Any = api.upload_folder(
+                    repo_id=repository,
+                    folder_path=temporary,
+                    commit_message=f"Push {files.config.name}",
+                    delete_patterns="*",  # what an older version of the model had
+                )
+                address = str(commit.commit_url)
+    return PushResult(repository=repository, files=sizes, card=card, address=address)
+
+
+def pull(options: PullOptions) -> PullResult:
+    """Download a model folder and compare every file with its manifest.
+
+    Raises:
+        CheckpointError: It is not a model folder or is damaged, or the hub is out of reach.
+        ConfigError: ``output`` is taken, or ``name`` is not a name on a hub.
+    """
+    repository, revision = parse_name(options.name)
+    check_new_folder(options.output, options.output)
+    with atomic_folder(options.output) as folder:
+        with _hub_errors(repository, "pulled"):
+            from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - slow to load
+
+            info = HfApi().model_info(repository, revision=revision)
+            names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
+            check_names(repository, names)
+            snapshot_download(
+                repository, revision=info.sha, local_dir=folder, allow_patterns=sorted(names)
+            )
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # of the library
+        Manifest.read(folder).verify(folder)
+        find_model(folder)
+    return PullResult(f"hub:{repository}@{info.sha}", options.output)
+
+
+def parse_name(text: str) -> tuple[str, str | None]:
+    """Return repository and revision of ``hub:ORG/NAME`` or ``hub:ORG/NAME@REVISION``."""
+    if (match := _NAME.fullmatch(text)) is None:
+        raise ConfigError(f"{text!r} is not a valid Hub name.", fix="Write hub:ORG/NAME.")
+    return match[1], match[2]
+
+
+def check_names(repository: str, names: set[str]) -> None:
+    """Refuse a repository with files that are not those of a model folder."""
+    paths = [PurePosixPath(name) for name in sorted(names)]
+    if others := [
+        str(path)
+        for path in paths
+        if path.suffix not in _ALLOWED or path.is_absolute() or ".." in path.parts
+    ]:
+        raise CheckpointError(
+            f"{repository} holds {', '.join(others[:5])}, which no model folder does.",
+            fix=f"Only {', '.join(_ALLOWED)} are pulled; is it a model of another system?",
+        )
+    if MANIFEST not in names:
+        raise CheckpointError(
+            f"{repository} is not a model folder of nmt: {MANIFEST} is missing.",
+            fix="Models of Hugging Face: download the folder, then `nmt import`.",
+        )
 
 
 @contextmanager
-def _hub_errors(name: HubName, what: str) -> Iterator[None]:
+def _hub_errors(repository: str, what: str) -> Iterator[None]:
     if not reaches(hub_address()):
         raise CheckpointError(
-            f"{name.repository} was not {what}: there is no connection to {hub_address()}.",
+            f"{repository} was not {what}: there is no connection to {hub_address()}.",
             fix="Check the network, and HF_ENDPOINT if it is set.",
         )
     try:
         yield
-    except (ConfigError, CheckpointError):
+    except CheckpointError:
         raise
-    except Exception as error:  # its libraries raise what theirs raise
+    except Exception as error:  # the library raises what its own libraries raise
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise CheckpointError(
-            f"{name.repository} was not {what}: {reason[:300]}.",
+            f"{repository} was not {what}: {reason[:300]}.",
             fix="Check the name, the connection, and that HF_TOKEN holds a token that may do this.",
         ) from error
-
-
-def publish_folder(folder: Path, name: HubName, *, private: bool, message: str) -> str:
-    """Upload all files of a folder, in one commit; make the repository if there is none.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        CheckpointError: The hub refuses, or is out of reach.
-    """
-    with _hub_errors(name, "published"):
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
-
-        api = HfApi()
-        api.create_repo(name.repository, private=private, exist_ok=True)
-        found: Any = api.upload_folder(
-            repo_id=name.repository,
-            folder_path=folder,
-            commit_message=message,
-            delete_patterns="*",  # what an older version of the model had
-        )
-    return str(found.commit_url)
-
-
-def pull_folder(name: HubName, folder: Path) -> str:
-    """Download all files of one commit into ``folder``.
-
-    Returns:
-        The commit's hash.
-
-    Raises:
-        CheckpointError: There is no such model, it holds files that are not those of a model
-            folder, or the hub is out of reach.
-    """
-    with _hub_errors(name, "pulled"):
-        from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - slow to load
-
-        info = HfApi().model_info(name.repository, revision=name.revision)
-        files = {sibling.rfilename for sibling in info.siblings or ()} - set(_OF_HUB)
-        _check_names(name, files)
-        commit = str(info.sha)
-        snapshot_download(
-            name.repository, revision=commit, local_dir=folder, allow_patterns=sorted(files)
-        )
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # of the library
-    return commit
-
-
-def _check_names(name: HubName, files: set[str]) -> None:
-    others = sorted(file for file in files if PurePosixPath(file).suffix not in _ALLOWED)
-    if others:
-        raise CheckpointError(
-            f"{name.repository} holds {', '.join(others[:5])}, which no model folder does.",
-            fix=f"Only {', '.join(_ALLOWED)} are pulled; is it a model of another system?",
-        )
-    if MANIFEST not in files:
-        raise CheckpointError(
-            f"{name.repository} holds no {MANIFEST}, so it is no model folder of nmt.",
-            fix="Models of Hugging Face: download the folder, then `nmt import`.",
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 import tempfile
@@ -22,29 +21,24 @@ from nmt.extras.exchange.imported import Imported, damaged, write_imported
 from nmt.extras.exchange.marian import is_marian, read_marian
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import read_lines
+from nmt.inference.scorer import Scorer
 
-logger = logging.getLogger(__name__)
-
+# Position encodings that other systems give models of Marian: Hugging Face's, and Marian's own.
 POSITIONS = ("sinusoidal-concatenated", "sinusoidal-halves")
-"""Position encodings that other systems give models of Marian: Hugging Face's, and Marian's own."""
 _MOST_BYTES = 1 << 34
-_RATIO = 64
+_RATIO = 64  # bytes of the files of a .zip for each byte of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSummary:
     """What was written."""
 
-    output: Path
-    """The model folder."""
-    system: str
-    """Where the model is from: ``marian`` or ``hugging-face``."""
-    languages: tuple[str, str]
-    """Codes of source and target."""
-    positions: str
-    """Its position encoding."""
+    output: Path  # The model folder.
+    system: str  # Where the model is from: ``marian`` or ``hugging-face``.
+    languages: tuple[str, str]  # Codes of source and target.
+    positions: str  # Its position encoding.
+    # Position encoding -> mean natural-log probability of a token of the pairs that were given.
     check: Mapping[str, float]
-    """Position encoding -> mean natural-log probability of a token of the pairs that were given."""
 
     def as_text(self) -> str:
         """Return the folder, and the scores of the pairs that were given."""
@@ -141,8 +135,6 @@ def _mean_log_probs(
     found: Imported, pairs: Sequence[tuple[str, str]], codes: tuple[str, str]
 ) -> dict[str, float]:
     """Score pairs with each of `POSITIONS`."""
-    from nmt.inference.scorer import Scorer  # noqa: PLC0415 - loads torch
-
     means = {}
     for name in POSITIONS:
         model = found.model.model_copy(update={"positions": name})
@@ -159,11 +151,11 @@ def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
     if given is None:
         if named is None:
             raise ConfigError(
-                "The files do not name the languages.", fix="Name them, as in --languages en-de."
+                "The files do not name the languages.", fix="Pass them: `languages` en-de."
             )
         return named
     source, _, target = given.partition("-")
     if not (source and target):
-        raise ConfigError(f"--languages is {given!r}.", fix="Write it as in --languages en-de.")
-    check_languages({"--languages": source, "--languages ": target})
+        raise ConfigError(f"`languages` is {given!r}.", fix="Write it as in `languages` en-de.")
+    check_languages({"`languages`": source, "`languages` ": target})
     return source, target

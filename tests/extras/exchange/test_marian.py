@@ -280,7 +280,7 @@ def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="far larger than the file"):
         read_npz(path)
     np.savez(path, a=np.array([Path("x")], dtype=object))
-    with pytest.raises(CheckpointError, match="no array of numbers"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         read_npz(path)
 
 

@@ -23,10 +23,9 @@ from typer.testing import CliRunner
 from nmt.checkpoint.model_folder import load_model
 from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.exchange.hub import HubName
+from nmt.extras.exchange.hub import check_names, parse_name, pull, push
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
-from nmt.extras.exchange.push import pull, push
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -204,6 +203,12 @@ def test_files_that_may_hold_code_are_not_pulled(
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.parametrize("name", ["../up.json", "/tmp/root.json", "a/../../b.yaml"])
+def test_no_name_leads_out_of_the_folder(name: str) -> None:
+    with pytest.raises(CheckpointError, match="which no model folder does"):
+        check_names("org/model", {"manifest.json", name})
+
+
 def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, tmp_path: Path) -> None:
     push(PushOptions(folder=model, name="hub:org/model"))
     weights = bytearray(hub.files["model.safetensors"])
@@ -213,7 +218,7 @@ def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, tmp_path: Path) -> 
         pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
     assert not (tmp_path / "back").exists()
     del hub.files["manifest.json"]
-    with pytest.raises(CheckpointError, match="no model folder of nmt"):
+    with pytest.raises(CheckpointError, match="not a model folder of nmt"):
         pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
 
 
@@ -221,8 +226,8 @@ def test_what_is_missing_is_named(hub: Hub, model: Path, tmp_path: Path) -> None
     del hub
     with pytest.raises(CheckpointError, match="org/other was not pulled"):
         pull(PullOptions(name="hub:org/other", output=tmp_path / "back"))
-    with pytest.raises(ConfigError, match="is no name on a hub"):
-        HubName.parse("org/model")
+    with pytest.raises(ConfigError, match="is not a valid Hub name"):
+        parse_name("org/model")
     with pytest.raises(ConfigError, match="A revision"):
         push(PushOptions(folder=model, name="hub:org/model@main", dry_run=True))
     (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
