@@ -5,7 +5,9 @@ The public names below load on first use, so that importing one does not import 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from nmt.errors import (
@@ -109,6 +111,15 @@ _HOMES = {
     "load_config": "nmt.data.size",
     "pull": "nmt.extras.exchange.hub",
 }
+
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a module to run
+    _name = sys.orig_argv[sys.orig_argv.index("-m") + 1]
+    _command = _name.removeprefix("nmt.")
+    if _command != _name and "." not in _command and not PathFinder.find_spec(_name, __path__):
+        sys.exit(
+            f"error: nmt has no module {_command}.\n  fix: Type: python -m nmt {_command} --help"
+        )
 
 
 def __getattr__(name: str) -> Any:

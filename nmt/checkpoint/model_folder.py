@@ -34,7 +34,7 @@ from nmt.checkpoint.run import changed_settings
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError, ConfigError, TokenizerError
+from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_command
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import field, read_json
 from nmt.files.manifest import Manifest
@@ -146,6 +146,13 @@ def _refuse_no_folder(folder: Path) -> None:
         _refuse_part(folder)
         if folder.is_file() and folder.suffix in (".yaml", ".yml"):
             _refuse_config(folder, f"{folder} is no model")
+        if hub := re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)", str(folder)):
+            name = hub[1]
+            if str(folder).startswith("hub:") or not folder.parent.exists():
+                pull = shell_command("pull", f"hub:{name}", output=f"models/{Path(name).name}")
+                raise CheckpointError(
+                    f"{folder} does not exist here.", fix=f"If it is a model on a hub, type: {pull}"
+                )
         what = "is not a folder" if folder.exists() else "does not exist"
         there = _runs_in(folder.parent, Path("runs"))
         such_as = f"there is {there}" if there else "no run is there yet: `nmt train CONFIG`"

@@ -12,6 +12,7 @@ import gc
 import inspect
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ from nmt.cli import (
 from nmt.cli.builder import make_command
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.cli.options import flag
-from nmt.cli.spelling import FOREIGN_COMMANDS, Spelling
+from nmt.cli.spelling import FOREIGN_COMMANDS, Spelling, parameter_name
 from nmt.cli.table import COMMANDS, GROUPS
 from nmt.config.flag import OF_THE_MODEL
 from nmt.config.keys import nearest_word
@@ -174,7 +175,28 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, list(args))
         except _USAGE_ERROR as error:
-            raise spelling.explain(error, args) from None
+            raise self._explained(error, ctx, args) from None
+
+    def _explained(self, error: Any, ctx: Any, args: list[str]) -> ConfigError:
+        """Return what Typer says about a command line, with the command to type if it is short."""
+        parameter, path = getattr(error, "param", None), ctx.command_path
+        if parameter is None or error.message:  # nothing is missing
+            problem = error.format_message().replace("Value error, ", "").rstrip(".")
+            return ConfigError(f"{problem}.", fix=f"`{path} --help` lists what it takes.")
+        required = [each for each in self.params if each.required]
+        given = {word.partition("=")[0] for word in args}
+        missing = [
+            name if each.param_type_name == "argument" else f"{name} {each.metavar}"
+            for each in required[required.index(parameter) :]
+            if (name := parameter_name(each)) not in given and not given & set(each.opts)
+        ]
+        command = " ".join([path, *map(shlex.quote, args), *missing])
+        fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
+        table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
+        if table and missing == ["TARGET"]:
+            corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"
+            fix = f"Write a configuration for a table, as in the README: {corpus}."
+        return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -232,8 +232,8 @@ def aliases() -> Mapping[str, Sequence[str]]:
 
 
 def is_of_command_line(ours: str) -> bool:
-    """Whether an entry of `aliases` is a flag or an argument, not a key."""
-    return ours.startswith("--") or ours.isupper()
+    """Whether an entry of `aliases` is a flag, an argument or a remark, not a key."""
+    return ours.startswith(("--", ": ")) or ours.isupper()
 
 
 def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
@@ -290,8 +290,19 @@ def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
     key = find_key(near.split("."))
     if isinstance(value, dict) and key and not key.is_section and "{" not in key.allowed:
         near = near.rpartition(".")[0]
+    near += _choice_in(near, value)
     advice = f"did you mean {near}?" if near else "`nmt config keys` lists them"
     return f"unknown key {'.'.join(map(str, path))}; {advice}"
+
+
+def _choice_in(section: str, value: Any) -> str:
+    """Return the key of a section that allows a value or a similar one: ``.kind=adamw``."""
+    for key in all_keys():
+        is_inside = ".".join(key.path[:-1]) == section and isinstance(value, str)
+        names = key.allowed.split(", ") if is_inside else []
+        if near := value if value in names else nearest_word(str(value), names):
+            return f".{key.path[-1]}={near}"
+    return ""
 
 
 def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
@@ -359,6 +370,8 @@ def _sentence(detail: ErrorDetails) -> str:
         shown = json.dumps(found) if found is None or isinstance(found, bool) else repr(found)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     sentence = f"{dotted} is {shown}; it must be {allowed}"
+    if key and key.is_section and (choice := _choice_in(dotted, found)):
+        return f"{sentence}; did you mean {dotted}{choice}?"
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names") or (key.allowed.split(", ") if key else [])
         near = nearest_word(found, names)

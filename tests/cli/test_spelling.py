@@ -51,7 +51,7 @@ MISTAKES = {
     "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens: "
     "tokens, not sentences; auto without it).",
     "translate M --required Hund": "nmt translate has no --required (here: --input-format json: a "
-    "field of each line).",
+    "field of each line, as in {source: ..., required: [...]}).",
     "translate M --sampling": "nmt translate has no --sampling (here: --sample).",
     "translate M --confidence": "nmt translate has no --confidence (here: --format json: its field "
     "confidence; --min-confidence X marks lines).",
@@ -67,6 +67,11 @@ MISTAKES = {
     "train c.yaml --max-tokens 9": "nmt train has no --max-tokens (here: --set batch.max_tokens).",
     "train c.yaml --batch-size 8": "nmt train has no --batch-size (here: --set "
     "batch.max_sentences: sentences; batches are counted in tokens, batch.max_tokens).",
+    "train -c c.yaml --config d.yaml": "nmt train takes one CONFIG, not c.yaml and d.yaml.",
+    "train c.yaml --set optimizer=adam": "--set optimizer=adam: unknown key optimizer; did you "
+    "mean training.optimizer.kind=adamw?",
+    "train c.yaml --set training.optimizer=adam": "--set training.optimizer=adam: "
+    "training.optimizer is 'adam'; it must be a section; did you mean training.optimizer.kind=adamw?",
     "train c.yaml --fp16": "nmt train has no --fp16 (here: --set training.precision=float16).",
     "train c.yaml --gpu 0": "nmt train has no --gpu (here: --set training.device=cuda).",
     "train c.yaml --save-dir x": "nmt train has no --save-dir (here: --run-dir).",
@@ -79,13 +84,14 @@ MISTAKES = {
     "train in.de in.en": "nmt train takes a configuration.",
     "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: write KEY=VALUE, as "
     "one argument.",
-    "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 words behind it.",
-    "init in.de in.en --src ary": "nmt init has no --src (here: SOURCE).",
+    "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 words.",
+    "init in.de in.en --src ary": "nmt init has no --src (here: --languages).",
     "init in.de in.en --src ary --tgt en": "nmt init has no --src (here: --languages), --tgt "
     "(here: --languages).",
-    "evaluate in.de in.en --metric bleu chrf": "Several metrics are one word, with commas between.",
+    "evaluate in.de in.en --metric bleu chrf":
+    "nmt evaluate has no chrf (here: --metric bleu,chrf).",
     "translate M in.de --num-hyps 4": "No such option: --num-hyps.",
-    "init in.de in.en --valid in.de": "--valid needs 2 words behind it.",
+    "init in.de in.en --valid in.de": "--valid needs 2 words.",
     "init -train_src in.de -train_tgt in.en": "nmt init has no -train_src (here: SOURCE), "
     "-train_tgt (here: TARGET).",
     "check c.yaml": "nmt has no command check.",
@@ -102,7 +108,8 @@ MISTAKES = {
     "train .": ". is a folder.",
     "train in.gz": "in.gz is no YAML configuration: byte 1 is not UTF-8.",
     "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
-    "inspect M attention --source a -o a.png": "a.png: drawings are SVG, pages HTML.",
+    "inspect M attention --source a -o a.png": "--output a.png: .png is not the ending of a page, drawing "
+    "or data.",
     "evaluate N in.de": "N does not exist.",
     "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
     "evaluate in.de": "in.de is no model.",
@@ -204,7 +211,7 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
     [
         ("translate M -s in.de --beam 3 --gpu 0",
          "translate M --input in.de --beam-size 3 --device cuda"),
-        ("translate M -s de -t en --gpu 1 in.de", "translate M --device cuda:1 in.de"),
+        ("translate M -s de -t en --gpu 1 in.de", "translate M in.de --device cuda:1"),
         ("train c.yaml --gpu=2", "train c.yaml --set training.device=cuda:2"),
         ("translate --model M -q --fp16 --src=-", "translate M -q --dtype float16 --input -"),
         ("translate M -src in.de -gpu 0 -qv", "translate M --input in.de --device cuda -qv"),
@@ -213,18 +220,17 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
          "train c.yaml -v --set training.schedule.peak_lr=0.1"),
         ("translate M --lr 1 -b 2", "translate M -b 2"),
         ("translate M --batch-size 8 in.de", "translate M in.de"),
-        ("translate M --sampling in.de", "translate M --sample in.de"),
+        ("translate M --sampling in.de", "translate M in.de --sample"),
         ("score M --sampling", "score M --set decoding.sampling=true"),
-        ("translate M --confidence in.de", "translate M --format json in.de"),
+        ("translate M --confidence in.de", "translate M in.de --format json"),
         ("evaluate M -i in.de -r in.en", "evaluate M --source in.de --reference in.en"),
-        ("evaluate --json --input=in.de M", "evaluate --json --source in.de M"),
+        ("evaluate --json --input=in.de M", "evaluate M --json --source in.de"),
         ("evaluate -i in.de -r in.en", "evaluate --hypothesis in.de --reference in.en"),
         ("evaluate M --compare in.en", "evaluate M --baseline in.en"),
         ("train c.yaml --finetune M", "train c.yaml --set training.start_from=M"),
-        ("train c.yaml --restore-file M", "train c.yaml --set training.start_from=M"),
-        ("translate M -q in.de out.en", "translate M -q in.de --output out.en"),
+        ("translate M -q in.de out.en", "translate M in.de -q --output out.en"),
         ("score M in.de in.en", "score M --source in.de --target in.en"),
-        ("score M in.de --target in.en", "score M --source in.de --target in.en"),
+        ("score M in.de --target in.en", "score M --target in.en --source in.de"),
         ("export M --format onnx -o x", "export M --to onnx -o x"),
         ("init --src in.de --tgt in.en", "init in.de in.en"),
         ("init --tgt in.en -s in.de -q", "init in.de in.en -q"),
@@ -243,6 +249,12 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
          "compressed; nmt augment --help)"),
         ("translte M 'a b'", "translate M 'a b'"),
         ("config shw c.yaml", "config show c.yaml"),
+        ("train c.yaml --max-epoch 10", "train c.yaml --set training.max_epochs=10"),
+        ("train c.yaml --bleu", "train c.yaml --set training.validation.metric=bleu"),
+        ("evaluate M --bleu", "evaluate M --metric bleu"),
+        ("translate M in.de --remove-bpe", "translate M in.de"),
+        ("prepare c.yaml --overwrite", "prepare c.yaml --force"),
+        ("train c.yaml --overwrite", "train c.yaml"),
         ("decode M 'a b'", "translate M 'a b'"),
         ("generate M", "translate M"),
         ("interactive M", "translate M"),
@@ -263,20 +275,53 @@ def test_the_answer_says_the_command_to_type(typed: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "line", "command"),
+    ("typed", "right"),
     [
-        ("in.de --required Hund -b 2", '"required": ["Hund"]', "M -b 2"),
-        ("-i in.de --constraints a --required=b", '"required": ["a", "b"]', "M"),
-        ("--src in.de --prefix 'The dog'", '"prefix": "The dog"', "M"),
-        ("--input=in.de --forbidden", '"forbidden": ["..."]', "M"),
+        ("in.de --required Hund -b 2", "M in.de --input-format json -b 2"),
+        ("-i in.de --constraints a --required=b", "M -i in.de --input-format json"),
+        ("--src in.de --prefix 'The dog'", "M --input in.de --input-format json"),
     ],
 )
-def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, command: str) -> None:
-    echo = "echo " + shlex.quote(f'{{"source": "...", {line}}}')
-    fix = f"  fix: Type: {echo} | nmt translate {command} --input-format json"
+def test_constraints_are_answered_with_the_format_that_has_them(typed: str, right: str) -> None:
+    for line in (f"translate M {typed}", f"translate {typed} --model M"):
+        assert nmt(line).stderr.splitlines()[-1] == f"  fix: Type: nmt translate {right}"
 
-    assert nmt(f"translate M {typed}").stderr.splitlines()[-1] == fix
-    assert nmt(f"translate {typed} --model M").stderr.splitlines()[-1] == fix
+
+@pytest.mark.parametrize("flags", [
+    "--source in.de --target in.en", "--src in.de --trg in.en", "-train_src in.de -train_tgt in.en",
+    "--trainpref in -s de -t en", "in.de in.en", "-s in.de -t in.en",
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_texts_in_place_of_a_configuration_are_answered_with_init(command: str, flags: str) -> None:
+    fix = "  fix: Type: nmt init in.de in.en (writes one for these two files)"
+
+    assert nmt(f"{command} {flags}").stderr.splitlines()[-1] == fix
+
+
+@pytest.mark.parametrize("typed", ["data-bin --path checkpoint_best.pt", "averaged.pt in.de"])
+def test_a_checkpoint_of_another_tool_is_told_to_be_one(typed: str) -> None:
+    result = nmt(f"translate {typed}")
+
+    assert "is a checkpoint of another tool.\n  fix: Type: nmt translate RUN FILE" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--restore-file checkpoint_last.pt", "--resume", "--resume true"])
+def test_resuming_needs_no_flag(flag: str) -> None:
+    result = nmt(f"train c.yaml {flag}")
+
+    assert "(here: the same command resumes; training.start_from" in result.stderr
+    assert result.stderr.splitlines()[-1] == "  fix: Type: nmt train c.yaml"
+
+
+@pytest.mark.parametrize(("typed", "name"), [
+    ("translate Helsinki-NLP/opus-mt-en-vi", "Helsinki-NLP/opus-mt-en-vi"),
+    ("translate hub:org/en-vi in.de", "org/en-vi"),
+    ("score hub:org/en-vi", "org/en-vi"),
+])  # fmt: skip
+def test_a_name_on_a_hub_is_answered_with_pull(typed: str, name: str) -> None:
+    command = f"nmt pull hub:{name} --output models/{name.partition('/')[2]}"
+
+    assert nmt(typed).stderr.endswith(f"  fix: If it is a model on a hub, type: {command}\n")
 
 
 @pytest.mark.parametrize(
@@ -310,9 +355,9 @@ def test_constraints_are_answered_with_a_line_of_json(typed: str, line: str, com
         ("translate N", f"Name the run folder that `nmt train` wrote; there is M; {RELATIVE}."),
         ("translate runs/N", "Name the run folder that `nmt train` wrote; no run is there yet: "
          f"`nmt train CONFIG`; {RELATIVE}."),
-        ("init in.csv", "Write a configuration, as in the README: data: {train: [{csv: in.csv}]}. "
-         "It reads tables; this command takes two files of lines."),
-        ("inspect attention M --source a", "Type: nmt inspect M attention, then the same flags."),
+        ("init in.csv", "Write a configuration for a table, as in the README: data: {train: [{csv: "
+         "in.csv}]}."),
+        ("inspect attention M --source a", "Type: nmt inspect M attention"),
         ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or name another "
          "with --output."),
         ("init in.de in.en -o runs", "Name another folder with --output."),
@@ -394,6 +439,8 @@ def test_what_others_are_answered_with_exists() -> None:
     ours = {ours for found in aliases().values() for ours in found}
     flags = (Path(__file__).parents[1] / "contract" / "flags.txt").read_text("utf-8")
     for each in filter(is_of_command_line, ours):
+        if each.startswith(": ") or each == "PREFIX":  # needs no flag; of two files
+            continue
         if each.startswith("--set "):
             path = re.split("[=:]", each.split()[1])[0].split(".")
             assert find_key([int(x) if x.isdecimal() else x for x in path]), each
