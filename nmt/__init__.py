@@ -19,6 +19,7 @@ from nmt.errors import (
     GateError,
     NmtError,
     TokenizerError,
+    shell_command,
 )
 from nmt.version import __version__
 

@@ -71,7 +71,8 @@ MISTAKES = {
     "train c.yaml --set optimizer=adam": "--set optimizer=adam: unknown key optimizer; did you "
     "mean training.optimizer.kind=adamw?",
     "train c.yaml --set training.optimizer=adam": "--set training.optimizer=adam: "
-    "training.optimizer is 'adam'; it must be a section; did you mean training.optimizer.kind=adamw?",
+    "training.optimizer is 'adam'; it must be a section; did you mean "
+    "training.optimizer.kind=adamw?",
     "train c.yaml --fp16": "nmt train has no --fp16 (here: --set training.precision=float16).",
     "train c.yaml --gpu 0": "nmt train has no --gpu (here: --set training.device=cuda).",
     "train c.yaml --save-dir x": "nmt train has no --save-dir (here: --run-dir).",
@@ -108,8 +109,8 @@ MISTAKES = {
     "train .": ". is a folder.",
     "train in.gz": "in.gz is no YAML configuration: byte 1 is not UTF-8.",
     "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
-    "inspect M attention --source a -o a.png": "--output a.png: .png is not the ending of a page, drawing "
-    "or data.",
+    "inspect M attention --source a -o a.png":
+    "--output a.png: .png is not the ending of a page, drawing or data.",
     "evaluate N in.de": "N does not exist.",
     "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
     "evaluate in.de": "in.de is no model.",
