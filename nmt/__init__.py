@@ -118,9 +118,8 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a m
     _name = sys.orig_argv[sys.orig_argv.index("-m") + 1]
     _command = _name.removeprefix("nmt.")
     if _command != _name and "." not in _command and not PathFinder.find_spec(_name, __path__):
-        sys.exit(
-            f"error: nmt has no module {_command}.\n  fix: Type: python -m nmt {_command} --help"
-        )
+        _fix = f"Type: python -m {shell_command(_command, help=True)}"
+        sys.exit(f"error: nmt has no module {_command}.\n  fix: {_fix}")
 
 
 def __getattr__(name: str) -> Any:
