@@ -38,6 +38,7 @@ from nmt.data.records import Records
 from nmt.data.statistics import SideStatistics
 from nmt.data.store import StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
+from nmt.extras.cleaning.alignment import Alignment, align_corpora
 from nmt.extras.cleaning.corpus_findings import CorpusFindings
 from nmt.extras.cleaning.filters import reasons_not_found
 from nmt.extras.cleaning.repeats import RepeatFinder
@@ -50,7 +51,6 @@ from nmt.extras.cleaning.scores import (
     read_scores,
     write_scores,
 )
-from nmt.extras.cleaning.xray import XRay, x_ray
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
@@ -136,7 +136,7 @@ class Preparation:
             if name == VALID or (is_scanned and name in self._config.data.test)
         }
         lines = self._encode({**self._corpora, **others}, tokenizers, scratch / "lines")
-        xray = self._x_ray(lines, tokenizers, scratch, others) if is_scanned else XRay()
+        xray = self._x_ray(lines, tokenizers, scratch, others) if is_scanned else Alignment()
         if self._score_pairs:
             with self._stage("scoring"):
                 found = {
@@ -153,7 +153,14 @@ class Preparation:
             self._write(VALID, {VALID: self._config.data.valid}, tokenizers, lines)
             if self._pending is not None:
                 self._pending.result()
-        misaligned = xray.findings()
+        misaligned: dict[str, list[dict[str, Any]]] = {"shifts": [], "unrelated": []}
+        for name, ranges in xray.ranges.items():
+            for each in ranges:
+                values = {"corpus": name, "start": each.start, "end": each.end}
+                if each.offset is None:
+                    misaligned["unrelated"].append(values)
+                else:
+                    misaligned["shifts"].append(values | {"offset": each.offset})
         report = PrepareReport(
             folder=str(self._folder),
             up_to_date=False,
@@ -265,16 +272,11 @@ class Preparation:
 
     def _x_ray(
         self, lines: LineStore, tokenizers: Tokenizers, scratch: Path, held_out: Container[str]
-    ) -> XRay:
+    ) -> Alignment:
         """Compare the words of all lines."""
-        with (
-            self._stage("lexicon"),
-            progress_bar("comparing words", unit="batches", leave=False) as bar,
-        ):
+        with self._stage("lexicon"):
             sizes, mapped = tokenizers.vocab_sizes, self._workers.mapped
-            found = x_ray(
-                lines, sizes, lines.spans, scratch, held_out, mapped=mapped, progress=bar.update
-            )
+            found = align_corpora(lines, sizes, lines.spans, scratch, held_out, mapped)
         self._scores["lexical"] = found.z_scores
         self._pending = self._workers.submit(write_scores, self._folder / LEXICAL, found.scores)
         return found if "misaligned" in self._filters[TRAIN].actions else replace(found, ranges={})

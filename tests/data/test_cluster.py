@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from nmt.commands.prepare import prepare
-from nmt.data import passes
+from nmt.data import lexicon, passes
 from nmt.data.cluster import open_workers
 from nmt.data.corpus import read_blocks
 from nmt.data.prepared import REPORT
 from nmt.errors import ConfigError
-from nmt.extras.cleaning import lexicon
 from tests.commands.test_prepare import config_for, corpus, write_pairs
 
 needs_dask = pytest.mark.skipif(

@@ -6,10 +6,9 @@ import re
 
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding
+from nmt.text.numbers import numbers_of
 
 _DIGIT = re.compile(r"\d")
-_NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
-_SEPARATORS = re.compile(r"\D")
 _LAST_IN_WORDS = 99
 _HALF_DAY = 12
 
@@ -32,7 +31,7 @@ class Numbers(Filter):
         """
         if not (_DIGIT.search(source) or _DIGIT.search(target)):
             return None
-        left, right = _numbers(source), _numbers(target)
+        left, right = numbers_of(source), numbers_of(target)
         only_left, only_right = left - right, right - left
         if not (only_left or only_right) or _digits(source) == _digits(target):
             return None
@@ -64,12 +63,6 @@ def _is_round(number: str) -> bool:
 
 def _digits(text: str) -> str:
     return "".join(str(int(each)) for each in _DIGIT.findall(text))
-
-
-def _numbers(text: str) -> set[str]:
-    """Return the numbers of a text in plain digits, without separators and leading zeros."""
-    found = _NUMBER.findall(text)
-    return {str(int(_SEPARATORS.sub("", each)[:30])) for each in found}
 
 
 def _are_related(one: str, other: str) -> bool:

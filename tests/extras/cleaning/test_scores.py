@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from nmt.errors import DataError
-from nmt.extras.cleaning.misalignment import usual_scores
 from nmt.extras.cleaning.scores import LineScores, read_scores
 
 
@@ -49,11 +48,3 @@ def test_limits_are_inclusive_and_other_corpora_have_no_scores() -> None:
     assert sorted(low) == [1, 3]
     assert low[1].value == pytest.approx(0.49)
     assert scores.low("b", 0, 4) == {}
-
-
-def test_a_third_of_pairs_at_random_hardly_moves_the_usual_score() -> None:
-    generator = np.random.default_rng(1)
-    good, bad = generator.normal(10, 2, 4000), generator.normal(-8, 2, 2000)
-    both = np.concatenate((good, bad))
-    assert usual_scores(good, 1.0) == pytest.approx((10, 2), abs=0.2)
-    assert usual_scores(both, 0.64) == pytest.approx((10, 2), abs=0.4)

@@ -1,0 +1,285 @@
+"""Which words translate each other, learned from pairs of lines: IBM model 1.
+
+Brown et al. (1993), section 4.2, in both directions, trained to agree (Liang et al. 2006, section
+3.1): a link counts as much as both directions believe in it. Both share one table of expected
+counts, in cells that a hash of both words chooses, so that memory does not grow with the corpus;
+two pairs of words in one cell disturb each other little.
+
+Shapes: V and W source and target vocabulary, P pairs, n meetings of a source and a target token of
+one pair, s and t source and target tokens of all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.lines import Lines, Rows
+from nmt.data.workers import Mapped, map_here
+
+Values = npt.NDArray[np.float64]
+
+_CELLS = 1 << 25  # 128 MiB a table, and two are held
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_ITERATIONS = 4
+_MEETINGS_AT_ONCE = 1 << 20
+_MERGED_AT_ONCE = 1 << 23
+_PAIRS_AT_ONCE = 1 << 16
+_MOST_MEETINGS = 1 << 26
+"""More to learn from takes time, and teaches little."""
+_EMPTY_WORD = 0.1
+"""Probability that a token translates nothing, as it would stand anywhere."""
+
+
+class Pairs(NamedTuple):
+    """Rows of lines that stand beside each other."""
+
+    sources: Rows
+    """Rising. (P,)."""
+    targets: Rows
+    """(P,)."""
+
+
+class Meetings:
+    """Every source token of some pairs beside every target token of its pair."""
+
+    def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
+        (source, source_offsets) = lines.source_ids(pairs.sources)
+        (target, target_offsets) = lines.target_ids(pairs.targets)
+        self.ids = source, target
+        """Tokens of both sides. (s,) and (t,)."""
+        self.lengths = np.diff(source_offsets), np.diff(target_offsets)
+        """Tokens of both sides of each pair. (P,) and (P,)."""
+        numbers = np.arange(len(pairs.sources))
+        self.pairs = tuple(np.repeat(numbers, lengths) for lengths in self.lengths)
+        """The pair of each token. (s,) and (t,)."""
+        widths = self.lengths[1][self.pairs[0]]  # meetings of each source token
+        first = target_offsets[self.pairs[0]] - (np.cumsum(widths) - widths)
+        source_places = np.repeat(np.arange(len(source)), widths)
+        target_places = np.arange(len(source_places)) + np.repeat(first, widths)
+        self.places = source_places, target_places
+        """Source and target token of each meeting. (n,) and (n,)."""
+        rows = source.astype(np.int64) * num_targets
+        self.keys = rows[source_places] + target[target_places]
+        """Words that meet: source * W + target. (n,)."""
+
+    def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
+        """Add up values of meetings for each token of a side. (s,) or (t,)."""
+        sums = np.bincount(self.places[side], values, len(self.ids[side]))
+        return sums.astype(np.float64)
+
+
+def cells_of(keys: Rows) -> Rows:
+    """Return the cell of each pair of words, given as source * W + target; keys of any shape."""
+    if keys.size and int(keys.max()) < _CELLS:
+        return keys
+    shift = np.uint64(64 - (_CELLS.bit_length() - 1))
+    return ((keys.astype(np.uint64) * _HASH) >> shift).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Expected links."""
+
+    cells: npt.NDArray[np.float32]
+    """Of each pair of words. (cells,)."""
+    totals: tuple[Values, Values]
+    """Of each source and of each target word. (V,) and (W,)."""
+    path: Path | None = None
+    """File with the cells, if other processes need them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as the name of the file: it is large, and sent with every batch."""
+        return _table_of, (self.path, self.totals)
+
+
+def _table_of(path: Path, totals: tuple[Values, Values]) -> _Table:
+    return _Table(_cells_in(path), totals, path)
+
+
+@lru_cache(maxsize=2)
+def _cells_in(path: Path) -> npt.NDArray[np.float32]:
+    return np.memmap(path, np.float32, "r")
+
+
+class _Links(NamedTuple):
+    """What a batch adds to a table."""
+
+    keys: Rows
+    """Of each meeting. (n,)."""
+    values: npt.NDArray[np.float32]
+    """Probability of a link there. (n,)."""
+    totals: tuple[Values, Values]
+    """Sums for each source and each target word. (V,) and (W,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """What is known of words; may be sent to processes that see its files."""
+
+    lines: Lines
+    sizes: tuple[int, int]
+    """V and W."""
+    frequencies: tuple[Values, Values]
+    """Shares of all tokens. (V,) and (W,)."""
+    table: _Table | None = None
+    before: _Table | None = None
+    """The table from which ``table`` was made."""
+
+    def links(self, pairs: Pairs) -> _Links:
+        """Return the expected links of a batch."""
+        meetings = Meetings(self.lines, pairs, self.sizes[1])
+        links = self.posterior(meetings, self.table)
+        source, target = (
+            np.bincount(ids, meetings.sums(side, links), self.sizes[side]).astype(np.float64)
+            for side, ids in enumerate(meetings.ids)
+        )
+        return _Links(meetings.keys, links, (source, target))
+
+    def posterior(self, meetings: Meetings, table: _Table | None) -> npt.NDArray[np.float32]:
+        """Return the probability of a link at each meeting: that of both directions. (n,)."""
+        result = np.ones(len(meetings.keys), np.float32)
+        counts = result if table is None else table.cells[cells_of(meetings.keys)]
+        for side, ids in enumerate(meetings.ids):
+            # How likely each token of this side makes the token of the other side.
+            scale = (1 - _EMPTY_WORD) / meetings.lengths[side][meetings.pairs[side]]
+            if table is not None:
+                scale /= np.maximum(table.totals[side][ids], 1e-9)
+            likely = counts * scale.astype(np.float32)[meetings.places[side]]
+            whole = meetings.sums(1 - side, likely)
+            if table is not None:
+                whole += _EMPTY_WORD * self.frequencies[1 - side][meetings.ids[1 - side]]
+            share = (1 / np.maximum(whole, 1e-30)).astype(np.float32)
+            result *= likely * share[meetings.places[1 - side]]
+        return result
+
+
+def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
+    """Yield pairs in order, about `_MEETINGS_AT_ONCE` meetings at a time."""
+    weights = lines.source_lengths[pairs.sources].astype(np.int64)
+    weights = weights * lines.target_lengths[pairs.targets] + 8
+    cuts = np.flatnonzero(np.diff(np.cumsum(weights) // _MEETINGS_AT_ONCE)) + 1
+    for sources, targets in zip(*(np.split(rows, cuts) for rows in pairs), strict=True):
+        if len(sources):
+            yield Pairs(sources, targets)
+
+
+def sample_step(lines: Lines, num: int) -> int:
+    """Return of how many of ``num`` lines one is enough to learn from: 1 for all of them."""
+    meetings = sum(
+        int(
+            (
+                lines.source_lengths[start : start + _PAIRS_AT_ONCE].astype(np.int64)
+                * lines.target_lengths[start : start + _PAIRS_AT_ONCE]
+            ).sum()
+        )
+        for start in range(0, num, _PAIRS_AT_ONCE)
+    )
+    return max(1, -(-meetings // _MOST_MEETINGS))
+
+
+def learn_lexicon(
+    lines: Lines,
+    vocab_sizes: tuple[int, int],
+    pairs: Pairs,
+    *,
+    mapped: Mapped = map_here,
+    folder: Path | None = None,
+) -> Lexicon:
+    """Learn a lexicon by expectation maximisation.
+
+    Links are added up in the order of the batches, whoever has found them: the result is the same.
+
+    Args:
+        lines: Token ids.
+        vocab_sizes: Entries of the source and of the target vocabulary, V and W.
+        pairs: To learn from.
+        mapped: Has something done with batches, perhaps by other processes.
+        folder: For tables that these read; None if there are none.
+    """
+    counts = np.full(vocab_sizes[0], 0.5), np.full(vocab_sizes[1], 0.5)
+    for start in range(0, len(pairs.sources), _PAIRS_AT_ONCE):
+        sources, targets = (rows[start : start + _PAIRS_AT_ONCE] for rows in pairs)
+        for count, (ids, _) in zip(
+            counts, (lines.source_ids(sources), lines.target_ids(targets)), strict=True
+        ):
+            count += np.bincount(ids, minlength=len(count))
+    source, target = (count / count.sum() for count in counts)
+    lexicon = Lexicon(lines, vocab_sizes, (source, target))
+    for _ in range(_ITERATIONS):
+        if lexicon.before is not None and lexicon.before.path is not None:
+            lexicon.before.path.unlink()
+        lexicon = replace(lexicon, before=None)  # makes room
+        cells = np.zeros(min(_CELLS, vocab_sizes[0] * vocab_sizes[1]), np.float32)
+        totals = np.zeros(vocab_sizes[0]), np.zeros(vocab_sizes[1])
+        for links in mapped(lexicon.links, batches(lines, pairs)):
+            # An array from another process has a dtype that equals ours but is another object, for
+            # which numpy 2.4 adds twenty times as slowly; views have ours.
+            np.add.at(cells, cells_of(links.keys.view(np.int64)), links.values.view(np.float32))
+            for total, part in zip(totals, links.totals, strict=True):
+                total += part
+        table = _Table(cells, totals)
+        if folder is not None:
+            table = replace(table, path=folder / f"{uuid4().hex}.cells")
+            cells.tofile(folder / str(table.path))
+        lexicon = replace(lexicon, table=table, before=lexicon.table)
+    return lexicon
+
+
+def likely_translations(
+    lines: Lines, vocab_sizes: tuple[int, int], most: int, *, mapped: Mapped = map_here
+) -> npt.NDArray[np.int32]:
+    """Return the target tokens that most often translate each source token, the likeliest first.
+
+    Args:
+        lines: Sentence pairs: each row with itself. Of very many, a part that is evenly spread.
+        vocab_sizes: V and W.
+        most: Translations of each.
+        mapped: Has something done with batches, by this process.
+
+    Returns:
+        (V, most); -1 where there are fewer.
+    """
+    num = len(lines.source_lengths)
+    rows = np.arange(0, num, sample_step(lines, num))
+    pairs = Pairs(rows, rows)
+    lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped)
+    keys, counts = [np.empty(0, np.int64)], [np.empty(0)]
+    num_targets = vocab_sizes[1]
+
+    def merge() -> None:
+        # A cell may be of several pairs of words, so the last links are counted by their words.
+        known, which = np.unique(np.concatenate(keys), return_inverse=True)
+        sums = np.bincount(which, np.concatenate(counts)).astype(np.float64)
+        kept = _ranks(known // num_targets, sums) < 4 * most
+        keys[:], counts[:] = [known[kept]], [sums[kept]]
+
+    for links in mapped(lexicon.links, batches(lines, pairs)):
+        keys.append(links.keys)
+        counts.append(links.values)
+        if sum(map(len, keys[1:])) > _MERGED_AT_ONCE:
+            merge()
+    merge()
+    sources, ranks = keys[0] // num_targets, _ranks(keys[0] // num_targets, counts[0])
+    table = np.full((vocab_sizes[0], most), -1, np.int32)
+    kept = ranks < most
+    table[sources[kept], ranks[kept]] = keys[0][kept] % num_targets
+    return table
+
+
+def _ranks(sources: Rows, counts: Values) -> Rows:
+    """Rank the entries of each source token by count, from 0; of equals the first goes first.
+
+    ``sources`` ascend.
+    """
+    order = np.lexsort((-counts, sources))
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order)) - np.searchsorted(sources, sources)
+    return ranks

@@ -1,0 +1,139 @@
+"""Which target tokens translate a source token: by hand, and by a slow and simple computation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.data import lexicon
+from nmt.data.lexicon import Pairs, batches, learn_lexicon, likely_translations
+from nmt.data.store import ParallelStore, StoreWriter
+
+Text = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+DAS, HAUS, BUCH, EIN = range(4)
+THE, HOUSE, BOOK, A = range(4)
+TOYS: Text = (([DAS, HAUS], [THE, HOUSE]), ([DAS, BUCH], [THE, BOOK]), ([EIN, BUCH], [A, BOOK]))
+"""The example of Koehn (2010), Statistical Machine Translation, section 4.2."""
+
+
+def store(folder: Path, pairs: Text) -> ParallelStore:
+    with StoreWriter(folder / "store", 100) as writer:
+        source, target = ([pair[side] for pair in pairs] for side in (0, 1))
+        writer.append(source, target, 0, range(1, len(pairs) + 1))
+    return ParallelStore.open(folder / "store")
+
+
+def slow_links(
+    pairs: Text, sizes: tuple[int, int], iterations: int
+) -> dict[tuple[int, int], float]:
+    """Both directions of model 1 in agreement, a pair of tokens at a time."""
+    frequencies = [np.full(size, 0.5) for size in sizes]
+    for pair in pairs:
+        for side in (0, 1):
+            for token in pair[side]:
+                frequencies[side][token] += 1
+    source_shares, target_shares = (each / each.sum() for each in frequencies)
+    links: dict[tuple[int, int], float] = {}
+    for iteration in range(iterations):
+        totals = defaultdict[tuple[int, int], float](float)
+        for (s, t), count in links.items():
+            totals[0, s] += count
+            totals[1, t] += count
+        before, links, empty = links, defaultdict(float), 0.1 if iteration else 0.0
+
+        def forward(s: int, t: int, source: Sequence[int], first: bool, side: int) -> float:
+            whole = 1.0 if first else totals[side, (s, t)[side]]  # noqa: B023
+            return 0.9 / len(source) * (1.0 if first else before[s, t]) / whole  # noqa: B023
+
+        for source, target in pairs:
+            for s in source:
+                for t in target:
+                    there = forward(s, t, source, not iteration, 0) / (
+                        sum(forward(x, t, source, not iteration, 0) for x in source)
+                        + empty * target_shares[t]
+                    )
+                    back = forward(s, t, target, not iteration, 1) / (
+                        sum(forward(s, x, target, not iteration, 1) for x in target)
+                        + empty * source_shares[s]
+                    )
+                    links[s, t] += there * back
+    return links
+
+
+def test_counts_are_those_that_were_worked_out_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first every source word of a sentence has half of each target word, and the other way
+    round: a quarter of a link. `das` meets `the` twice, and all others once but `buch` and `book`.
+    """
+    monkeypatch.setattr(lexicon, "_ITERATIONS", 1)
+    rows = np.arange(3)
+    learned = learn_lexicon(store(tmp_path, TOYS), (4, 4), Pairs(rows, rows))
+    assert learned.table is not None
+    assert learned.table.cells.reshape(4, 4).tolist() == [
+        [0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.0, 0.0],
+        [0.25, 0.0, 0.5, 0.25], [0.0, 0.0, 0.25, 0.25],
+    ]  # fmt: skip
+    assert learned.table.totals[0].tolist() == [1.0, 0.5, 1.0, 0.5]
+
+
+def test_the_likeliest_come_first_and_where_there_are_none_is_minus_one(tmp_path: Path) -> None:
+    toys = store(tmp_path, TOYS)
+
+    assert likely_translations(toys, (5, 4), 1).tolist() == [[THE], [HOUSE], [BOOK], [A], [-1]]
+    table = likely_translations(toys, (5, 4), 4)
+    assert table.dtype == np.int32
+    assert table.shape == (5, 4)
+    assert [(row >= 0).sum() for row in table] == [3, 2, 3, 2, 0]
+    assert table[HAUS].tolist() == [HOUSE, THE, -1, -1]
+
+
+def test_of_very_many_pairs_a_part_that_is_evenly_spread_teaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lexicon, "_MOST_MEETINGS", 4)
+    table = likely_translations(store(tmp_path, [([i], [i]) for i in range(12)]), (12, 12), 2)
+
+    assert [i for i, row in enumerate(table.tolist()) if row[0] >= 0] == [0, 3, 6, 9]
+
+
+SENTENCES = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 5), max_size=5), st.lists(st.integers(0, 6), max_size=5)
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(pairs=SENTENCES, most=st.integers(2, 4), at_once=st.sampled_from([1 << 23, 20]))
+def test_the_table_is_that_of_a_slow_computation(pairs: Text, most: int, at_once: int) -> None:
+    """Where counts are equal up to rounding, any order will do. Between merges four times ``most``
+    are kept: here all 7 of them."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(lexicon, "_MEETINGS_AT_ONCE", at_once)
+        patch.setattr(lexicon, "_MERGED_AT_ONCE", at_once)
+        table = likely_translations(store(Path(folder), pairs), (6, 7), most)
+    links = slow_links(pairs, (6, 7), 5)
+    for source, row in enumerate(table.tolist()):
+        found = [token for token in row if token >= 0]
+        expected = sorted((-n, t) for (s, t), n in links.items() if s == source)[:most]
+        assert len(set(found)) == len(found) == len(expected)
+        assert [-links[source, t] for t in found] == pytest.approx(
+            [n for n, _ in expected], rel=1e-4, abs=1e-5
+        )
+
+
+def test_batches_are_in_order_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "_MEETINGS_AT_ONCE", 20)
+    rows = np.arange(3)
+    parts = list(batches(store(tmp_path, TOYS), Pairs(rows, rows)))
+    assert len(parts) > 1
+    assert np.concatenate([part.sources for part in parts]).tolist() == [0, 1, 2]
