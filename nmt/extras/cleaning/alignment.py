@@ -18,14 +18,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.column import Column
 from nmt.data.lexicon import Pairs, Values, learn_lexicon, sample_step
 from nmt.data.lines import Lines, Rows
 from nmt.data.workers import Mapped, map_here, watched
+from nmt.extras.cleaning.column import Column
 from nmt.extras.cleaning.evidence import Evidence, Measured, share_above, usual_scores
 from nmt.extras.cleaning.lexicon import PairScorer
 from nmt.extras.cleaning.offsets import first_offsets
 from nmt.extras.cleaning.ranges import Range, find_ranges, is_odd, joined
+from nmt.extras.cleaning.scores import Scores
 from nmt.files.progress import progress_bar
 
 _ROUNDS = 4
@@ -45,7 +46,6 @@ _SAMPLE, _FAR = 4000, 200
 _DOUBTFUL = -3.5
 """Standard deviations below what is usual: such lines do not teach again."""
 
-Scores = npt.NDArray[np.float32] | Column
 Offsets = npt.NDArray[np.int16]
 Mask = npt.NDArray[np.bool_]
 
