@@ -251,7 +251,8 @@ def likely_translations(
     rows = np.arange(0, num, sample_step(lines, num))
     pairs = Pairs(rows, rows)
     lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped)
-    keys, counts = [np.empty(0, np.int64)], [np.empty(0)]
+    keys: list[Rows] = [np.empty(0, np.int64)]
+    counts: list[Values] = [np.empty(0)]
     num_targets = vocab_sizes[1]
 
     def merge() -> None:
@@ -263,7 +264,7 @@ def likely_translations(
 
     for links in mapped(lexicon.links, batches(lines, pairs)):
         keys.append(links.keys)
-        counts.append(links.values)
+        counts.append(links.values.astype(np.float64))
         if sum(map(len, keys[1:])) > _MERGED_AT_ONCE:
             merge()
     merge()

@@ -20,6 +20,7 @@ from typing_extensions import override
 from nmt.checkpoint.model_folder import GUARD as NAME
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.config.decoding import DecodingConfig
+from nmt.data.lexicon import likely_translations
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.ctranslate2 import not_followed
@@ -38,7 +39,7 @@ from nmt.inference.guard import (
     repeated_ngrams,
 )
 from nmt.inference.result import Alarm, GuardCounts
-from nmt.inference.shortlist_file import ShortlistFile, likely_translations, shortlist_bytes
+from nmt.inference.shortlist_file import ShortlistFile, shortlist_bytes
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
