@@ -65,7 +65,7 @@ def test_the_shortlist_is_of_the_training_data(config: RunConfig) -> None:
     counts = data.train.token_counts("target", sizes[1])
 
     assert parts["candidates"].dtype == torch.int32
-    assert parts["candidates"].shape == (sizes[0], 50)
+    assert parts["candidates"].shape == (sizes[0], 30)
     assert -1 <= int(parts["candidates"].min()) <= int(parts["candidates"].max()) < sizes[1]
     # The vocabulary has fewer than 200 tokens, so all are common; the most frequent come first.
     assert sorted(parts["common"].tolist()) == list(range(sizes[1]))
