@@ -111,7 +111,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
                     known = _read_shard(place)
                     made += known is None
                     counts += known or _make_shard(place, lines, translator, tag, forward=forward)
-                    bar.reach(counts["read"])
+                    bar.update(counts["read"] - bar.n)
             return _finish(output, counts, made, forward=forward, begin=begin)
 
 

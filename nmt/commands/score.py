@@ -50,7 +50,7 @@ def score(options: ScoreOptions) -> None:
                 writer.write(_line(found, options).encode("utf-8", "replace") + b"\n")
             writer.flush()
             number += len(chunk)
-            bar.reach(number)
+            bar.update(number - bar.n)
 
 
 def _line(found: PairScore, options: ScoreOptions) -> str:

@@ -105,7 +105,8 @@ def translate(
             lines = line_translator(counted, style)
             if shown and not (style.reads_json or style.tag):
                 lines = _with_language_check(lines, Path(model))
-            return run(lines, source, output, lines_at_once=lines_at_once, progress=bar.reach)
+            reach = lambda number: bar.update(number - bar.n)  # noqa: E731
+            return run(lines, source, output, lines_at_once=lines_at_once, progress=reach)
 
 
 def _warn_of_no_text(name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nmt.data.repair import Shift
+from nmt.text import without_surrogates
 
 
 class SentencePair(NamedTuple):
@@ -53,7 +54,7 @@ def pair_of(source: str, target: str, line: int, options: ReadOptions) -> Senten
 def _one_line(text: str) -> str:
     if text.isascii():
         return text.replace("\n", " ") if "\n" in text else text
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\n", " ")
+    return without_surrogates(text).replace("\n", " ")
 
 
 def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:

@@ -35,8 +35,8 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
     ".xz": lambda raw: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 - the caller closes it
 }
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
+# Of the files in run, model and data folders.
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
-"""Of the files in run, model and data folders."""
 _serial = itertools.count()
 
 
@@ -216,7 +216,7 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
                 f"{output} is both input and output."
                 if not path.is_dir()
                 else f"{output} is a part of {path}, which is read.",
-                fix="Name another output file.",
+                fix="Choose another output file.",
             )
 
 
@@ -232,16 +232,13 @@ def check_place(place: Path, inputs: Iterable[Path]) -> None:
 
 
 def _would_overwrite(output: Path, path: Path) -> bool:
-    try:
-        if not output.is_file():  # a device may be both
-            return False
-        if not path.is_dir():
-            return path.samefile(output)
-        if output.resolve().suffix not in _PART_SUFFIXES:  # translations may lie in the run folder
-            return False
-        return any(part.is_file() and part.samefile(output) for part in path.rglob("*.*"))
-    except OSError:  # whoever opens it says what is wrong
-        return False
+    with suppress(OSError):  # whoever opens it says what is wrong
+        if output.is_file():  # a device may be both
+            # Translations may lie in the run folder, but not under the name of one of its parts.
+            is_part = path.is_dir() and output.resolve().suffix in _PART_SUFFIXES
+            parts = path.rglob("*.*") if is_part else [path]
+            return any(part.is_file() and part.samefile(output) for part in parts)
+    return False
 
 
 @contextmanager
@@ -259,11 +256,11 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
     with write_errors(
         path or "standard output",
         DataError,
-        fix="Name an output file in a folder you can write to, on a disk with room.",
+        fix="Choose an output file in a folder you can write to, on a disk with room.",
     ):
         if path is None:
             if sys.stdout is None:
-                raise DataError("Standard output is closed.", fix="Name an output file with -o.")
+                raise DataError("Standard output is closed.", fix="Pass a file: `output`.")
             yield sys.stdout.buffer
         elif path.exists() and not path.is_file():  # a device or a pipe must not be replaced
             with path.open("wb") as stream:

@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 
 MAX_BYTES = 1 << 28
 MAX_DEPTH = 100
-MAX_DIGITS = 40
-"""Of a whole number: as many as a random state of 128 bits has."""
+MAX_DIGITS = 40  # Of a whole number: as many as a random state of 128 bits has.
+# A text, or what is neither text nor bracket.
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
-"""A text, or what is neither text nor bracket."""
 
 _NAMES: dict[type, str] = {
     dict: "an object",

@@ -26,24 +26,21 @@ from nmt.config.keys import nearest_word
 from nmt.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
+# Byte order marks of other encodings than UTF-8.
 _WIDE_MARKS = {
     b"\xff\xfe\0\0": "UTF-32",  # before UTF-16, whose mark it begins with
     b"\0\0\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-"""Byte order marks of other encodings than UTF-8."""
-_BINARY_BYTES = 500
-"""Fewer do not tell a binary file, which has more than one NUL in so many."""
+_BINARY_BYTES = 500  # Fewer do not tell a binary file, which has more than one NUL in so many.
 _CHUNK_BYTES = 1 << 20
-_READ_BYTES = 1 << 16
-"""Of a filter's input: most that is read at once."""
+_READ_BYTES = 1 << 16  # Of a filter's input: most that is read at once.
 _MAX_CHUNK_BYTES = 1 << 22
 MAX_CHUNK_LINES = 2000
+# Of a line to translate or score: 1 MiB. The rest of a longer one is not read, with a warning.
 MAX_LINE_BYTES = 1 << 20
-"""Of a line to translate or score: 1 MiB. The rest of a longer one is not read, with a warning."""
-MAX_NOTES = 20
-"""Warnings about damaged lines that are given one by one."""
+MAX_NOTES = 20  # Warnings about damaged lines that are given one by one.
 _PAUSE_SECONDS = 0.02
 _PATIENCE_SECONDS = 0.2
 
@@ -64,6 +61,7 @@ def _open_zstandard(file: Path | IO[bytes]) -> Any:
     )
 
 
+# By suffix: how the file starts, and how to open it.
 _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
     ".gz": (re.compile(rb"\x1f\x8b"), gzip.open),
     # More than the letters, which a text may begin with: the mark of the first block or of no more.
@@ -71,13 +69,10 @@ _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
     ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.open),
     ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
 }
-"""By suffix: how the file starts, and how to open it."""
-STANDARD = "-"
-"""Name of standard input and output."""
+STANDARD = "-"  # Name of standard input and output.
+# Where a file is missing.
 CHECK_PATH = "Check the path; relative paths start at the working directory."
-"""Where a file is missing."""
-_LONGEST_MARK = 10
-"""Bytes of a file that tell what it is."""
+_LONGEST_MARK = 10  # Bytes of a file that tell what it is.
 
 
 def _opener(start: bytes) -> Callable[..., Any] | None:
@@ -96,7 +91,7 @@ def open_binary(path: Path) -> IO[bytes]:
     """
     try:
         if path.is_dir():
-            raise DataError(f"{path} is a folder, not a text file.", fix="Name the file inside it.")
+            raise DataError(f"{path} is a folder, not a text file.", fix="Pass a file inside it.")
         start = b""
         if path.is_file():  # the first bytes of a pipe can be read only once
             with path.open("rb") as file:
@@ -110,10 +105,7 @@ def open_binary(path: Path) -> IO[bytes]:
         opened: IO[bytes] = path.open("rb") if opener is None else opener(path)
         return opened
     except FileNotFoundError as error:
-        raise DataError(
-            f"{path} does not exist.{near_file(path)}",
-            fix=CHECK_PATH,
-        ) from error
+        raise DataError(f"{path} does not exist.{near_file(path)}", fix=CHECK_PATH) from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}.", fix="Check its permissions."
@@ -149,14 +141,15 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
             yield stream
         return
     if sys.stdin is None:  # closed by whoever started the process
-        raise DataError("Standard input is closed.", fix="Name an input file with -i.")
+        raise DataError("Standard input is closed.", fix="Pass a file: `input`.")
     stream = sys.stdin.buffer
     peek = getattr(stream, "peek", None)  # a buffer in a test may have none
     try:
         opener = _opener(peek(_LONGEST_MARK)) if peek else None
     except OSError as error:
         raise DataError(
-            f"standard input cannot be read: {error.strerror or error}.", fix="Name an input file."
+            f"standard input cannot be read: {error.strerror or error}.",
+            fix="Pass a file: `input`.",
         ) from error
     yield stream if opener is None else opener(stream)
 
@@ -257,8 +250,18 @@ def _refuse_no_text(start: bytes, name: str) -> None:
     if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # one may be cut off
         raise DataError(
             f"{name} is a binary file: it has NUL bytes, and others that are not UTF-8.",
-            fix="Name a text file in UTF-8.",
+            fix="Pass a text file in UTF-8.",
         )
+
+
+def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of a stream.
+
+    Raises:
+        DataError: The stream is damaged, or not UTF-8.
+    """
+    for number, line in enumerate(split_lines(stream, name), start=1):
+        yield decode_line(line or b"", name, number)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -268,10 +271,7 @@ def read_lines(path: Path) -> list[str]:
         DataError: Missing, damaged, or not UTF-8.
     """
     with open_binary(path) as stream:
-        return [
-            decode_line(line or b"", str(path), number)
-            for number, line in enumerate(split_lines(stream, str(path)), start=1)
-        ]
+        return list(decoded_lines(stream, str(path)))
 
 
 def count_lines(path: Path) -> int:
@@ -354,8 +354,7 @@ class LineDecoder:
     """
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
-        self.num_damaged = 0
-        """Lines changed so far."""
+        self.num_damaged = 0  # Lines changed so far.
         self._max_bytes = max_bytes
 
     def decode(self, lines: Sequence[bytes], first_number: int, name: str = "") -> list[str]:

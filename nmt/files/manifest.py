@@ -15,11 +15,10 @@ from nmt.version import __version__
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
+# Key of the manifest's own hash, so that damage is not taken for another release's work.
 _SEAL = "sha256"
-"""Key of the manifest's own hash, so that damage is not taken for another release's work."""
-_OF_CHECKPOINTS = "state.json"
-"""A file that model folders do not have."""
-_OF_RUN = "Use another checkpoint of the run: --checkpoint last, or one of its step-N."
+_OF_CHECKPOINTS = "state.json"  # A file that model folders do not have.
+_OF_RUN = "Use another checkpoint of the run: `checkpoint` last, or one of its step-N."
 _MAX_BYTES = 1 << 24
 _SHA256_DIGITS = 64
 
@@ -43,10 +42,8 @@ class UnknownFormatError(CheckpointError):
 class FileRecord:
     """Size and hash of one file."""
 
-    size: int
-    """Bytes."""
-    sha256: str
-    """Hexadecimal."""
+    size: int  # Bytes.
+    sha256: str  # Hexadecimal.
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
@@ -112,7 +109,7 @@ class Manifest:
                 return cls._parsed(values)
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{path} is missing.", fix="The folder is no complete checkpoint: use another."
+                f"{path} is missing.", fix="The folder is not a complete checkpoint: use another."
             ) from error
         except (OSError, ValueError) as error:
             raise CheckpointError(

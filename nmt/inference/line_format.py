@@ -13,6 +13,7 @@ from nmt.config.keys import nearest_word
 from nmt.errors import ConfigError, DataError
 from nmt.files.json_file import parse_json
 from nmt.inference.result import RESULT_FIELDS, TranslationResult, as_pharaoh
+from nmt.text import without_surrogates
 
 LOW_CONFIDENCE = " ||| low confidence"
 """Behind lines that are marked in text."""
@@ -24,7 +25,6 @@ _REQUESTS = {"source": "source", "prefix": "prefix", "required": "required", "ta
 _REQUESTS |= {"forbidden": "forbidden", "forced": "required", "constraints": "required"}
 _REQUESTS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
 """The field that is meant, by a name that is written or is near to it."""
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ def parse_request(line: str, number: int) -> Request:
     for name in ("source", "prefix", "tag"):
         if not isinstance(texts[name], str):
             raise refused(f"has no text in {name}")
-        texts[name] = _SURROGATES.sub("\ufffd", texts[name])
+        texts[name] = without_surrogates(texts[name])
     for name in ("required", "forbidden"):
         given = values.get(name, [])
         if not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
             raise refused(f"has no list of texts in {name}")
-        phrases.append(tuple(_SURROGATES.sub("\ufffd", each) for each in given))
+        phrases.append(tuple(without_surrogates(each) for each in given))
     # A line break would make two lines of one; other separators of Unicode are text.
     source = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
     others.pop("source", None)

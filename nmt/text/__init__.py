@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
-"""The special ids that every vocabulary begins with."""
+import re
 
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)  # the special ids that every vocabulary begins with
 NUM_SPECIAL = 4
-"""How many they are."""
+NUM_NEVER_CHOSEN = 3  # of the special ids, from 0, no search chooses: PAD, UNK and BOS
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
-NUM_NEVER_CHOSEN = 3
-"""How many of them, from id 0, no search chooses: PAD, UNK and BOS."""
+
+def without_surrogates(text: str) -> str:
+    """Replace lone surrogates, which JSON may escape and which have no UTF-8 form, by U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text)

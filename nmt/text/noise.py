@@ -1,6 +1,6 @@
 """Noise of real input: text and a generator in, text out. Pure.
 
-For robustness tests (`nmt evaluate --robustness`) and for augmented training. What a function
+For robustness tests (`robustness` of `nmt evaluate`) and for augmented training. What a function
 changes depends on nothing but its text and the generator; for equal texts it draws as many numbers.
 To add a kind, write a function and name it in `NOISES`.
 
@@ -16,10 +16,8 @@ from random import Random
 
 Noise = Callable[[str, Random], str]
 
-TYPO_RATE = 0.1
-"""Share of the words of three letters or more that get a typo."""
-SPACING_RATE = 0.1
-"""Share of the gaps between words that are doubled or lost."""
+TYPO_RATE = 0.1  # Share of the words of three letters or more that get a typo.
+SPACING_RATE = 0.1  # Share of the gaps between words that are doubled or lost.
 _WORD = re.compile(r"\w{3,}")
 _GAP = re.compile(r"(?<=\S) (?=\S)")
 
@@ -97,6 +95,7 @@ def decomposed(text: str, _: Random) -> str:
     return unicodedata.normalize("NFD", text)
 
 
+# Every kind by the name that flags, configurations and reports have for it.
 NOISES: dict[str, Noise] = {
     "typos": typos,
     "upper-case": upper_case,
@@ -106,4 +105,3 @@ NOISES: dict[str, Noise] = {
     "spacing": spacing,
     "unicode-nfd": decomposed,
 }
-"""Every kind by the name that flags, configurations and reports have for it."""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nmt.errors import ConfigError
+from nmt.text import without_surrogates
 
 try:
     from sentencex import segment
@@ -20,7 +21,6 @@ except ImportError:  # pragma: no cover - depends on the installation
 LONGEST_SENTENCE = 5_000
 """Characters; a longer one is cut between words. Also what the library sees at once: its time grows
 with the square of a text full of quotation marks."""
-SURROGATES = re.compile("[\ud800-\udfff]")
 """Halves of characters, which JSON may escape; no UTF-8 has them."""
 # sentencex 1.0.32 panics at a capital letter, a space of several bytes and a full stop, as in
 # "plan B\u00a0.". A panic is not an Exception, so it would end a server's thread.
@@ -48,7 +48,7 @@ def split_sentences(text: str, language: str) -> list[str]:
             fix="pip install 'nmt[serve]'",
         )
     code = re.split("[-_]", language)[0].lower()
-    readable = _WIDE_SPACE.sub(" ", SURROGATES.sub("\ufffd", text))
+    readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
     cuts = [0]
     while (start := cuts[-1]) < len(text):
         window = readable[start : start + LONGEST_SENTENCE]

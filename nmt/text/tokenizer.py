@@ -17,7 +17,7 @@ import sentencepiece
 from nmt.config.data import TAG_PATTERN, TokenizerConfig, tag_symbol
 from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
-from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrogates
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
@@ -119,7 +119,7 @@ class Tokenizer:
         try:
             "".join(lines).encode()
         except UnicodeEncodeError:  # rare, and dear to look for line by line
-            lines = [_encodable(line) for line in lines]
+            lines = [without_surrogates(line) for line in lines]
         ids = list(self._processor.encode(list(lines), num_threads=threads))
         if not self._is_imported:
             return ids
@@ -210,11 +210,6 @@ def _tokenizer_of(model: bytes) -> Tokenizer:
     return Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
 
 
-def _encodable(line: str) -> str:
-    """Replace lone surrogates, which have no UTF-8 form."""
-    return line if line.isascii() else line.encode("utf-8", "replace").decode("utf-8")
-
-
 def train_sentencepiece(
     lines: Iterable[str], path: Path, config: TokenizerConfig, *, threads: int
 ) -> None:
@@ -234,7 +229,7 @@ def train_sentencepiece(
     """
     is_target = path.name == TARGET
     size, unused = config.vocab_sizes[is_target], config.unused[is_target]
-    usable = (_encodable(line).replace("\0", " ") for line in lines)
+    usable = (without_surrogates(line).replace("\0", " ") for line in lines)
     try:
         with path.open("wb") as file:
             sentencepiece.SentencePieceTrainer.train(

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
-from nmt.files.progress import progress_bar
+from nmt.files.progress import follow, progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -186,9 +186,10 @@ class Console:
         self, start: int, total: int | None, step: Callable[[], int] | None = None
     ) -> None:
         self._bleu = ""
-        self._bar = progress_bar(
-            "training", unit="updates", total=total, initial=start, counter=step
-        )
+        self._step = step
+        self._bar = progress_bar("training", unit="updates", total=total, initial=start)
+        if step is not None:
+            follow(self._bar, step)
 
     def report(self, event: Event) -> None:
         """Move the bar, or log a line."""
@@ -198,12 +199,14 @@ class Console:
         if self._bar.disable or event.kind in ("start", "validation", "note"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
-            self._bar.reach(event.step)
+            self._bar.update(event.step - self._bar.n)
             rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
             self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}")
 
     def close(self) -> None:
         """Leave the terminal clean."""
+        if self._step is not None:
+            self._bar.update(self._step() - self._bar.n)
         self._bar.close()
 
 

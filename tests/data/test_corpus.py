@@ -161,7 +161,7 @@ def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
     found = pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows) + "\n"))
 
     assert found == [
-        SentencePair("eins zwei", "a?b", 1),
+        SentencePair("eins zwei", "a\ufffdb", 1),
         SentencePair("", "", 2),
         SentencePair("", "x", 3),
     ]

@@ -110,17 +110,6 @@ def test_a_folder_that_became_read_only_is_refused_despite_its_old_lock(
         run_dir.chmod(0o755)
 
 
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", unsupported)
-    with pytest.raises(CheckpointError, match="cannot be locked: Function not implemented"):
-        run_lock(tmp_path).__enter__()
-
-
 @pytest.mark.parametrize("name", ["run", "runs/new/run"])
 def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path, name: str) -> None:
     with run_lock(tmp_path / name):

@@ -27,7 +27,7 @@ def updates(run_dir: Path) -> list[dict[str, Any]]:
 def test_training_and_validation_show_each_step_between_two_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0.0005)
+    monkeypatch.setattr(progress, "_FOLLOW_SECONDS", 0.0005)
     write_corpus(tmp_path)
     with terminal(monkeypatch) as frames:
         train(make_config(report_every=100, validate_every=10))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from nmt.checkpoint.model_folder import ModelFiles, read_weights
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
 from nmt.files.atomic import atomic_folder, remove_folder
-from nmt.files.lock import NoLocksError, file_lock
+from nmt.files.lock import file_lock
 from nmt.files.manifest import Manifest, sha256_of_file, sha256_of_json
 from nmt.inference.shortlist_file import ShortlistFile
 
@@ -82,9 +82,7 @@ def _convert(
     folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
 ) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        with suppress(NoLocksError):  # without locks some work may be done twice
-            stack.enter_context(file_lock(folder.parent / ".lock", wait=True))
+    with file_lock(folder.parent / ".lock", wait=True):
         if _is_whole(folder):  # another process was faster
             return folder
         logger.info("converting the model for CTranslate2, once: %s", folder)

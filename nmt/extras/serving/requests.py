@@ -12,11 +12,11 @@ from nmt.config.keys import nearest_word
 from nmt.errors import DataError
 from nmt.files.json_file import parse_json
 from nmt.inference.line_format import Request
+from nmt.text import without_surrogates
 
 MOST_HYPOTHESES = 16
 _MOST_PROBLEMS = 5
 _MOST_NAME = 40
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELT_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _Name = Annotated[str, Field(max_length=100)]
 _Phrases = Annotated[list[str], Field(max_length=64)]
@@ -155,7 +155,7 @@ def parse_body(body: bytes) -> Any:
 
 def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
+        return without_surrogates(value)
     if isinstance(value, list):
         return [_without_surrogates(each) for each in value]
     if isinstance(value, dict):

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from nmt.text.sentences import SURROGATES, split_sentences
+from nmt.text import without_surrogates
+from nmt.text.sentences import split_sentences
 
 Kind = Literal["text", "open", "close", "void", "break"]
 
@@ -84,7 +85,7 @@ def read_paragraph(events: Iterable[Event], language: str) -> Paragraph:
     """Find the words of a paragraph and its sentences, which do not depend on its marks."""
     events = tuple(events)
     plain = "".join(" " if event.kind == "break" else event.text for event in events)
-    plain = SURROGATES.sub("\ufffd", plain)
+    plain = without_surrogates(plain)
     parts = map(str.strip, split_sentences(" ".join(plain.split()), language))
     sentences = tuple(filter(None, parts))
     words: list[Word] = []
