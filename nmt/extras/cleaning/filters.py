@@ -1,18 +1,19 @@
-"""Reasons that a pair alone gives: each filter looks at one, cheap tests first."""
+"""Reasons that a pair alone gives: a maker of each filter, by the reason's name."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 from nmt.config.filters import Action, FilterLimits
 from nmt.data.filter import Filter
 from nmt.data.findings import Finding
 from nmt.errors import ConfigError
-from nmt.extras.cleaning.numbers import Numbers
+from nmt.extras.cleaning.numbers import find_numbers
 from nmt.text.languages import (
     are_swapped,
     foreign_share,
@@ -22,11 +23,13 @@ from nmt.text.languages import (
     script_of,
     wrong_language,
 )
+from nmt.text.loops import longest_loop
+
+Maker = Callable[..., Filter]  # (limits, source language, target language) -> a filter
 
 _WORD = re.compile(r"\w+")
 _MIN_COPIED_WORDS = 5
 _MIN_REPEATED = 4
-_INSTALL = "pip install 'nmt[clean]'"
 
 _MARKUP = re.compile(
     r"</?[a-zA-Z][^<>]*/?>|<!--|&(?:[a-zA-Z]{2,8}|#\d{1,6}|#x[0-9a-fA-F]{1,5});"
@@ -59,60 +62,54 @@ _BROKEN = re.compile(
     "\u0402-\u040f\u0452-\u045f\u0491]|\u0432\u0402"
 )
 _LOST = re.compile(r"\ufffd|[^\W\d_]\?[^\W\d_A-Z]{2}|\?{5}")
-_LIBRARIES = {"mojibake": "ftfy", "language": "py3langid"}
 
 
-class EachSide(Filter):
-    """A filter of a check for each side."""
+@dataclass(frozen=True)
+class TextFilter(Filter):
+    """A filter that is a function of both texts."""
 
-    def __init__(
-        self, source: Callable[[str], Finding | None], target: Callable[[str], Finding | None]
-    ) -> None:
-        self._source, self._target = source, target
+    find: Callable[[str, str], Finding | None]
+    note: str = ""  # what it cannot find, for the report
 
     def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return what is found on the first side that has something."""
-        return self._source(source) or self._target(target)
+        """Return what is found."""
+        return self.find(source, target)
 
 
-class Share(Filter):
-    """Finds pairs with too large a share of something on a side.
-
-    Args:
-        reason: Of the pairs that are found.
-        max_share: The largest that is no reason.
-        source: Source text -> its share.
-        target: The same of the target.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        max_share: float,
-        source: Callable[[str], float],
-        target: Callable[[str], float],
-    ) -> None:
-        self._reason, self._max_share = reason, max_share
-        self._source, self._target = source, target
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return the larger share if it is too large."""
-        worst = max(self._source(source), self._target(target))
-        return Finding(self._reason, worst, self._max_share) if worst > self._max_share else None
+def _on_a_side(
+    of_source: Callable[[str], Finding | None],
+    of_target: Callable[[str], Finding | None],
+    source: str,
+    target: str,
+) -> Finding | None:
+    return of_source(source) or of_target(target)
 
 
-def language_finding(text: str, language: str, min_odds: float) -> Finding | None:
-    """Find text in another language; see `wrong_language`."""
-    other = wrong_language(text, language, min_odds)
-    return Finding("language", other, primary_code(language)) if other else None
+def _share(
+    finding: tuple[str, float], shares: Sequence[Callable[[str], float]], *texts: str
+) -> Finding | None:
+    """Find pairs with too large a share of something on a side: the reason, and the largest."""
+    worst = max(share(text) for share, text in zip(shares, texts, strict=True))
+    return Finding(finding[0], worst, finding[1]) if worst > finding[1] else None
 
 
-def control(text: str) -> Finding | None:
-    r"""Find characters that are invisible and change nothing that a reader should see.
+def _maker_of_share(reason: str, share: Callable[[str], float]) -> Maker:
+    def make(limits: FilterLimits, *_: str) -> Filter:
+        return TextFilter(partial(_share, (reason, getattr(limits, reason)), (share, share)))
 
-    >>> control("soft\u00adly").value
+    return make
+
+
+def control(*_: object) -> Filter:
+    """Find characters that are invisible and change nothing that a reader should see.
+
+    >>> control().text_problem("soft\u00adly", "").value
     'U+00AD'
     """
+    return TextFilter(partial(_on_a_side, _control, _control))
+
+
+def _control(text: str) -> Finding | None:
     if text.isprintable():
         return None
     match = _CONTROL.search(text)
@@ -121,20 +118,33 @@ def control(text: str) -> Finding | None:
     return Finding("control", f"U+{ord(match[0]):04X}") if match else None
 
 
-def markup(text: str) -> Finding | None:
+def markup(*_: object) -> Filter:
     """Find a tag or an entity.
 
-    >>> markup("a &amp; b").value
+    >>> markup().text_problem("", "a &amp; b").value
     '&amp;'
     """
+    return TextFilter(partial(_on_a_side, _markup, _markup))
+
+
+def _markup(text: str) -> Finding | None:
     if not _MARKUP_SIGNS.search(text):
         return None
     match = _MARKUP.search(text)
     return Finding("markup", match[0][:40]) if match else None
 
 
-def mojibake(text: str) -> Finding | None:
-    """Find text that was decoded with another encoding than it was written in."""
+def mojibake(*_: object) -> Filter:
+    """Find text that was decoded with another encoding than it was written in.
+
+    Raises:
+        ConfigError: ftfy is not installed.
+    """
+    _need("ftfy", "mojibake")
+    return TextFilter(partial(_on_a_side, _mojibake, _mojibake))
+
+
+def _mojibake(text: str) -> Finding | None:
     if text.isascii() and "?" not in text:
         return None
     if (match := _LOST.search(text)) and (match[0] == "\ufffd" or "://" not in text):
@@ -147,49 +157,56 @@ def mojibake(text: str) -> Finding | None:
     return Finding("mojibake", fixed[:80]) if fixed != text else None
 
 
-class Copy(Filter):
-    """Finds targets that are their source, or have nearly all words from it."""
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return the share of copied words if it is too high.
-
-        >>> Copy(0.8).text_problem("Bonjour, Marie", "bonjour Marie").value
-        1.0
-        >>> Copy(0.8).text_problem("1984", "1984") is None  # as it should be
-        True
-        """
-        left, right = _words(source), _words(target)
-        if left == right and any(map(str.isalpha, "".join(left))):
-            return Finding("copy_of_source", 1.0, self._max_share)
-        if len(right) < _MIN_COPIED_WORDS:
-            return None
-        known = set(left)
-        if sum(word in known for word in right) < self._max_share * len(right):
-            return None
-        share = (Counter(left) & Counter(right)).total() / len(right)
-        if share < self._max_share or sum(map(str.isalpha, right)) < _MIN_COPIED_WORDS:
-            return None
-        return Finding("copy_of_source", share, self._max_share)
+def _need(library: str, reason: str) -> None:
+    if not find_spec(library):
+        raise ConfigError(
+            f"filters.{reason} needs {library}, which is not installed.",
+            fix="pip install 'nmt[clean]'",
+        )
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+def copy_of_source(limits: FilterLimits, *_: str) -> Filter:
+    """Find targets that are their source, or have nearly all words from it.
+
+    >>> find = copy_of_source(FilterLimits()).text_problem
+    >>> find("Bonjour, Marie", "bonjour Marie").value
+    1.0
+    >>> find("1984", "1984") is None  # as it should be
+    True
+    """
+    return TextFilter(partial(_copy, limits.copy_of_source))
 
 
-def address_share(text: str) -> float:
-    """Return the share of the characters that are addresses of pages or mail."""
+def _copy(max_share: float, source: str, target: str) -> Finding | None:
+    left, right = (_WORD.findall(text.lower()) for text in (source, target))
+    if left == right and any(map(str.isalpha, "".join(left))):
+        return Finding("copy_of_source", 1.0, max_share)
+    if len(right) < _MIN_COPIED_WORDS:
+        return None
+    words = set(left)
+    if sum(word in words for word in right) < max_share * len(right):  # quicker than counting
+        return None
+    share = (Counter(left) & Counter(right)).total() / len(right)
+    if share < max_share or sum(map(str.isalpha, right)) < _MIN_COPIED_WORDS:
+        return None
+    return Finding("copy_of_source", share, max_share)
+
+
+def _address_share(text: str) -> float:
     if not _ADDRESS_SIGNS.search(text):
         return 0.0
     return sum(map(len, _ADDRESS.findall(text))) / len(text.strip())
 
 
-def symbol_share(text: str) -> float:
-    """Return the share of the visible characters that are punctuation or symbols."""
+url = _maker_of_share("url", _address_share)
+
+
+def _symbol_share(text: str) -> float:
     visible = len(text) - text.count(" ")
     return sum(map(len, _SYMBOLS.findall(text))) / max(visible, 1)
+
+
+punctuation = _maker_of_share("punctuation", _symbol_share)
 
 
 def repeated_share(text: str) -> float:
@@ -205,37 +222,69 @@ def repeated_share(text: str) -> float:
         words = "".join(words)
     if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
         return 0.0
-    longest = 0
-    for period in range(1, len(words) // 2 + 1):
-        run = 0
-        for word, before in zip(words[period:], words, strict=False):
-            run = run + 1 if word == before else 0
-            # Once is rhetoric, unless a whole line is written twice.
-            if run > longest and run >= max(_MIN_REPEATED, period):
-                longest = run
-    return longest / len(words)
+    repeated = longest_loop(words)
+    # Once is rhetoric, unless a whole line is written twice.
+    return repeated / len(words) if repeated >= _MIN_REPEATED else 0.0
 
 
-class Swapped(Filter):
-    """Finds pairs whose source is in the target language, and the other way round."""
+repetition = _maker_of_share("repetition", repeated_share)
 
-    def __init__(self, source: str, target: str) -> None:
-        self._languages, scripts = (source, target), (script_of(source), script_of(target))
-        self._letters = None
-        if scripts[0] and scripts[1] and scripts[0] != scripts[1]:
-            self._letters = letters_of(scripts[0]), letters_of(scripts[1])
 
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return that the sides are swapped, or None."""
-        if self._letters:
-            left, right = self._letters
-            is_swapped = bool(
-                right.search(source) and left.search(target)
-                and not left.search(source) and not right.search(target)
-            )  # fmt: skip
-        else:
-            is_swapped = are_swapped(source, target, *self._languages)
-        return Finding("swapped", "both sides") if is_swapped else None
+def numbers(*_: object) -> Filter:
+    """Find pairs in which a number was changed or lost."""
+    return TextFilter(find_numbers)
+
+
+def script(limits: FilterLimits, source: str, target: str) -> Filter:
+    """Find sides with many letters of another script than their language has."""
+    shares = [partial(foreign_share, script=script_of(code)) for code in (source, target)]
+    return TextFilter(partial(_share, ("script", limits.script), shares))
+
+
+def swapped(_: FilterLimits, source: str, target: str) -> Filter:
+    """Find pairs whose source is in the target language, and the other way round."""
+    left, right = script_of(source), script_of(target)
+    if left and right and left != right:
+        return TextFilter(partial(_swapped_scripts, (letters_of(left), letters_of(right))))
+    return TextFilter(partial(_swapped, (source, target)))
+
+
+def _swapped_scripts(
+    letters: tuple[re.Pattern[str], re.Pattern[str]], source: str, target: str
+) -> Finding | None:
+    left, right = letters
+    is_swapped = right.search(source) and left.search(target)
+    is_mixed = left.search(source) or right.search(target)
+    return Finding("swapped", "both sides") if is_swapped and not is_mixed else None
+
+
+def _swapped(languages: tuple[str, str], source: str, target: str) -> Finding | None:
+    return Finding("swapped", "both sides") if are_swapped(source, target, *languages) else None
+
+
+def language(limits: FilterLimits, source: str, target: str) -> Filter:
+    """Find sides in another language.
+
+    Raises:
+        ConfigError: py3langid is not installed.
+    """
+    _need("py3langid", "language")
+    sides = [partial(_language, code=code, min_odds=limits.language) for code in (source, target)]
+    unknown = [code for code in (source, target) if not is_identifiable(code)]
+    note = f"py3langid does not know {' and '.join(unknown)}: language not checked"
+    return TextFilter(partial(_on_a_side, *sides), note if unknown else "")
+
+
+def _language(text: str, code: str, min_odds: float) -> Finding | None:
+    other = wrong_language(text, code, min_odds)
+    return Finding("language", other, primary_code(code)) if other else None
+
+
+_MAKERS: Mapping[str, Maker] = {
+    "control": control, "markup": markup, "mojibake": mojibake, "copy_of_source": copy_of_source,
+    "url": url, "punctuation": punctuation, "repetition": repetition, "numbers": numbers,
+    "script": script, "swapped": swapped, "language": language,
+}  # fmt: skip
 
 
 def pair_filters(
@@ -243,62 +292,25 @@ def pair_filters(
 ) -> Iterator[Filter]:
     """Yield a filter for each reason that is not off and can be found.
 
-    Args:
-        limits: From where on there is a reason.
-        actions: Of the reasons; those that are missing are off.
-        source: Language code of the source; empty if not known.
-        target: The same of the target.
-
     Raises:
         ConfigError: A reason that drops needs a library that is not installed.
     """
-    of_script = [partial(foreign_share, script=script_of(code)) for code in (source, target)]
-    in_language = [
-        partial(language_finding, language=code, min_odds=limits.language)
-        for code in (source, target)
-    ]
-    makers: dict[str, Callable[[], Filter]] = {
-        "control": lambda: EachSide(control, control),
-        "markup": lambda: EachSide(markup, markup),
-        "mojibake": lambda: EachSide(mojibake, mojibake),
-        "copy_of_source": lambda: Copy(limits.copy_of_source),
-        "url": lambda: Share("url", limits.url, address_share, address_share),
-        "punctuation": lambda: Share("punctuation", limits.punctuation, symbol_share, symbol_share),
-        "repetition": lambda: Share(
-            "repetition", limits.repetition, repeated_share, repeated_share
-        ),
-        "numbers": Numbers,
-        "script": lambda: Share("script", limits.script, *of_script),
-        "swapped": lambda: Swapped(source, target),
-        "language": lambda: EachSide(*in_language),
-    }
-    for name, make in makers.items():
-        if name not in actions:
-            continue
-        library = _LIBRARIES.get(name)
-        if library is None or importlib.util.find_spec(library):
-            yield make()
-        elif actions[name] == "drop":
-            raise ConfigError(
-                f"filters.{name}: drop needs {library}, which is not installed.", fix=_INSTALL
-            )
+    for name, make in _MAKERS.items():
+        if name in actions:
+            try:
+                yield make(limits, source, target)
+            except ConfigError:
+                if actions[name] == "drop":
+                    raise
 
 
 def reasons_not_found(actions: Mapping[str, Action], source: str, target: str) -> list[str]:
-    """Return as sentences which reasons cannot be found, and why.
-
-    Args:
-        actions: Of the reasons; those that are missing are off.
-        source: Language code of the source.
-        target: The same of the target.
-    """
-    missing = [
-        name for name, library in _LIBRARIES.items()
-        if name in actions and not importlib.util.find_spec(library)
-    ]  # fmt: skip
-    notes = [f"{' and '.join(missing)} not looked for: {_INSTALL}"] if missing else []
-    if "language" in actions and "language" not in missing:
-        unknown = [code for code in (source, target) if not is_identifiable(code)]
-        if unknown:
-            notes.append(f"py3langid does not know {' and '.join(unknown)}: language not checked")
-    return notes
+    """Return as sentences which reasons cannot be found, and why."""
+    notes = []
+    for name, make in _MAKERS.items():
+        if name in actions:
+            try:
+                notes.append(getattr(make(FilterLimits(), source, target), "note", ""))
+            except ConfigError as error:
+                notes.append(f"{name} not looked for: {error.fix}")
+    return [note for note in notes if note]

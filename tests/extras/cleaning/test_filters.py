@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import pytest
 
@@ -70,7 +71,8 @@ def test_what_is_right_has_no_reason_but_being_a_copy(
 def test_an_extra_that_is_missing_is_named_when_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for library in ("py3langid", "ftfy"):
+        monkeypatch.setitem(sys.modules, library, None)
 
     training_filters(FilterConfig(), "de", "en")
     for reason in ("language", "mojibake"):
