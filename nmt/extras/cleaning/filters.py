@@ -269,10 +269,12 @@ def language(limits: FilterLimits, source: str, target: str) -> Filter:
         ConfigError: py3langid is not installed.
     """
     _need("py3langid", "language")
-    sides = [partial(_language, code=code, min_odds=limits.language) for code in (source, target)]
+    of_source, of_target = (
+        partial(_language, code=code, min_odds=limits.language) for code in (source, target)
+    )
     unknown = [code for code in (source, target) if not is_identifiable(code)]
     note = f"py3langid does not know {' and '.join(unknown)}: language not checked"
-    return TextFilter(partial(_on_a_side, *sides), note if unknown else "")
+    return TextFilter(partial(_on_a_side, of_source, of_target), note if unknown else "")
 
 
 def _language(text: str, code: str, min_odds: float) -> Finding | None:
