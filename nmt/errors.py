@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
@@ -90,6 +91,17 @@ class GateError(NmtError):
     """A score is below what a gate asks for."""
 
     exit_code = 6
+
+
+def nearest_word(word: str, words: Iterable[str]) -> str | None:
+    """Return the most similar of some words, or None if none is similar."""
+    return next(iter(get_close_matches(word, list(words), n=1)), None)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return a sentence, after a space, that names the most similar word; nothing if none is."""
+    near = nearest_word(word, words)
+    return f" Did you mean {near}?" if near else ""
 
 
 def shell_command(command: str, *arguments: object, **options: object) -> str:

@@ -6,6 +6,7 @@ its names says so, and everything else works.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -16,6 +17,14 @@ from nmt.errors import ConfigError
 
 T = TypeVar("T")
 _EXTRAS = "nmt.extras."
+# Mappings that are to become registries.
+_NOT_YET = {
+    "schedule": "nmt.training.schedule:SCHEDULES",
+    "optimizer": "nmt.training.optimizers:OPTIMIZERS",
+    "objective": "nmt.training.objectives:OBJECTIVES",
+    "metric": "nmt.metrics.metric:METRICS",
+}
+_BY_KIND: dict[str, Registry[Any]] = {}
 
 
 class Registry(Generic[T]):
@@ -28,6 +37,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, homes: Mapping[str, str] | None = None) -> None:
         self.kind = kind
+        _BY_KIND[kind] = self
         self._homes = dict(homes or {})
         self._entries: dict[str, T] = {}
 
@@ -64,6 +74,14 @@ class Registry(Generic[T]):
                 raise ConfigError(f"{name} is not a known {self.kind}.", fix=fix)
             self._entries[name] = load_attribute(self._homes[name])
         return self._entries[name]
+
+
+def names_of(kind: str) -> list[str]:
+    """Return the names in the registry of a kind; none where its module is not imported yet."""
+    if kind not in _BY_KIND and (home := _NOT_YET.get(kind)):
+        module, _, name = home.partition(":")
+        return list(getattr(sys.modules.get(module), name, ()))
+    return _BY_KIND[kind].names() if kind in _BY_KIND else []
 
 
 def load_attribute(home: str) -> Any:

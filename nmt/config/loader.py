@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
+from nmt.config.decoding import DecodingConfig
 from nmt.config.document import Document, dump_document, read_document
 from nmt.config.keys import find_problems
 from nmt.config.run import RunConfig
@@ -126,6 +127,23 @@ def _scaled(
     except (ValidationError, LookupError, TypeError):
         return with_scale(values, 0)
     return with_scale(values, count_characters(corpora, languages))
+
+
+def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
+    """Return ``options`` with ``changes``.
+
+    Raises:
+        ConfigError: An option is unknown or out of bounds. Lists every problem.
+    """
+    try:
+        return DecodingConfig.model_validate({**options.model_dump(), **changes})
+    except ValidationError as error:
+        problems = [text for _, text in find_problems(error)]
+        listed, them = "\n  ".join(problems), "it" if len(problems) == 1 else "them"
+        raise ConfigError(
+            f"Decoding options: {listed}.",
+            fix=f"Correct {them}; `nmt config keys decoding` describes each key.",
+        ) from error
 
 
 def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config.decoding import DecodingConfig, change_options
+from nmt.config.decoding import DecodingConfig
+from nmt.config.loader import change_options
 from nmt.data.loader import plan_batches
 from nmt.errors import CheckpointError
 from nmt.inference.engine import EngineOptions, Ensemble, LoadedEngine

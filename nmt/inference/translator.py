@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nmt.config.decoding import DecodingConfig, change_options
+from nmt.config.decoding import DecodingConfig
+from nmt.config.loader import change_options
 from nmt.inference.confidence import ConfidenceModel, read_confidence
 from nmt.inference.engine import (
     Engine,

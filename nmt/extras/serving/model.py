@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import find_model
-from nmt.config.decoding import change_options
+from nmt.config.loader import change_options
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.ctranslate2 import MODEL as EXPORTED
 from nmt.extras.exchange.ctranslate2 import is_ctranslate2
