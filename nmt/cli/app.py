@@ -26,7 +26,6 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import (
-    evaluate,
     prepare,
     serve,
     train,
@@ -316,7 +315,6 @@ for function, epilog in (
     (train.train, train.EPILOG),
     (translate.translate, translate.EPILOG),
     (serve.serve, serve.EPILOG),
-    (evaluate.evaluate, evaluate.EPILOG),
 ):
     _add_command(app, function, epilog)
 
