@@ -22,7 +22,6 @@ _NOT_YET = {
     "schedule": "nmt.training.schedule:SCHEDULES",
     "optimizer": "nmt.training.optimizers:OPTIMIZERS",
     "objective": "nmt.training.objectives:OBJECTIVES",
-    "metric": "nmt.metrics.metric:METRICS",
 }
 _BY_KIND: dict[str, Registry[Any]] = {}
 
