@@ -113,8 +113,8 @@ def shell_command(command: str, *arguments: object, **options: object) -> str:
         options: Given by flag; True is a switch, a list repeats its flag, None and False are left
             out.
 
-    >>> shell_command("translate", "my runs/x", beam_size=1, set_=["a.b=1"], json=True)
-    "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
+    >>> shell_command("config show", "my runs/x.yaml")
+    "nmt config show 'my runs/x.yaml'"
     """
     words = [*command.split(), *arguments]
     for name, value in options.items():

@@ -336,7 +336,7 @@ def _key_with(name: str, path: KeyPath) -> str:
         return ""
     dotted = ".".join(found.path)
     place = f"the top-level key {dotted}" if len(found.path) == 1 else dotted
-    return f" ({name} is for {place}: --set {dotted}={name})"
+    return f" ({name} is for {place}: `set` {dotted}={name})"
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""YAML file and ``--set`` overrides -> `RunConfig`, and back."""
+"""YAML file and overrides -> `RunConfig`, and back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_config(
         except ConfigError as error:
             problems.append(error.problem)
         except ValueError as error:
-            problems.append(f"--set {text}: {error}")
+            problems.append(f"`set` {text}: {error}")
     missing = _missing(document.values, check_files)
     try:
         values = document.values
@@ -159,7 +159,7 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
         raise ConfigError(
-            f"--set {', '.join(idle)} would change nothing: the model is trained already.",
+            f"`set` {', '.join(idle)} would change nothing: the model is trained already.",
             fix=f"Leave it out; only keys of {', '.join(read)} count here.",
         )
 
