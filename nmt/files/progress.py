@@ -32,7 +32,7 @@ def progress_bar(
 
     Args:
         description: Stands before it.
-        unit: What is counted; without one there is only the description.
+        unit: What is counted; without one only time passes.
         shown: False where a bar would mix with what is typed, say.
         options: Of `tqdm.tqdm`, such as ``total``, ``initial`` and ``leave``.
     """
@@ -41,10 +41,10 @@ def progress_bar(
         has_size = not _is_watched() or get_terminal_size(sys.stderr.fileno()).columns > 0
     # Consoles of some machines and containers do not know their size.
     size = {"dynamic_ncols": True} if has_size else _USUAL_SIZE
-    return tqdm(
+    bar: tqdm[Any] = tqdm(
         desc=description,
         unit=f" {unit}",
-        bar_format=None if unit else "{desc}",
+        bar_format=None if unit else "{desc}: {elapsed}",
         disable=not (shown and _is_watched()),
         file=sys.stderr,
         mininterval=_LEAST_SECONDS,
@@ -52,16 +52,23 @@ def progress_bar(
         **size,
         **options,
     )
+    if not unit:
+        follow(bar, lambda: int(bar.n))
+    return bar
 
 
 def follow(bar: tqdm[Any], counter: Callable[[], int]) -> None:
-    """Move a bar, from a thread, to the number that ``counter`` returns, until it is closed."""
+    """Draw a bar again and again, from a thread, at the number that ``counter`` returns.
+
+    Until it is closed.
+    """
 
     def run() -> None:
         while not bar.disable:  # as a closed one is, too
             time.sleep(_FOLLOW_SECONDS)
             with bar.get_lock():  # type: ignore[no-untyped-call]
                 bar.update(counter() - bar.n)
+                bar.refresh()
 
     Thread(target=run, daemon=True).start()
 
