@@ -145,7 +145,7 @@ def from_scratch(model: Transformer, sources: list[list[int]], targets: list[lis
     return logits[y_input != pad]
 
 
-def annotated(model: Transformer, source: list[int], target: list[int]) -> Tensor:  # noqa: C901
+def annotated(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     """The Annotated The Annotated Transformer: positions from 1, and either order of the norm."""
     w, h, d = letters(model), model.config.num_heads, model.config.model_dim
     is_pre = model.config.norm_position == "pre"
@@ -203,7 +203,7 @@ def annotated(model: Transformer, source: list[int], target: list[int]) -> Tenso
     return stack("decoder", embed(table, target), model.config.decoder_layers, memory) @ table.T
 
 
-def illustrated(model: Transformer, source: list[int], target: list[int]) -> Tensor:  # noqa: C901
+def illustrated(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     """The Illustrated Transformer: word by word in six steps, sines and cosines in two halves."""
     w, h, d_m = letters(model), model.config.num_heads, model.config.model_dim
 
@@ -266,7 +266,7 @@ def illustrated(model: Transformer, source: list[int], target: list[int]) -> Ten
     return torch.stack([w["source_vectors"] @ output for output in outputs])
 
 
-def notes(model: Transformer, source: list[int], target: list[int]) -> Tensor:  # noqa: C901
+def notes(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     """Transformer Notes: column vectors, and norms that divide by sigma + epsilon."""
     w, h, d_model = letters(model), model.config.num_heads, model.config.model_dim
     d_k = d_model // h

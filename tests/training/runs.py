@@ -352,7 +352,7 @@ def _wait(child: int, deadline: float) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def arm() -> None:  # noqa: C901 - the places are not worth a class
+def arm() -> None:
     """Get into the harm that the environment tells, if it is this process's."""
     harm = Harm(**json.loads(os.environ.get(_HARM, "{}")))
     if harm == Harm() or os.environ.get("RANK", "0") != str(harm.rank):

@@ -9,14 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nmt.config.data import CorpusConfig
-from nmt.config.scaling import Scale, scale_of
+from nmt.config.scaling import scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import read_corpus
 from nmt.data.pairs import BadPair, ReadOptions
@@ -31,7 +31,7 @@ Texts = tuple[str, str]
 _CONFIG_NAME = "config.yaml"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
-_HELD_OUT = "valid", "test"
+_HELD_OUT = ("valid", "test")
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20  # Of so many pairs, at most one is for validation and one for testing.
 _TEMPLATE = """\
@@ -79,39 +79,26 @@ class Start:
     given: Sequence[str] = ()  # Those of ``valid`` and ``test`` that were not drawn.
 
     @property
-    def name(self) -> str:
-        """Name of the experiment."""
-        return self.config.parent.resolve().name
-
-    @property
-    def scale(self) -> Scale:
-        """The values of the configuration."""
-        return scale_of(self.num_characters)
-
-    @property
     def origin(self) -> str:
         """How the pairs that are not for training were chosen."""
-        given = f"{' and '.join(self.given)} as given" if self.given else ""
-        drawn = f"drawn with seed {self.seed}" if len(self.given) < len(_HELD_OUT) else ""
-        return ", ".join(filter(None, (given, drawn)))
+        given = [f"{' and '.join(self.given)} as given"] * bool(self.given)
+        drawn = [f"drawn with seed {self.seed}"] * (len(self.given) < len(_HELD_OUT))
+        return ", ".join(given + drawn)
 
     def as_text(self) -> str:
         """Return a report that ends with the next command."""
+        counts, run = self.counts, f"runs/{self.config.parent.resolve().name}"
+        look = shell_command("prepare", self.config, report_only=True)
+        minutes = scale_of(self.num_characters).minutes
         return (
-            "{train:,} pairs for training, {valid:,} for validation, {test:,} for testing "
-            "({origin})\n"
-            "left out: {left_out:,} that share a sentence with validation or testing, "
-            "{unusable:,} blank or unreadable\n"
-            "look at the text: nmt prepare {config} --report-only\nnext: nmt train {config}\n"
-            "      (about {minutes} minutes: training.max_minutes)\n"
-            "then: nmt evaluate {run} scores the model on the test set,\n"
-            "      nmt translate {run} FILE translates the lines of a file"
-        ).format(
-            origin=self.origin,
-            config=self.config,
-            minutes=self.scale.minutes,
-            run=f"runs/{self.name}",
-            **self.counts,
+            f"{counts['train']:,} pairs for training, {counts['valid']:,} for validation, "
+            f"{counts['test']:,} for testing ({self.origin})\n"
+            f"left out: {counts['left_out']:,} that share a sentence with validation or testing, "
+            f"{counts['unusable']:,} blank or unreadable\n"
+            f"look at the text: {look}\nnext: nmt train {self.config}\n"
+            f"      (about {minutes} minutes: training.max_minutes)\n"
+            f"then: nmt evaluate {run} scores the model on the test set,\n"
+            f"      nmt translate {run} FILE translates the lines of a file"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,7 +113,7 @@ def init(options: InitOptions) -> Start:
         ConfigError: The languages are not known, or the folder cannot be made.
         DataError: A file is missing or damaged, they are not parallel, or hold too few pairs.
     """
-    source, target, seed = options.source, options.target, options.seed
+    source, target = options.source, options.target
     codes = _codes(source, target, options.languages)
     folder = options.output or Path("-".join(codes))
     _refuse_existing(folder)
@@ -139,70 +126,58 @@ def init(options: InitOptions) -> Start:
             yield texts if all(texts) else None
 
     given = {part: files for part in _HELD_OUT if (files := getattr(options, part))}
-    parts = _held_out(pairs, given, seed)
-    held = [pair for part in parts.values() for pair in part]
-    drawn = parts.keys() - given.keys()
-    sample = [pair for part in drawn for pair in parts[part]] or _first(pairs())
-    _warn(sample, codes, (source, target), folder)
+    parts = {part: list(filter(None, pairs(files))) for part, files in given.items()}
     for part in given:
-        for warning in _check(parts[part], codes).warnings():
-            logger.warning("`%s`: %s", part, warning)
-    counts = Counter(left_out=-sum(len(parts[part]) for part in drawn), unusable=0)
-    with write_errors(folder, ConfigError, fix="Name a folder with `output` where you can write."):
+        if not parts[part]:
+            raise DataError(f"`{part}` has no pair with text on both sides.", fix="Pass others.")
+    drawn = _draw(pairs, options.seed, [*chain(*parts.values())]) if len(given) < 2 else []
+    half = len(drawn) // 2
+    parts = {"valid": drawn[:half], "test": drawn[half:]} | parts
+    sample = drawn or [*islice(filter(None, pairs()), _MOST_HELD_OUT)]
+    _warn(options, codes, sample, {part: parts[part] for part in given})
+    counts: Counter[str] = Counter({part: len(parts[part]) for part in _HELD_OUT})
+    held = [{pair[side] for pair in chain(*parts.values())} for side in range(2)]
+
+    def others() -> Iterator[Texts]:
+        """Yield the pairs that share no sentence with those held out; count the rest."""
+        for pair in pairs():
+            kind = "train"
+            if pair is None:
+                kind = "unusable"
+            elif pair[0] in held[0] or pair[1] in held[1]:
+                kind = "left_out"
+            else:
+                yield pair
+            counts[kind] += 1
+
+    with write_errors(folder, ConfigError, fix="Choose a folder where you can write, by `output`."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
-            texts = {"train": _others(pairs(), held, counts), **parts}
-            for part, each in texts.items():
-                paths = [place / f"{part}.{code}" for code in codes]
-                counts[part] = len(parts[part]) if part in given else _write(paths, each)
+            for part in [each for each in _HELD_OUT if each not in given]:
+                _write([place / f"{part}.{code}" for code in codes], parts[part])
+            files = [place / f"train.{code}" for code in codes]
+            _write(files, others())
+            counts["left_out"] -= len(drawn)
             if not counts["train"]:
                 raise DataError(
                     "No pair is left for training: all have a sentence of validation or testing.",
-                    fix="Name a corpus that does not hold these sets.",
+                    fix="Pass a corpus that does not hold these sets.",
                 )
+            size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
             start = Start(
-                config=folder / _CONFIG_NAME,
-                counts=counts,
-                num_characters=_num_characters(place, codes),
-                seed=seed,
-                given=[*given],
-            )
+                config=folder / _CONFIG_NAME, counts={"left_out": 0, "unusable": 0, **counts},
+                num_characters=size, seed=options.seed, given=[*given],
+            )  # fmt: skip
             (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
-            load_config(place / _CONFIG_NAME)  # the folder's name may be none for an experiment
+            load_config(place / _CONFIG_NAME)  # the folder's name may not do for an experiment
     return start
 
 
-def _warn(
-    pairs: Sequence[Texts], codes: tuple[str, str], files: tuple[Path, Path], folder: Path
-) -> None:
-    """Warn of what is odd about some pairs; name the other command where sides look swapped."""
-    check = _check(pairs, codes)
-    for warning in check.warnings():
-        logger.warning(warning)
-    if any(check.swapped()):
-        command = shell_command("init", *files[::-1], languages="-".join(codes), output=folder)
-        logger.warning("if so, remove %s and type: %s", folder, command)
-
-
-def _check(pairs: Sequence[Texts], codes: tuple[str, str]) -> CorpusCheck:
-    check = CorpusCheck(*codes)
-    check.update(pairs, np.array([[len(pair[side]) for pair in pairs] for side in range(2)]))
-    return check
-
-
-def _first(pairs: Iterable[Texts | None]) -> list[Texts]:
-    """Return the first pairs with text on both sides."""
-    return [*islice(filter(None, pairs), _MOST_HELD_OUT)]
-
-
 def _refuse_existing(folder: Path) -> None:
-    """Refuse a folder that is there."""
     if folder.exists():
-        fix = "Name another folder with `output`."
+        fix = "Choose another folder with `output`."
         if (folder / _CONFIG_NAME).is_file():
-            fix = (
-                f"Continue with `nmt train {folder / _CONFIG_NAME}`, or name another with `output`."
-            )
+            fix = f"Continue with `nmt train {folder / _CONFIG_NAME}`, or c{fix[1:]}"
         raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
 
 
@@ -211,7 +186,7 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
     if source == target:
         raise ConfigError(
             f"SOURCE and TARGET are the same file, {source}.",
-            fix="Name a text and its translations: `nmt init SOURCE TARGET`.",
+            fix="Pass a text and its translations: `nmt init SOURCE TARGET`.",
         )
     if languages is not None:
         codes = languages.split("-")
@@ -222,21 +197,32 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
         problem = f"The names of {source} and {target} do not end in the codes of two languages."
     if len(codes) == 2 and codes[0] != codes[1] and all(map(_CODE.fullmatch, codes)):
         return codes[0], codes[1]
-    raise ConfigError(problem, fix="Name them, as in `languages` de-en.")
+    raise ConfigError(problem, fix="Set them, as in `languages` de-en.")
 
 
-def _held_out(
-    pairs: Callable[..., Iterator[Texts | None]], given: Mapping[str, tuple[Path, Path]], seed: int
-) -> dict[str, list[Texts]]:
-    """Return the pairs for validation and testing: those given, others drawn from the corpus."""
-    read = {part: [pair for pair in pairs(files) if pair] for part, files in given.items()}
-    for part in read:
-        if not read[part]:
-            raise DataError(f"`{part}` has no pair with text on both sides.", fix="Name others.")
-    known = [pair for part in read.values() for pair in part]
-    drawn = _draw(pairs, seed, known) if len(given) < len(_HELD_OUT) else []
-    half = len(drawn) // 2
-    return {"valid": drawn[:half], "test": drawn[half:]} | read
+def _warn(
+    options: InitOptions, codes: tuple[str, str], sample: Sequence[Texts], given: Mapping[str, Any]
+) -> None:
+    """Warn of what is odd about pairs; name the other command where sides look swapped."""
+    check = _check(sample, codes)
+    for warning in check.warnings():
+        logger.warning(warning)
+    if any(check.swapped()):
+        folder = options.output or Path("-".join(codes))
+        language_pair = "-".join(codes)
+        again = shell_command(
+            "init", options.target, options.source, languages=language_pair, output=folder
+        )
+        logger.warning("if so, remove %s and type: %s", folder, again)
+    for part, pairs in given.items():
+        for warning in _check(pairs, codes).warnings():
+            logger.warning("`%s`: %s", part, warning)
+
+
+def _check(pairs: Sequence[Texts], codes: tuple[str, str]) -> CorpusCheck:
+    check = CorpusCheck(*codes)
+    check.update(pairs, np.array([[len(pair[side]) for pair in pairs] for side in range(2)]))
+    return check
 
 
 def _draw(
@@ -263,51 +249,28 @@ def _draw(
     return found[: 2 * min(size, len(found) // 2)]
 
 
-def _others(
-    pairs: Iterable[Texts | None], held: Sequence[Texts], counts: Counter[str]
-) -> Iterator[Texts]:
-    """Yield the pairs that share no sentence with those held out; count the rest."""
-    sources, targets = ({pair[side] for pair in held} for side in range(2))
-    for pair in pairs:
-        if pair is None:
-            counts["unusable"] += 1
-        elif pair[0] in sources or pair[1] in targets:
-            counts["left_out"] += 1
-        else:
-            yield pair
-
-
-def _num_characters(folder: Path, codes: tuple[str, str]) -> int:
-    """Return the characters of the training text in both languages."""
-    source, target = (folder / f"train.{code}" for code in codes)
-    return count_characters([CorpusConfig(source=source, target=target)], codes)
-
-
-def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
-    """Write both sides of pairs; return how many there were."""
-    count = 0
+def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> None:
     with paths[0].open("wb") as source, paths[1].open("wb") as target:
         for pair in pairs:
             source.write(f"{pair[0]}\n".encode())
             target.write(f"{pair[1]}\n".encode())
-            count += 1
-    return count
 
 
 def _config_text(
     start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]]
 ) -> str:
-    scale = start.scale
+    scale, files = scale_of(start.num_characters), dict[str, list[str]]()
     optimizer = "".join(
         f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in section.items())}}}\n"
         for name, section in scale.optimizer.items()
     )
-    files = {part: [f'"@config/{part}.{code}"' for code in codes] for part in _HELD_OUT}
-    for part, paths in given.items():
+    for part in _HELD_OUT:
         # A file's own link is kept: what it leads to may be named by a checksum, without ".gz".
-        full = [str(path.parent.resolve() / path.name) for path in paths]
-        files[part] = [json.dumps(path, ensure_ascii=False) for path in full]
-    held_out = {"valid_files": files["valid"], "test_files": files["test"], "origin": start.origin}
-    names = {"name": start.name, "source": codes[0], "target": codes[1]}
-    values = {**names, **held_out, **start.counts, "size": start.num_characters}
-    return _TEMPLATE.format(scale=scale, optimizer=optimizer, **values)
+        full = [str(path.parent.resolve() / path.name) for path in given.get(part, ())]
+        names = full or [f"@config/{part}.{code}" for code in codes]
+        files[f"{part}_files"] = [json.dumps(name, ensure_ascii=False) for name in names]
+    return _TEMPLATE.format(
+        name=start.config.parent.resolve().name, source=codes[0], target=codes[1], scale=scale,
+        optimizer=optimizer, origin=start.origin, size=start.num_characters, **files,
+        **start.counts,
+    )  # fmt: skip

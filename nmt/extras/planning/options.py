@@ -29,13 +29,9 @@ class InitOptions:
     ] = None
     languages: Annotated[
         str | None,
-        Flag(
-            "Their codes, as in de-en.",
-            short="l",
-            metavar="PAIR",
-            shown_default="the ends of the names",
-        ),
-    ] = None
+        Flag("Language pair, as in de-en.", short="l", metavar="PAIR",
+             shown_default="the ends of the names"),
+    ] = None  # fmt: skip
     seed: Annotated[int, Flag("Decides which pairs are held out.", min=0)] = 1
     valid: Annotated[
         _Files,

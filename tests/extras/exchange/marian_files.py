@@ -54,7 +54,7 @@ def tokens(marian_models: Path, *tags: str) -> list[str]:
     return [*read_vocabulary(marian_models / "opus" / "opus.vocab.yml"), *tags, "<pad>"]
 
 
-def weights(kind: Kind, num_tokens: int, seed: int) -> dict[str, Any]:  # noqa: C901
+def weights(kind: Kind, num_tokens: int, seed: int) -> dict[str, Any]:
     """Weights by their names."""
     draw = np.random.Generator(np.random.PCG64(seed))
     found: dict[str, Any] = {}
