@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from nmt.commands.average import average
     from nmt.commands.average_options import AverageOptions
     from nmt.commands.evaluate import evaluate
-    from nmt.commands.evaluate_options import EvaluateOptions
     from nmt.commands.prepare import prepare
     from nmt.commands.score import score
     from nmt.commands.score_options import ScoreOptions
     from nmt.commands.train import train
     from nmt.commands.translate import translate
+    from nmt.commands.translate_options import TranslateOptions
     from nmt.data.size import load_config
     from nmt.extras.exchange.export import export
     from nmt.extras.exchange.hub import pull, push
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from nmt.extras.planning.init import init
     from nmt.extras.planning.options import InitOptions
     from nmt.extras.serving.command import serve
-    from nmt.inference.result import TranslationResult
+    from nmt.inference.request import Request
+    from nmt.inference.result import Result
     from nmt.inference.translator import Translator
     from nmt.metrics.metric import Score
 
@@ -58,7 +59,6 @@ __all__ = [
     "DataError",
     "DeviceError",
     "DivergedError",
-    "EvaluateOptions",
     "ExportOptions",
     "GateError",
     "ImportOptions",
@@ -67,10 +67,12 @@ __all__ = [
     "NmtError",
     "PullOptions",
     "PushOptions",
+    "Request",
+    "Result",
     "Score",
     "ScoreOptions",
     "TokenizerError",
-    "TranslationResult",
+    "TranslateOptions",
     "Translator",
     "__version__",
     "augment",
@@ -95,7 +97,6 @@ _HOMES = {
     "AugmentOptions": "nmt.commands.augment_options",
     "InitOptions": "nmt.extras.planning.options",
     "Score": "nmt.metrics.metric",
-    "EvaluateOptions": "nmt.commands.evaluate_options",
     "ScoreOptions": "nmt.commands.score_options",
     "doctor": "nmt.extras.planning.doctor",
     "export": "nmt.extras.exchange.export",
@@ -104,7 +105,9 @@ _HOMES = {
     "InspectOptions": "nmt.extras.inspection.options",
     "inspect": "nmt.extras.inspection.command",
     "serve": "nmt.extras.serving.command",
-    "TranslationResult": "nmt.inference.result",
+    "Request": "nmt.inference.request",
+    "Result": "nmt.inference.result",
+    "TranslateOptions": "nmt.commands.translate_options",
     "Translator": "nmt.inference.translator",
     "push": "nmt.extras.exchange.hub",
     "AverageOptions": "nmt.commands.average_options",

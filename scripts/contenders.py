@@ -32,8 +32,9 @@ from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.inference.engine import Dtype, Engine, EngineOptions, Task
-from nmt.inference.torch_engine import load_torch_engine
+from nmt.inference.engine import Engine, Task
+from nmt.inference.options import Dtype, EngineOptions, Needs
+from nmt.inference.torch_engine import load_torch
 from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import limits_of
@@ -80,7 +81,7 @@ def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
             continue
         try:
             options = EngineOptions(device="cpu", threads=threads, dtype=dtype)
-            engine = load_torch_engine(model, options).engine
+            engine = load_torch(model, options, Needs()).engine
         except NmtError as error:
             print(f"note: nmt {dtype} is left out: {error.problem}")
             continue

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.extras.analysis.gates import check_regressions
+from nmt.extras.analysis.gates import USUAL_ALPHA, check_regressions
 from nmt.files.lines import read_lines
-from nmt.inference.engine import EngineChoice
+from nmt.inference.options import TranslationOptions
 from nmt.inference.segment import joiner_for
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
@@ -33,7 +33,6 @@ from nmt.metrics.scoring import Resampling, score_systems
 from nmt.model.transformer import Transformer
 
 METRICS = ("bleu", "chrf")
-ALPHA = 0.05
 PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}
 """Decoding that both engines have, whatever the model was imported from."""
 _LOSS, _HALVINGS = 1.5, 5
@@ -59,13 +58,13 @@ class Gate:
 
     def alarms(self, lines: Sequence[str], baseline: Sequence[str], seed: int) -> list[str]:
         """Return the metrics by which a system is significantly worse."""
-        (system,), _, _ = score_systems(
+        found = score_systems(
             [System("new", lines)],
             self._scorers,
             baseline=System("old", baseline),
             resampling=Resampling(seed=seed, significance="ar"),
         )
-        results = check_regressions("new", system.scores, ALPHA)
+        results = check_regressions(found.systems[0], METRICS, USUAL_ALPHA)
         return [result.metric for result in results if not result.met]
 
 
@@ -81,9 +80,12 @@ def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, 
 def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     """Print how many noised models that lose 1.5 BLEU are caught."""
     files = load_model(folder)
-    options = files.config.decoding.model_copy(update=PLAIN)
-    joiner = joiner_for(files.config.target_language)
-    translator = Translator(TorchEngine(files.model), files.tokenizers, options, joiner=joiner)
+    options = TranslationOptions(
+        decoding=files.config.decoding.model_copy(update=PLAIN),
+        joiner=joiner_for(files.config.target_language),
+        guard=False,
+    )
+    translator = Translator(TorchEngine(files.model), files.tokenizers, options)
     clean = {name: weight.detach().clone() for name, weight in files.model.named_parameters()}
 
     def translated(scale: float, seed: int) -> list[str]:
@@ -114,10 +116,10 @@ def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     drawn, alarms, changed = random.Random(1), 0, 0
     baseline: list[str] = []
     for number in range(count + 1):
-        engine: EngineChoice = drawn.choice(["torch", "ctranslate2"])
+        engine = drawn.choice(["torch", "ctranslate2"])
         threads, tokens = drawn.choice([1, 2]), drawn.choice([64, 200, 500, 1000, 3000, 9000])
-        translator = Translator.load(folder, engine=engine, threads=threads, prepare=False)
-        translator = translator.with_options(**PLAIN, batch_tokens=tokens)
+        options = PLAIN | {"batch_tokens": tokens}
+        translator = Translator.load(folder, engine=engine, threads=threads, **options)
         lines = [result.text for result in translator.translate(source)]
         baseline = baseline or lines
         found = gate.alarms(lines, baseline, number)
@@ -131,15 +133,15 @@ def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
 
 def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     """Print how many pairs of equally good systems raise an alarm."""
-    translator = Translator.load(folder, engine="torch", guard=False, prepare=False)
     options = PLAIN | {"sampling": True, "temperature": 0.5}
+    translator = Translator.load(folder, engine="torch", guard=False, **options)
     by_metric = dict.fromkeys(METRICS, 0)
     either, scores = 0, list[float]()
     for number in range(count):
         first = number % max(1, len(source) // _BLOCK) * _BLOCK
         lines = slice(first, first + _BLOCK)
         one, other = (
-            [x.text for x in translator.translate(source[lines], **options, seed=seed)]
+            [x.text for x in translator.with_options(seed=seed).translate(source[lines])]
             for seed in (1 + 2 * number, 2 + 2 * number)
         )
         own = gate.of(lines)

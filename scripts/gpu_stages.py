@@ -47,7 +47,6 @@ from nmt.device.compilation import compiled as compile_function
 from nmt.device.device import choose_device, deterministic, prepare_process
 from nmt.device.precision import Precision, choose_precision
 from nmt.extras.planning.cost import LengthSums, training_flops
-from nmt.inference.segment import segment_lines
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model import decoder_state
@@ -1035,8 +1034,8 @@ def _search_rate(report: Recorder, model: str, path: Path, beam_size: int) -> fl
     translator = Translator.load(model, engine="torch", device=device, guard=False)
     translator = translator.with_options(beam_size=beam_size)
     lines = path.read_text(encoding="utf-8").splitlines()
-    segments = segment_lines(lines, translator._tokenizers.source, translator._max_length)
-    return len(lines) / report.seconds(lambda: translator._search(segments), rounds=1, warm_up=1)
+    prepared = translator.segment(lines)
+    return len(lines) / report.seconds(lambda: translator.finish(prepared), rounds=1, warm_up=1)
 
 
 def files(report: Recorder) -> None:

@@ -44,10 +44,11 @@ if TYPE_CHECKING:  # what is found without loading weights needs no torch
     from nmt.model.transformer import Transformer
 
 CONFIG, TOKENIZER, CARD = "config.yaml", "tokenizer", "README.md"
-GUARD, SHORTLIST, CONFIDENCE = "guard.json", "shortlist.safetensors", "confidence.json"
-EXTRAS = (GUARD, SHORTLIST, CONFIDENCE)
-"""Files that a finished run has. The first two depend on its data alone; confidence is fitted to
-the translations of its best checkpoint."""
+SHORTLIST, CONFIDENCE = "shortlist.safetensors", "confidence.json"
+EXTRAS = (SHORTLIST, CONFIDENCE)
+"""Files that a finished run has. Short lists depend on its data alone; confidence is fitted to the
+translations of its best checkpoint."""
+_EXPORTED = "model.bin"
 _MAX_PLACES = 5
 _MAX_DEPTH = 2
 """Of a checkpoint in its run folder."""
@@ -106,6 +107,11 @@ def readable() -> Iterator[None]:
             f"{error.filename} cannot be read: {error.strerror or error}.",
             fix="Let the files of the model be read by you, or copy the folder again.",
         ) from error
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    """Whether a folder holds a model that was exported for CTranslate2, which torch cannot read."""
+    return (folder / _EXPORTED).is_file()
 
 
 def _is_model(folder: Path) -> bool:

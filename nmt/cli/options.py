@@ -22,8 +22,8 @@ from nmt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from nmt.config.run import RunConfig
-    from nmt.inference.engine import Ensemble
     from nmt.inference.mbr import Mbr
+    from nmt.inference.options import Ensemble
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _device(text: str) -> str:
     """
     if text == "auto":  # the default loads nothing
         return text
-    from nmt.inference.engine import parse_device
+    from nmt.inference.options import parse_device
 
     return parse_device(text)
 
@@ -125,7 +125,7 @@ def dtype_name(text: str) -> str:
     """
     if text == "auto":
         return text
-    from nmt.inference.engine import parse_dtype
+    from nmt.inference.options import parse_dtype
 
     return parse_dtype(text) or "auto"
 
@@ -220,10 +220,14 @@ class ModelOptions:
             )
         if not self.with_ and self.weights is None:
             return None
-        from nmt.inference.engine import Ensemble, parse_weights
+        from nmt.inference.options import Ensemble
 
         mean = self.ensemble_mean or "arithmetic"
-        ensemble = Ensemble(tuple(self.with_), parse_weights(self.weights), mean)
+        ensemble = Ensemble(
+            tuple(self.with_),
+            tuple(map(float, (self.weights or "").split(","))) if self.weights else (),
+            mean,
+        )
         ensemble.shares()  # before anything slow is loaded
         return ensemble
 

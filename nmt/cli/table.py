@@ -85,6 +85,22 @@ nmt translate models/en-de < in.en > out.de
 nmt train my.yaml --set training.start_from=models/en-de
 """,
     ),
+    "translate": Entry(
+        "nmt.commands.translate_options:TranslateOptions",
+        "nmt.commands.translate:translate",
+        """Translate lines: N in, N out, in order, blank lines kept.
+
+        Reads standard input and writes standard output unless files are named. A line of more than
+        50,000 characters is translated up to there, with a warning.
+        """,
+        """
+nmt translate runs/demo in.de > out.en
+echo "Guten Morgen!" | nmt translate runs/demo --beam-size 1
+nmt translate runs/demo -i in.de.gz --format json --n-best 3
+nmt translate runs/demo -i in.de --sample --top-p 0.9 --n-best 5
+torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.de -o out.en
+""",
+    ),
     "score": Entry(
         "nmt.commands.score_options:ScoreOptions",
         "nmt.commands.score:score",
@@ -99,24 +115,6 @@ nmt train my.yaml --set training.start_from=models/en-de
 nmt score runs/demo --source test.en --target test.de > scores
 paste in.en out.de | nmt score runs/demo --format json
 nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum -o scores.gz
-""",
-    ),
-    "evaluate": Entry(
-        "nmt.commands.evaluate_options:EvaluateOptions",
-        "nmt.commands.evaluate:evaluate",
-        """Score models or files with BLEU, chrF, chrF++ or TER.
-
-        Exit code 6 means that a score is below --fail-under, or significantly worse than the
-        baseline's with --fail-if-worse.
-        """,
-        """
-nmt evaluate runs/demo
-nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
-nmt evaluate out.en test.en
-nmt evaluate --hypothesis out.en --reference test.en --baseline old.en --fail-if-worse
-nmt evaluate runs/new --baseline runs/old --report report.json --report comment.md
-nmt evaluate runs/a runs/b -t wmt14 -t wmt17 -l en-de
-nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
 """,
     ),
     "push": Entry(

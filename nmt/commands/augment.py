@@ -13,8 +13,8 @@ from typing import Any
 
 from nmt.checkpoint.model_folder import find_model
 from nmt.commands.augment_options import AugmentOptions
+from nmt.commands.loading import decoding_changes
 from nmt.commands.options import given
-from nmt.commands.translate import decoding_changes
 from nmt.config.run import RunConfig
 from nmt.data.checks import other_language
 from nmt.errors import ConfigError, DataError
@@ -77,25 +77,24 @@ def augment(options: AugmentOptions) -> AugmentReport:
     """
     begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
     forward, shard_lines = options.forward, options.shard_lines
-    translator = Translator.load(
-        options.with_,
-        prepare=False,
-        checkpoint=options.checkpoint,
-        threads=options.threads,
-        engine=options.engine,
-        guard=options.guard,
-    )
     decoding = given(
         sampling=options.sample or None, seed=options.seed, beam_size=options.beam_size
     )
     changes = decoding_changes(options.with_, options.set_, decoding) | {"n_best": 1}
-    translator = translator.with_options(**changes)
-    translator.translate([], tag=tag)  # an unknown one before anything is written
+    translator = Translator.load(
+        options.with_,
+        checkpoint=options.checkpoint,
+        threads=options.threads,
+        engine=options.engine,
+        guard=options.guard,
+        tag=tag,
+        **changes,
+    )
     files = find_model(options.with_, options.checkpoint)
     _check_language(text, files.config)
     settings = {
         "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,
-        "shard_lines": shard_lines, "decoding": translator.options.model_dump(mode="json"),
+        "shard_lines": shard_lines, "decoding": translator.options.decoding.model_dump(mode="json"),
     }  # fmt: skip
     fix = "Name a folder that you can write to, with room on its disk."
     with write_errors(output, DataError, fix=fix):
@@ -110,7 +109,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
                 for place, lines in _shards(text, output / _SHARDS, shard_lines):
                     known = _read_shard(place)
                     made += known is None
-                    counts += known or _make_shard(place, lines, translator, tag, forward=forward)
+                    counts += known or _make_shard(place, lines, translator, forward=forward)
                     bar.update(counts["read"] - bar.n)
             return _finish(output, counts, made, forward=forward, begin=begin)
 
@@ -162,10 +161,10 @@ def _read_shard(place: Path) -> Counter[str] | None:
 
 
 def _make_shard(
-    place: Path, lines: Sequence[str], translator: Translator, tag: str | None, *, forward: bool
+    place: Path, lines: Sequence[str], translator: Translator, *, forward: bool
 ) -> Counter[str]:
     counts, pairs = Counter({"read": len(lines)}), []
-    for result in translator.translate(lines, tag=tag):
+    for result in translator.translate(lines):
         texts = [side.replace("\t", " ") for side in (result.source, result.text)]
         if not all(map(str.strip, texts)):
             counts[_EMPTY] += 1

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nmt.commands.options import EngineOptions, MbrOptions, ModelOptions
+from nmt.config.loader import load_config, refuse_idle
 from nmt.errors import ConfigError
-from nmt.inference.engine import Ensemble
-from nmt.inference.mbr import Mbr
+from nmt.inference.options import Ensemble
+
+if TYPE_CHECKING:
+    from nmt.inference.mbr import Mbr
 
 
 def loading(options: ModelOptions) -> dict[str, Any]:
@@ -43,6 +49,8 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
             if getattr(options, name) is not None:
                 raise ConfigError(f"`{name}` needs `mbr`.", fix="Add `mbr` chrf, or leave it out.")
         return None
+    from nmt.inference.mbr import Mbr  # noqa: PLC0415 - its metrics take time to load
+
     found = Mbr(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
     if beam_size is not None:
         raise ConfigError(
@@ -51,3 +59,26 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
             fix="Leave `beam_size` out, and set `mbr_candidates`.",
         )
     return found
+
+
+def decoding_changes(
+    model: Path, overrides: Sequence[str], decoding: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the decoding options that differ from the model's; an option beats an override.
+
+    Args:
+        model: The folder whose configuration is changed.
+        overrides: ``decoding.key=value`` each.
+        decoding: Decoding options.
+
+    Raises:
+        ConfigError: The configuration cannot be read or changed so, or an override is of another
+            section.
+    """
+    if not overrides:
+        return dict(decoding)
+    # Together: one may be wrong without the other.
+    both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in decoding.items())]
+    config = load_config(model / "config.yaml", both)
+    refuse_idle(overrides, ("decoding",))
+    return config.decoding.model_dump()

@@ -35,10 +35,10 @@ from nmt.extras.planning.advice import Plan, advise
 from nmt.extras.planning.dry_run import DryRunReport, measure_training
 from nmt.extras.planning.prove_resume import Proof, prove
 from nmt.files.lock import run_lock
-from nmt.inference.calibration import calibrate_confidence, calibrate_guard
+from nmt.inference.calibration import calibrate_confidence
 from nmt.inference.shortlist_file import make_shortlist
 from nmt.inference.translator import Translator
-from nmt.metrics.metric import METRICS
+from nmt.metrics.metric import check_metric
 from nmt.training.checkpoints import average_at_end, load_newest, tidy_run_folder
 from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
@@ -77,7 +77,7 @@ def train(
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
     if config.training.validation.metric != "loss":
-        METRICS[config.training.validation.metric]  # refuses an unknown name before anything slow
+        check_metric(config.training.validation.metric)
     prepare_process(config.training.threads)
     use_huge_pages()
     processes = join()
@@ -271,10 +271,9 @@ def _run(
         if is_first and trained.step == begun and trained.reason != "signal":
             logger.info(_ended(config, trained))
         if is_first and trained.reason != "signal":
-            logger.info("the weights are saved; measuring the guard and confidence (validation)")
+            logger.info("the weights are saved; measuring confidence (validation)")
             with stop.ending_at_once(_UNMEASURED):
                 make_shortlist(run_dir, data)
-                calibrate_guard(run_dir, data)
         summary = average_at_end(setup, trained, validator, reporter)
         if is_first and trained.reason != "signal":
             with stop.ending_at_once(_UNMEASURED):

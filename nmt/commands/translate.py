@@ -1,80 +1,67 @@
-"""``nmt translate``: a model and a stream of lines -> a stream of translations, line by line."""
+"""``nmt translate``: a model and a stream of lines -> a stream of translations, line by line.
+
+The filter's contract: N lines in, N lines out, in order, blank to blank, written as soon as they
+are ready. Input is split on LF only. Lines are plain text or JSON, before and after translation.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, TypeAlias
 
-from nmt.config.loader import load_config, refuse_idle
-from nmt.device import is_one_of_torchrun
-from nmt.errors import ConfigError
-from nmt.extras.planning.selfcheck import NUM_LINES, Promise, check_promises
-from nmt.files.atomic import check_output
-from nmt.files.progress import file_bar, progress_bar
-from nmt.inference.line_format import LineFormat
-from nmt.inference.stream import (
-    LineTranslator,
-    TranslationRun,
-    errors_only,
-    line_translator,
-    translate_files,
-    translate_stream,
+from nmt.commands.loading import decoding_changes, loading, mbr
+from nmt.commands.translate_options import TranslateOptions
+from nmt.config.loader import load_config
+from nmt.errors import ConfigError, DataError, shell_command
+from nmt.files.atomic import check_output, open_output
+from nmt.files.lines import (
+    CHECK_PATH,
+    MAX_CHUNK_LINES,
+    MAX_NOTES,
+    LineDecoder,
+    has_input,
+    is_standard,
+    near_file,
+    open_input,
+    read_chunks,
 )
+from nmt.files.progress import file_bar
+from nmt.inference.alignment import as_pharaoh
+from nmt.inference.distributed import ahead, errors_only, join_team, part_of, shared
+from nmt.inference.guard import GuardCounts
+from nmt.inference.request import ERROR, Request, RequestError, meant_field, parse_request
+from nmt.inference.result import Result
 from nmt.inference.translator import Translator
-from nmt.inference.turns import OverlappingTurns
-
-if TYPE_CHECKING:
-    from nmt.inference.distributed import Team
-    from nmt.inference.mbr import Mbr
 
 logger = logging.getLogger(__name__)
 
-_BYTES_OF_A_LANGUAGE = 300
-"""Fewer say too little of a language."""
+Line: TypeAlias = Request | RequestError
+Chunk: TypeAlias = tuple[int, list[Line]]  # with the number of its first line, from 1
+
+_FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
+_LOW_CONFIDENCE = " ||| low confidence"
+_BYTES_OF_A_LANGUAGE = 300  # fewer say too little of a language
 _NO_TEXT = {
-    "jsonl?": "--input-format json reads JSON objects",
+    "jsonl?": "`input_format` json reads JSON objects",
     "csv|tsv": "each line is translated whole, columns and all",
-}
-"""Ends of names, and what to know of such a file."""
+}  # ends of names, and what to know of such a file
 
 
-def translate(
-    model: Path | str,
-    source: Path | None = None,
-    output: Path | None = None,
-    *,
-    style: LineFormat | None = None,
-    lines_at_once: int | None = None,
-    mbr: Mbr | None = None,
-    overrides: Sequence[str] = (),
-    loading: Mapping[str, Any] | None = None,
-    **decoding: Any,
-) -> TranslationRun:
+def translate(options: TranslateOptions) -> None:
     """Translate a file, or standard input, to a file, or standard output, line by line.
 
-    Under torchrun all processes work together, and the first one reads and writes.
-
-    Args:
-        model: Run folder or model folder.
-        source: Lines to translate; standard input when None.
-        output: Where translations go; standard output when None. A file appears when it is
-            complete.
-        style: How lines are read and results written; as plain text when None.
-        lines_at_once: Lines that are searched together; 1 answers each before the next is read.
-        mbr: Minimum Bayes risk decoding.
-        overrides: ``decoding.key=value`` changes of the model's configuration.
-        loading: Arguments of `Translator.load`, such as device or checkpoint.
-        decoding: Decoding options, for example beam_size=1; they beat ``overrides``.
-
-    Returns:
-        How many lines there were, and what came of them.
+    Under torchrun all processes work together, and the first one reads and writes. An output file
+    appears when it is complete.
 
     Raises:
         ConfigError: An option is unknown, out of bounds or contradicts another.
@@ -82,149 +69,231 @@ def translate(
         DataError: The input cannot be read or the output cannot be written, or a line has no
             translation: it ends text output; in JSON all others are written before.
     """
-    style = style or LineFormat()
-    check_output(output, source, Path(model))
-    with _joined_team() as team:
-        with team.loading() if team else nullcontext():
-            translator = _load(Path(model), mbr, overrides, loading, decoding)
-            translator.prepare(style.outputs)
-            translator.translate([], tag=style.tag)  # an unknown one before anything is read
-            _check_confidence(Path(model), translator, style)
-        # What is answered line by line is not read ahead.
-        turns = OverlappingTurns() if translator.on_gpu and lines_at_once != 1 else None
-        run = partial(team.translate_files if team else translate_files, turns=turns)
-        style = replace(style, n_best=translator.options.n_best)
-        shown = team is None or team.is_first
-        if shown and source and not style.reads_json:
-            _warn_of_no_text(source.name)
-        with file_bar("translating", source, unit="lines", shown=shown) as bar:
-            # What is searched may not be written yet: then only what is written counts.
-            counted = (
-                translator.with_turns(turns) if turns else translator.with_progress(bar.update)
-            )
-            lines = line_translator(counted, style)
-            if shown and not (style.reads_json or style.tag):
-                lines = _with_language_check(lines, Path(model))
-            reach = lambda number: bar.update(number - bar.n)  # noqa: E731
-            return run(lines, source, output, lines_at_once=lines_at_once, progress=reach)
+    source = options.source
+    _refuse_sentence(options.model, source)
+    check_output(options.output, source, options.model)
+    with join_team() as team, ExitStack() as stack:
+        is_first = team.rank == 0
+        with nullcontext() if is_first else errors_only():
+            translator = load_translator(options)
+        writer = _Writer(options, translator.options.decoding.n_best)
+        chunks: Iterator[Chunk] = iter(())
+        is_ready = partial(bool, False)
+        if is_first:
+            reader = stack.enter_context(open_input(source))
+            writer.stream = stack.enter_context(open_output(options.output))
+            chunks = _read(reader, options, team.size)
+            is_ready = partial(has_input, reader, 0.0)
+        bar = file_bar("translating", source, unit="lines", shown=is_first)
+        stack.enter_context(bar)
+        if team.size == 1:
+            translator = translator.with_options(progress=bar.update)
+
+        def prepare(chunk: Chunk) -> Any:
+            first, lines = chunk
+            begin, part = part_of(lines, team.rank, team.size)
+            requests = [Request("") if isinstance(x, DataError) else x for x in part]
+            return chunk, translator.segment(requests, first + begin)
+
+        chunks = shared(team, chunks)
+        # A GPU need not wait while lines are tokenized; what is answered line by line is not read
+        # ahead.
+        is_overlapped = translator.engine.on_gpu and not options.stream
+        prepared: Iterator[Any] = map(prepare, chunks)
+        if is_overlapped:
+            prepared = ahead(chunks, prepare, lambda: team.share(is_ready()))
+        for (first, lines), segmented in prepared:
+            parts = team.gather(translator.finish(segmented))
+            if is_first:
+                writer.write(first, lines, list(chain(*parts)))
+                bar.update(writer.num_lines - bar.n)
+    writer.close()
 
 
-def _warn_of_no_text(name: str) -> None:
-    """Warn of a file that would be read line by line, though its name says that it is no text."""
-    for ending, advice in _NO_TEXT.items():
-        if re.search(rf"\.({ending})(\.\w+)?$", name):
-            logger.warning("%s is read as plain text; %s", name, advice)
-
-
-def _with_language_check(lines: LineTranslator, model: Path) -> LineTranslator:
-    """Return ``lines``, which warns once if its input is in another language than the model's."""
-
-    def translate(chunk: Sequence[bytes], first_number: int) -> TranslationRun:
-        if first_number == 1 and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
-            from nmt.data.checks import other_language  # noqa: PLC0415 - short text needs none
-
-            config = load_config(model / "config.yaml")
-            texts = (line.decode("utf-8", "replace") for line in chunk)
-            known = config.source_language
-            if found := other_language(texts, known, [config.target_language]):
-                text = (
-                    "the input looks like %s, and the model translates %s: the wrong file or model?"
-                )
-                logger.warning(text, found, known)
-        return lines(chunk, first_number)
-
-    return translate
-
-
-def _check_confidence(model: Path, translator: Translator, style: LineFormat) -> None:
-    """Say what a model without confidence means for the output."""
-    if translator.has_confidence:
-        return
-    if style.min_confidence is not None:
+def load_translator(options: TranslateOptions) -> Translator:
+    """Load the model into the engine that has what the options ask for."""
+    model, beam_size = options.model, options.beam_size
+    chosen = mbr(options, beam_size)
+    if chosen is not None:
+        chosen = chosen.of_language(load_config(model / "config.yaml").target_language)
+    translator = Translator.load(
+        model,
+        **loading(options),
+        split=not options.no_split,
+        guard=not options.no_guard,
+        mbr=chosen,
+        outputs=options.outputs,
+        tag=options.tag,
+        # Some lines of JSON may have a prefix. An engine that is named is asked when one has.
+        constraints=options.input_format == "json" and options.engine == "auto",
+        **decoding_changes(model, options.set_, options.search),
+    )
+    decoding = translator.options.decoding
+    options.check_output(decoding.n_best)
+    if (decoding.sampling or decoding.return_alternatives) and beam_size not in (None, 1):
+        shown = "`sample`" if decoding.sampling else "decoding.return_alternatives"
         raise ConfigError(
-            f"{model} has no confidence.json, so --min-confidence can mark nothing.",
-            fix="Use a run that trained to its end, with 100 validation lines or more.",
+            f"`beam_size` {beam_size} does not go with {shown}, which has no beam.",
+            fix="Leave one of them out; `n_best` sets the number of translations of a line.",
         )
-    if style.kind == "json":
-        logger.info("%s has no confidence.json: its translations get no confidence", model)
-
-
-def selfcheck(
-    model: Path | str,
-    *,
-    mbr: Mbr | None = None,
-    overrides: Sequence[str] = (),
-    loading: Mapping[str, Any] | None = None,
-    **decoding: Any,
-) -> list[Promise]:
-    """Check the contract of `translate` on adversarial lines with a model; see there."""
-    with _joined_team() as team:
-        if team is not None:
+    if translator.options.confidence is None:
+        if options.min_confidence is not None:
             raise ConfigError(
-                "--selfcheck does not work with several processes.",
-                fix="Call it without torchrun: its findings hold for any number of them.",
+                f"{model} has no confidence.json, so `min_confidence` can mark nothing.",
+                fix="Use a run that trained to its end, with 100 validation lines or more.",
             )
-        translator = _load(Path(model), mbr, overrides, loading, decoding)
-
-    with progress_bar("checking", unit="lines", total=NUM_LINES) as bar, errors_only():
-        translator = translator.with_progress(bar.update)
-
-        def run(source: IO[bytes], output: IO[bytes], lines_at_once: int, **changes: Any) -> None:
-            translate_lines = line_translator(translator.with_options(**changes), LineFormat())
-            translate_stream(translate_lines, source, output, lines_at_once=lines_at_once)
-
-        return check_promises(run)
-
-
-def _joined_team() -> AbstractContextManager[Team | None]:
-    """Join the processes that torchrun has started beside this one, if it has."""
-    if not is_one_of_torchrun():
-        return nullcontext()
-    from nmt.inference.distributed import join_team  # noqa: PLC0415 - loads torch
-
-    return join_team()
-
-
-def _load(
-    model: Path,
-    mbr: Mbr | None,
-    overrides: Sequence[str],
-    loading: Mapping[str, Any] | None,
-    decoding: Mapping[str, Any],
-) -> Translator:
-    translator = Translator.load(model, **{"prepare": False, **(loading or {})})
-    if mbr is not None:
-        language = load_config(model / "config.yaml").target_language
-        translator = translator.with_mbr(mbr.of_language(language))
-    translator = translator.with_options(**decoding_changes(model, overrides, decoding))
-    options, beam_size = translator.options, decoding.get("beam_size")
-    if (options.sampling or options.return_alternatives) and beam_size not in (None, 1):
-        shown = "--sample" if options.sampling else "decoding.return_alternatives"
-        raise ConfigError(
-            f"--beam-size {beam_size} does not go with {shown}, which has no beam.",
-            fix="Leave one of them out; --n-best sets the number of translations of a line.",
-        )
+        if options.format == "json":
+            logger.info("%s has no confidence.json: its translations get no confidence", model)
     return translator
 
 
-def decoding_changes(
-    model: Path, overrides: Sequence[str], decoding: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the decoding options that differ from the model's; an option beats an override.
+def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> Iterator[Chunk]:
+    """Yield what is asked for, chunk by chunk; warn of input that is not what it should be."""
+    source, reads_json = options.source, options.input_format == "json"
+    if source and not reads_json:
+        for ending, advice in _NO_TEXT.items():
+            if re.search(rf"\.({ending})(\.\w+)?$", source.name):
+                logger.warning("%s is read as plain text; %s", source.name, advice)
+    if is_standard(source) and not options.stream and sys.stdin is not None and sys.stdin.isatty():
+        logger.info("translating what you type after Ctrl-D; `stream` answers each line")
+    decoder, number, named = LineDecoder(), 1, set[str]()
+    at_once = (1 if options.stream else MAX_CHUNK_LINES) * num_processes
+    name = "standard input" if is_standard(source) else str(source)
+    for chunk in read_chunks(reader, lines_at_once=at_once, name=name):
+        texts = decoder.decode(chunk, number)
+        if number == 1 and not (reads_json or options.tag):
+            _check_language(texts, options.model)
+        lines: list[Line] = [Request(text) for text in texts]
+        if reads_json:
+            lines = [_parsed(text, row) for row, text in enumerate(texts, number)]
+            _warn_of_passed_fields(lines, number, named)
+        yield number, lines
+        number += len(lines)
+    if decoder.num_damaged > MAX_NOTES:
+        text = "%s lines were not UTF-8, or too long, and were changed; if the text is Latin-1, "
+        convert = "convert it first: iconv -f LATIN1 -t UTF-8 FILE"
+        logger.warning(text + convert, f"{decoder.num_damaged:,}")
 
-    Args:
-        model: The folder whose configuration is changed.
-        overrides: ``decoding.key=value`` each.
-        decoding: Decoding options.
 
-    Raises:
-        ConfigError: The configuration cannot be read or changed so, or an override is of another
-            section.
-    """
-    if not overrides:
-        return dict(decoding)
-    # Together: one may be wrong without the other.
-    both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in decoding.items())]
-    config = load_config(model / "config.yaml", both)
-    refuse_idle(overrides, ("decoding",))
-    return config.decoding.model_dump()
+def _parsed(line: str, number: int) -> Line:
+    try:
+        return parse_request(line, number)
+    except RequestError as error:
+        return error.with_traceback(None)
+
+
+class _Writer:
+    """Writes a line for each that was read, and counts what came of them."""
+
+    def __init__(self, options: TranslateOptions, n_best: int) -> None:
+        self.stream: IO[bytes] | None = None
+        self.num_lines = 0
+        self._options, self._n_best = options, n_best
+        self._counts, self._begin = GuardCounts(), time.perf_counter()
+        self._num_failures = 0
+        self._first_failure: DataError | None = None
+
+    def write(
+        self, first: int, lines: Sequence[Line], results: Sequence[Result | DataError]
+    ) -> None:
+        """Write the results of a chunk; text ends before a line that has none."""
+        output, translated = bytearray(), dict[int, Result]()
+        end: DataError | None = None
+        for number, (line, found) in enumerate(zip(lines, results, strict=True), first):
+            if isinstance(line, Request) and isinstance(found, Result):
+                translated[number] = found
+                written = list(self._texts(number, line, found))
+            else:
+                failure = _failure(line, found, number)
+                if self._options.format == "text":
+                    end = failure
+                    break
+                self._num_failures += 1
+                self._first_failure = self._first_failure or failure
+                written = [_json_line({**line.others, ERROR: failure.problem})]
+            # A lone surrogate of a field that passes through becomes the escape of JSON again.
+            output += b"".join(x.encode("utf-8", "backslashreplace") + b"\n" for x in written)
+        assert self.stream is not None
+        self.stream.write(output)
+        self.stream.flush()
+        if end is not None:
+            fix = f"{end.fix} With `format` json the other lines are answered all the same."
+            raise DataError(end.problem, fix=fix)
+        self.num_lines += len(lines)
+        self._counts += GuardCounts.of(translated)
+
+    def _texts(self, number: int, line: Request, result: Result) -> Iterator[str]:
+        """Yield the output lines for the input line ``number``, from 1."""
+        options, mark = self._options, {}
+        if options.min_confidence is not None:
+            known = result.confidence  # a blank line has none
+            mark["low_confidence"] = known is not None and known < options.min_confidence
+        if options.format == "json":
+            yield _json_line({**line.others, **result.as_dict(), **mark})
+        elif options.alignments:
+            yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
+        elif self._n_best == 1:
+            yield result.text + (_LOW_CONFIDENCE if mark.get("low_confidence") else "")
+        else:
+            for each in result.alternatives or [result]:
+                yield f"{number - 1} ||| {each.text} ||| {each.score:.4f}"
+
+    def close(self) -> None:
+        """Say what the guard saw.
+
+        Raises:
+            DataError: Lines of JSON were answered with an error.
+        """
+        if message := self._counts.message(time.perf_counter() - self._begin):
+            logger.info(message)
+        if self._first_failure is not None:
+            raise DataError(
+                f"Lines answered with an error: {self._num_failures:,}. The first: "
+                f"{self._first_failure.problem}",
+                fix=self._first_failure.fix,
+            )
+
+
+def _failure(line: Line, found: Result | DataError, number: int) -> DataError:
+    if isinstance(line, DataError):
+        return line  # it names itself
+    assert isinstance(found, DataError)
+    return DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+
+def _warn_of_passed_fields(lines: Sequence[Line], first: int, named: set[str]) -> None:
+    """Warn of the first fields that look like those of a request."""
+    for number, line in enumerate(lines, first):
+        for name in line.others.keys() - named - {"source"} if isinstance(line, Request) else ():
+            if len(named) < MAX_NOTES and (meant := meant_field(name)):
+                named.add(name)
+                text = "line %s: field %r is passed through, not followed (did you mean %r?)"
+                logger.warning(text, f"{number:,}", name, meant)
+
+
+def _check_language(texts: Sequence[str], model: Path) -> None:
+    """Warn of input in another language than the model's."""
+    if sum(len(text.encode("utf-8", "replace")) for text in texts) < _BYTES_OF_A_LANGUAGE:
+        return
+    from nmt.data.checks import other_language  # noqa: PLC0415 - short text needs none
+
+    config = load_config(model / "config.yaml")
+    known = config.source_language
+    if found := other_language(texts, known, [config.target_language]):
+        text = "the input looks like %s, and the model translates %s: the wrong file or model?"
+        logger.warning(text, found, known)
+
+
+def _refuse_sentence(model: Path, file: Path | None) -> None:
+    """Refuse a missing file that looks like text."""
+    text = str(file)
+    looks_like_file = _FILE.fullmatch(text) or os.path.lexists(text) or is_standard(file)
+    if file is None or looks_like_file or near_file(file):
+        return
+    command = f"{shell_command('echo', text).removeprefix('nmt ')} | "
+    command += shell_command("translate", model)
+    raise DataError(f"{text} does not exist.", fix=f"{CHECK_PATH} A sentence? {command}")

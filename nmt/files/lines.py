@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.errors import DataError, nearest_word
+from nmt.config.keys import nearest_word
+from nmt.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
 # Byte order marks of other encodings than UTF-8.

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from nmt.checkpoint.model_folder import CONFIDENCE, read_extra
-from nmt.inference.result import TranslationResult
+from nmt.inference.result import Result
 
 _RIDGE = 10.0  # beside as many lines as there are, of features with variance 1
 _SMOOTH_CHARACTERS = 10
@@ -60,7 +60,7 @@ class ConfidenceModel:
     num_lines: int
     """Lines that it was fitted on."""
 
-    def estimate(self, result: TranslationResult) -> float | None:
+    def estimate(self, result: Result) -> float | None:
         """Return the expected chrF of a translation; None for a blank line."""
         if not result.num_tokens:
             return None
@@ -74,20 +74,18 @@ class ConfidenceModel:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-def features(result: TranslationResult) -> tuple[float, float, float, float]:
+def features(result: Result) -> tuple[float, float, float, float]:
     """Return what a prediction reads of a translation that is not blank, in the order of terms.
 
-    >>> [round(x, 2) for x in features(TranslationResult("ab", "abc", -1, log_prob=-2, num_tokens=4))]
+    >>> [round(x, 2) for x in features(Result("ab", "abc", -1, log_prob=-2, num_tokens=4))]
     [-0.5, 0.61, 1.39, 0.08]
-    """  # noqa: E501
+    """
     mean = result.log_prob / result.num_tokens
     sizes = len(result.text) + _SMOOTH_CHARACTERS, len(result.source) + _SMOOTH_CHARACTERS
     return mean, math.exp(mean), math.log(result.num_tokens), math.log(sizes[0] / sizes[1])
 
 
-def fit_confidence(
-    results: Sequence[TranslationResult], scores: Sequence[float]
-) -> ConfidenceModel:
+def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> ConfidenceModel:
     """Fit a model to translations.
 
     Args:

@@ -1,168 +1,82 @@
-"""``nmt translate`` under torchrun: each process translates a part of every chunk of lines.
+"""Chunks of lines for several processes, and text work beside the search of a GPU. Loads no torch.
 
-The first process reads and writes, so that all of them together behave as one. Chunks, results and
-the end of the input are collective calls that all processes make in the same order: what decides
-about that order, such as whether a chunk is ready, is what the first one says.
+Under torchrun each process translates a part of every chunk, and the first one reads and writes, so
+that all together behave as one. What decides about the order of their calls, such as whether more
+input is there, is what the first one says.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from functools import reduce
-from operator import add
-from pathlib import Path
-from typing import Any, Literal, TypeVar, TypeVarTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
-from typing_extensions import override
-
-from nmt.device.distributed import PEER_LOST, PeerLostError, Processes, join
+from nmt.device import is_one_of_torchrun
 from nmt.errors import NmtError
-from nmt.files.lines import MAX_CHUNK_LINES
-from nmt.inference.stream import LineTranslator, TranslationRun, errors_only, translate_files
-from nmt.inference.turns import Turns
 
-R = TypeVar("R")
-Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+P = TypeVar("P")
 
 _SECONDS_TO_REPORT = 5
+_PEER_LOST = 75
+
+
+class Team(Protocol):
+    """Processes that make the same calls, seen from one: see `nmt.device.distributed`."""
+
+    rank: int
+    size: int
+
+    def share(self, value: T) -> T:
+        """Return the value of the first process."""
+        ...
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        ...
+
+
+class Alone:
+    """One process: the usual case."""
+
+    rank, size = 0, 1
+
+    def share(self, value: T) -> T:
+        """Return the value."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value."""
+        return [value]
 
 
 class TeammateLostError(NmtError):
     """Another process of the same translation has ended, or does not answer."""
 
-    exit_code = PEER_LOST
-
-
-def part_of(lines: Sequence[bytes], rank: int, size: int) -> tuple[int, Sequence[bytes]]:
-    """Return where the part of a process begins, and the part; all parts are about as long.
-
-    >>> [part_of([b"a", b"b", b"c"], rank, size=2) for rank in range(2)]
-    [(0, [b'a']), (1, [b'b', b'c'])]
-    """
-    begin, end = (len(lines) * number // size for number in (rank, rank + 1))
-    return begin, lines[begin:end]
-
-
-class Team:
-    """The processes that translate together, seen from one of them.
-
-    Args:
-        processes: Which all make the same calls.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process reads and writes."""
-        return self._processes.rank == 0
-
-    def loading(self) -> AbstractContextManager[None]:
-        """Let only the first process log what all of them find while they load the model."""
-        return errors_only() if self._processes.rank else nullcontext()
-
-    def translate_files(
-        self,
-        translate: LineTranslator,
-        source: Path | None,
-        output: Path | None,
-        *,
-        lines_at_once: int | None = None,
-        progress: Callable[[int], object] = lambda _: None,
-        turns: Turns | None = None,
-    ) -> TranslationRun:
-        """Do what `nmt.inference.stream.translate_files` does, together.
-
-        Only the first process opens files, shows progress and raises what is wrong with them.
-        """
-        shared = SharedTurns(self._processes, turns or Turns())
-        if not self.is_first:
-            with closing(shared.map(translate, iter(()))) as runs:
-                num_lines = sum(run.num_lines for run in runs)
-            self._processes.leave()
-            return TranslationRun(num_lines=num_lines)
-        try:
-            together = (lines_at_once or MAX_CHUNK_LINES) * self._processes.size
-            return translate_files(
-                translate, source, output, lines_at_once=together, progress=progress, turns=shared
-            )
-        finally:
-            shared.end()
-
-
-class SharedTurns(Turns):
-    """Turns of several processes; each translates a part of every chunk.
-
-    All of them make the same calls; chunks, and whether they are ready, are those of the first.
-
-    Args:
-        processes: All of them.
-        own: What this one does when.
-    """
-
-    def __init__(self, processes: Processes, own: Turns) -> None:
-        self._processes, self._own = processes, own
-        self._others: Literal["wait", "work", "are done"] = "wait"
-        """To the first process: for its word, on chunks that it has shared, or at all."""
-
-    @override
-    def map(
-        self,
-        translate: Callable[[*Ts], R],
-        chunks: Iterator[tuple[*Ts]],
-        is_ready: Callable[[], bool] = lambda: True,
-    ) -> Generator[R, None, None]:
-        processes = self._processes
-        own = self._own.map(translate, self._parts(chunks), lambda: processes.share(is_ready()))
-        with closing(own) as results:
-            for result in results:
-                gathered: list[Any] = processes.gather(result)
-                before, self._others = self._others, "wait"
-                yield reduce(add, gathered)
-                if not processes.share(processes.rank == 0):
-                    return
-                self._others = before
-
-    def _parts(self, chunks: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Yield the part of this process of every chunk, with the number of its first line."""
-        processes, self._others = self._processes, "work"
-        while True:
-            try:
-                chunk = next(chunks, None)
-            except Exception:  # the input is damaged: what was read before is translated
-                processes.share(None)
-                self._others = "are done"
-                raise
-            if (shared := processes.share(chunk)) is None:
-                self._others = "are done"
-                return
-            lines, number = shared
-            begin, part = part_of(lines, processes.rank, processes.size)
-            yield part, number + begin
-
-    def end(self) -> None:
-        """In the first process: let the others end in order, unless they work: then it failed."""
-        if self._others == "wait":
-            with suppress(PeerLostError):  # no matter now: there is nothing more to ask it
-                self._processes.share(None)
-        if self._others != "work":
-            self._processes.leave()
+    exit_code = _PEER_LOST
 
 
 @contextmanager
 def join_team() -> Iterator[Team]:
-    """Join the other processes; the first one that fails reports why.
+    """Join the processes that torchrun has started, if it has; the first that fails reports why.
 
     Raises:
         DeviceError: The processes do not find each other.
         TeammateLostError: Another one has ended without a report.
     """
+    if not is_one_of_torchrun():
+        yield Alone()
+        return
+    from nmt.device.distributed import PeerLostError, join  # noqa: PLC0415 - loads torch
+
     processes = join()
     try:
-        yield Team(processes)
+        yield processes
+        processes.leave()
     except Exception as error:
         if not processes.is_first_to_fail():
             # As soon as one has failed torchrun ends the others: also the one that is to report.
@@ -175,3 +89,68 @@ def join_team() -> Iterator[Team]:
                 fix="See what ended it, then start all again.",
             ) from error
         raise
+
+
+def shared(team: Team, chunks: Iterator[T]) -> Iterator[T]:
+    """Yield in every process the chunks that the first one has; those of the others are ignored."""
+    while True:
+        try:
+            chunk = next(chunks, None)
+        except Exception:  # the input is damaged: what was read before is translated by all
+            team.share(None)
+            raise
+        if (common := team.share(chunk)) is None:
+            return
+        yield common
+
+
+def part_of(lines: Sequence[T], rank: int, size: int) -> tuple[int, Sequence[T]]:
+    """Return where the part of a process begins, and the part; all parts are about as long.
+
+    >>> [part_of("abc", rank, size=2) for rank in range(2)]
+    [(0, 'a'), (1, 'bc')]
+    """
+    begin, end = (len(lines) * number // size for number in (rank, rank + 1))
+    return begin, lines[begin:end]
+
+
+def ahead(
+    chunks: Iterator[T], prepare: Callable[[T], P], is_ready: Callable[[], bool]
+) -> Iterator[P]:
+    """Yield ``prepare(chunk)`` of each; a thread prepares one while the caller works on the last.
+
+    Chunks are read in the caller's thread, where signals arrive. One that is not ready is not
+    waited for while another is to be answered.
+    """
+    waiting: deque[Future[P]] = deque()
+    is_open = True
+    with ThreadPoolExecutor(1, thread_name_prefix="text") as pool:
+        while True:
+            while is_open and len(waiting) < 2 and (not waiting or is_ready()):
+                try:
+                    chunk = next(chunks, None)
+                except Exception as error:  # raised in its turn, after what was read before
+                    failed: Future[P] = Future()
+                    failed.set_exception(error)
+                    waiting.append(failed)
+                    is_open = False
+                    break
+                if chunk is None:
+                    is_open = False
+                else:
+                    waiting.append(pool.submit(prepare, chunk))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+
+
+@contextmanager
+def errors_only(name: str = "nmt") -> Iterator[None]:
+    """Let nmt, or a part of it, log nothing below errors for a while."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,70 +1,33 @@
-"""What runs a trained model: the `Engine` base class, and what is asked of one. Loads no torch."""
+"""What runs a trained model: `Engine`, and the choice of one. Loads no torch.
+
+A second engine is a subclass of `Engine` with a method `search`, and a function that loads it,
+registered in `ENGINES`.
+"""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Generator, Sequence
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, TypeAlias
 
+from nmt.checkpoint.model_folder import is_ctranslate2, readable
 from nmt.config.decoding import DecodingConfig
-from nmt.config.keys import chosen
-from nmt.config.run import RunConfig
-from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import ConfigError
-from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.options import EngineOptions, Needs, parse_device, parse_dtype
+from nmt.registry import Registry
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
-_DEVICES = ("auto", "cpu", "cuda")
-EngineChoice = Literal["auto", "torch", "ctranslate2"]
-Dtype = Literal["float32", "float16", "bfloat16", "int8"]
-"""What a model's weights are kept and multiplied in."""
-Mean = Literal["arithmetic", "geometric"]
+logger = logging.getLogger(__name__)
 
-
-def parse_dtype(text: str) -> Dtype | None:
-    """Return the dtype of this name; None for ``auto``.
-
-    Raises:
-        ConfigError: There is none.
-
-    >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
-    ('bfloat16', 'int8', None)
-    """
-    names: dict[str, Dtype | None] = {"auto": None, **{dtype: dtype for dtype in get_args(Dtype)}}
-    return chosen(names, str(full_dtype_name(text)), "dtype")
-
-
-def parse_device(text: str) -> str:
-    """Return the device of this name.
-
-    Raises:
-        ConfigError: There is none.
-
-    >>> parse_device("gpu:1"), parse_device("auto")
-    ('cuda:1', 'auto')
-    """
-    name = str(full_device_name(text))
-    is_numbered = re.fullmatch(r"cuda:\d{1,3}", name) is not None
-    return name if is_numbered else chosen({each: each for each in _DEVICES}, name, "device")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked of an engine, so that one is chosen that has all of it."""
-
-    options: DecodingConfig
-    """How to search."""
-    constraints: bool = False
-    """Whether single lines have a prefix or phrases."""
-    outputs: frozenset[str] = frozenset()
-    """Returned besides texts and scores: ``alignments``, ``attention``, ``token_scores``."""
-    longest: int = 0
-    """Tokens of the longest source; 0 if that is not known."""
+_CONVERTED = (None, "float32", "int8")
+"""Dtypes in which CTranslate2 is chosen for a CPU."""
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
 class BatchRoom(NamedTuple):
@@ -88,11 +51,23 @@ class Task:
     """What the output of each sentence must look like."""
 
 
-class Engine:
+class EngineLacksError(ConfigError):
+    """An engine cannot do what is asked of it; another one may."""
+
+    @classmethod
+    def of(cls, engine: str, names: Iterable[str]) -> EngineLacksError:
+        """Name what is missing."""
+        return cls(
+            f"The {engine} engine does not have {', '.join(names)}.",
+            fix="Leave that out, or translate the run with `engine` torch.",
+        )
+
+
+class Engine(ABC):
     """Translates token ids with one model. Loads no text and knows no tokenizer."""
 
     name = "engine"
-    """What computes, as in ``--engine``."""
+    """What computes, as it is registered."""
     dtype = "float32"
     """What the model's weights are multiplied in."""
     on_gpu = False
@@ -100,14 +75,7 @@ class Engine:
     max_positions: int | None = None
     """Longest output, with EOS, that the model has positions for; None if there is no limit."""
 
-    def serving(self, request: Request) -> Engine:  # noqa: ARG002 - most engines are their own
-        """Return the engine that does all that is asked: this one, unless it stands for several.
-
-        Raises:
-            ConfigError: None does.
-        """
-        return self
-
+    @abstractmethod
     def search(
         self,
         sources: Sequence[Sequence[int]],
@@ -124,11 +92,37 @@ class Engine:
         Returns:
             The n best hypotheses of each sentence, best first, or samples and alternatives in
             their order; none where there is no output.
-
-        Raises:
-            ConfigError: This engine cannot search so.
         """
-        raise NotImplementedError
+
+    def attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        """Return how much of each source token is seen before each target token is said.
+
+        Args:
+            sources: Source ids of each sentence, without EOS; none is empty.
+            targets: Target ids of each, without BOS and EOS.
+
+        Returns:
+            For each sentence (T, S): rows of numbers that sum to at most 1.
+        """
+        del sources, targets
+        raise EngineLacksError.of(self.name, ["attention"])
+
+    def token_log_probs(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Return the log probability of each target token, and of EOS, by the model itself.
+
+        The numbers are those of a search that says the same, without its limits and rules.
+        Arguments as of `attention`.
+        """
+        del sources, targets
+        raise EngineLacksError.of(self.name, ["scores of tokens"])
+
+    def lacks(self, needs: Needs) -> list[str]:  # noqa: ARG002 - most engines have all
+        """Return what is needed and not there; a translator that needs it is refused."""
+        return []
 
     @property
     def room(self) -> BatchRoom:
@@ -139,6 +133,10 @@ class Engine:
     def num_workers(self) -> int:
         """How many tasks `search_all` works on at the same time."""
         return 1
+
+    def start_worker(self) -> None:
+        """Prepare a thread of `search_all`."""
+        return
 
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
@@ -155,143 +153,127 @@ class Engine:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def start_worker(self) -> None:
-        """Prepare a thread of `search_all`."""
-
-    def attention(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[list[float]]]:
-        """Return how much of each source token is seen before each target token is said.
+    def batches(
+        self, lengths: Sequence[int], options: DecodingConfig, vocab_size: int
+    ) -> list[list[int]]:
+        """Return rows of sentences of like length that can be searched at once, shortest first.
 
         Args:
-            sources: Source ids of each sentence, without EOS; none is empty.
-            targets: Target ids of each, without BOS and EOS.
-
-        Returns:
-            For each sentence (T, S): rows of numbers that sum to at most 1.
-
-        Raises:
-            ConfigError: This engine does not report it.
+            lengths: Source tokens of each sentence, without EOS.
+            options: Of the search.
+            vocab_size: Entries of the target vocabulary.
         """
-        del sources, targets
-        raise ConfigError(
-            f"The {self.name} engine gives no attention, so there are no alignments.",
-            fix="Add --engine torch, or translate with the run that was exported.",
-        )
-
-    def token_log_probs(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        """Return the log probability of each target token, and of EOS, by the model itself.
-
-        The numbers are those of a search that says the same, without its limits and rules.
-        Arguments as of `attention`.
-
-        Raises:
-            ConfigError: This engine does not report it.
-        """
-        del sources, targets
-        raise ConfigError(
-            f"The {self.name} engine gives no scores of tokens.",
-            fix="Leave them out, or add --engine torch.",
-        )
+        room, width = self.room, options.num_hypotheses
+        most = room.probabilities // self.num_workers // (width * vocab_size)
+        max_rows = max(1, min(most, room.hypotheses // width))
+        wanted = options.batch_tokens
+        return batch_by_length(lengths, room.tokens if wanted == "auto" else wanted, max_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Ensemble:
-    """What joins the first model. They may differ in shape, not in languages and vocabulary."""
+def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> list[list[int]]:
+    """Return rows of like length together, the shortest first.
 
-    others: tuple[Path, ...] = ()
-    """Run or model folders; none: the first model is alone."""
-    weights: tuple[float, ...] = ()
-    """Of the first model and of the others; equal ones where there are none."""
-    mean: Mean = "arithmetic"
-    """Of the probabilities of the next token, or of their logarithms."""
+    Args:
+        lengths: Tokens of each row without EOS; rows of equal length stay in their order.
+        max_tokens: Most tokens of a batch, with EOS and padding; a longer row is by itself.
+        max_rows: The limit for short lines and wide beams.
 
-    def shares(self) -> tuple[float, ...]:
-        """Return the weight of every model; they sum to 1.
-
-        Raises:
-            ConfigError: Too few, too many, negative or only zeros.
-
-        >>> Ensemble((Path("b"), Path("c")), (1.0, 1.0, 2.0)).shares()
-        (0.25, 0.25, 0.5)
-        """
-        count = len(self.others) + 1
-        weights = self.weights or (1.0,) * count
-        shown = ",".join(f"{weight:g}" for weight in weights)
-        if len(weights) != count:
-            raise ConfigError(
-                f"{len(weights)} weights ({shown}) for {count} model{'s' if count > 1 else ''}.",
-                fix="Give one weight for MODEL and one for each --with, in this order.",
-            )
-        total = sum(weights)
-        if min(weights) < 0 or not 0 < total < math.inf:
-            raise ConfigError(
-                f"The weights {shown} are no weights.",
-                fix="Give numbers that are not negative, at least one of them above 0.",
-            )
-        return tuple(weight / total for weight in weights)
-
-
-def parse_weights(text: str | None) -> tuple[float, ...]:
-    """Read what stands behind ``--weights``.
-
-    Raises:
-        ConfigError: It is no list of numbers.
-
-    >>> parse_weights("1,1,2.5")
-    (1.0, 1.0, 2.5)
+    >>> batch_by_length([3, 1, 1, 9], max_tokens=8, max_rows=5)
+    [[1, 2], [0], [3]]
     """
-    try:
-        return tuple(float(word) for word in text.split(",")) if text is not None else ()
-    except ValueError as error:
-        raise ConfigError(
-            f"--weights is {text!r}.", fix="Write numbers with commas between, as in 1,1,2."
-        ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Which engine runs a model, and where."""
-
-    engine: EngineChoice = "auto"
-    """``auto`` is CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
-    device: str = "auto"
-    """``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second of several GPUs."""
-    dtype: Dtype | None = None
-    """None is float32 on a CPU, bfloat16 or float16 on a GPU; or what an exported model has."""
-    checkpoint: str = "best"
-    """Of a run folder: ``best``, ``last``, ``step-N`` or ``average``."""
-    threads: int | None = None
-    """CPU threads; the engine's choice when None."""
-    ensemble: Ensemble | None = None
-    """Models that translate together with the first."""
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        size = len(batches[-1]) if batches else 0
+        if not size or (size + 1) * (lengths[row] + 1) > max_tokens or size == max_rows:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedEngine:
+class LoadedModel:
     """What a translator needs of a folder."""
 
     engine: Engine
-    config: RunConfig
-    """Of the first model, with the least ``filters.max_length`` of all."""
     tokenizers: Tokenizers
-    shortlist: ShortlistFile
-    """Beside the model; it may be missing."""
+    decoding: DecodingConfig
+    """The model's own options."""
+    max_length: int
+    """Most source subwords that training saw; of several models the least."""
+    languages: tuple[str, str]
+    """Source and target."""
 
-    def check_unlimited(self, folder: Path | str) -> None:
-        """Refuse lines of any length where the model has positions for so many tokens only.
 
-        Raises:
-            ConfigError: So it is.
-        """
-        if (most := self.engine.max_positions) is None:
-            return
-        is_learned = self.engine.name != "ctranslate2" or self.config.model.positions == "learned"
-        reason = "its {} are learned" if is_learned else "it was exported with {}"
+EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
+"""Loads the model of a folder; raises `EngineLacksError` where it cannot do what is needed."""
+ENGINES: Registry[EngineLoader] = Registry(
+    "engine",
+    {
+        "ctranslate2": "nmt.extras.exchange.ctranslate2_engine:load_ctranslate2",
+        "torch": "nmt.inference.torch_engine:load_torch",
+    },
+)
+
+
+def choose_engine(
+    folder: Path, options: EngineOptions | None = None, needs: Needs | None = None
+) -> LoadedModel:
+    """Load the engine that is named; ``auto``: CTranslate2 on a CPU if it has what is needed.
+
+    Args:
+        folder: Run or model folder.
+        options: Which engine, and where.
+        needs: By which ``auto`` decides, and what is loaded beside the weights.
+
+    Raises:
+        ConfigError: The engine does not go with the folder, the device or the dtype.
+        EngineLacksError: The engine that is named cannot do what is needed.
+        CheckpointError: A part is missing or damaged, or the models do not go together.
+    """
+    options, needs = options or EngineOptions(), needs or Needs()
+    options = replace(options, device=parse_device(options.device))
+    dtype = parse_dtype(options.dtype)
+    if options.threads is not None and options.threads < 1:
         raise ConfigError(
-            f"{folder} cannot read lines of any length: {reason.format(f'{most:,} positions')}.",
-            fix="Leave --no-split (split=False) out: lines are then cut into segments of "
-            f"{self.config.filters.max_length:,} tokens or less.",
+            f"`threads` is {options.threads}.", fix="Leave it out, or give 1 or more."
         )
+    name = options.engine
+    with readable():
+        if name == "auto" and is_ctranslate2(folder):
+            name = "ctranslate2"
+        if name != "auto":
+            loaded = ENGINES[name](folder, options, needs)
+        elif reason := _against_ctranslate2(options):
+            loaded = _load_torch(folder, options, needs, reason)
+        else:
+            try:
+                on_cpu = replace(options, device="cpu")
+                loaded = ENGINES["ctranslate2"](folder, on_cpu, needs)
+            except ConfigError as error:  # not installed, say, or it lacks something
+                if dtype == "int8":
+                    raise
+                loaded = _load_torch(folder, options, needs, error.problem)
+    logger.debug("engine: %s, %s", loaded.engine.name, loaded.engine.dtype)
+    return loaded
+
+
+def _against_ctranslate2(options: EngineOptions) -> str:
+    """Say why ``auto`` does not mean CTranslate2; empty if it may."""
+    dtype = parse_dtype(options.dtype)
+    if options.device.startswith("cuda") or (options.device == "auto" and _has_gpu()):
+        return "CTranslate2 is chosen for CPUs only"
+    return "" if dtype in _CONVERTED else f"CTranslate2 is not chosen for {dtype}"
+
+
+def _has_gpu() -> bool:
+    """Whether torch has a GPU; asked only where there are signs of one, as torch takes long."""
+    if sys.platform == "linux" and not any(path.exists() for path in _GPU_DRIVERS):
+        return False
+    import torch  # noqa: PLC0415
+
+    return torch.cuda.is_available()
+
+
+def _load_torch(folder: Path, options: EngineOptions, needs: Needs, reason: str) -> LoadedModel:
+    logger.debug("torch translates: %s", reason)
+    return ENGINES["torch"](folder, options, needs)

@@ -1,10 +1,9 @@
 """The guard: finds translations that are wrong by their look, and has them searched again.
 
-A model that has lost its place repeats itself, stops early or goes on for ever; or it writes
-something fluent that has nothing to do with the source. Each sign of that is a number computed from
-one line and its output, in about 0.1 ms; its threshold comes from what is normal in the validation
-set. A line with an alarm is searched once more, by a search that avoids what the alarm is about;
-the second output is taken if it has fewer alarms.
+A model that has lost its place repeats itself, stops early or goes on for ever. Each sign of that
+is a number computed from one line and its output, in about 0.1 ms. A line with an alarm is searched
+once more, by a search that avoids what the alarm is about; the second output is taken if it has
+fewer alarms. The limits are fixed: what is normal for one language pair is not gross for another.
 
 Source: n-grams repeated beyond the source's as in Raunak et al. (2021), "oscillatory
 hallucinations"; the compression ratio as in Radford et al. (2022), section 4.5, who decode again on
@@ -13,50 +12,185 @@ alarm, too.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import re
 import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from pydantic import ConfigDict, Field
-
-from nmt.checkpoint.model_folder import GUARD, read_extra
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.result import Alarm
-from nmt.inference.segment import SearchResults, Segment
-from nmt.inference.shortlist_file import ShortlistFile
-from nmt.search.hypothesis import Hypothesis
+from nmt.inference.result import Alarm, Result
+from nmt.inference.segment import SENTENCE_BORDER, Segment
+from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
-
-R = TypeVar("R")
-
-logger = logging.getLogger(__name__)
-
-SOURCE_COMPRESSION = 0.8
-"""An output may compress so much better than its source."""
 
 _NGRAM = 3
 _LEAST_NGRAMS = 20  # a shorter output counts as one of so many
 _SMOOTH_CHARACTERS, _SMOOTH_SUBWORDS = 10, 5  # added to both lengths: short lines vary more
 _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
 _LARGEST_SHARE = 0.9  # that may be asked for
-_WORD = re.compile(r"\w+")
+_SOURCE_COMPRESSION = 0.8  # an output may compress so much better than its source
 _RETRY_BEAM_SIZE = 5
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
-_LIKELIEST = 10  # translations of a token that count
-_TOO_COMMON = 50  # most frequent target tokens that do not
 
-_Limit: TypeAlias = Annotated[float, Field(strict=True, ge=0, le=1000)]
+_SIGNS: dict[str, str] = {
+    **dict.fromkeys(("loop", "repetition", "compression"), "loops"),
+    **dict.fromkeys(("short", "long", "truncated"), "length"),
+    "constraint": "required phrases",
+}
+_USUAL_SHARE, _FEWEST_LINES = 0.1, 20  # of alarms, and to say that there are more than that
+_NAMED_LINES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardLimits:
+    """What is normal. The defaults fit any language pair and catch only gross faults."""
+
+    loop: int = 3
+    """Most tokens that repeat at once what stands before them, beyond the source's."""
+    repetition: float = 0.3
+    """Largest share of n-grams that were there before, beyond the source's."""
+    characters: tuple[float, float] = (0.15, 8.0)
+    """Least and largest ratio of output to source characters."""
+    subwords: tuple[float, float] = (0.25, 4.0)
+    """Least and largest ratio of output to source subwords."""
+    compression_scale: float = 0.9
+    """zlib must leave at least ``scale * bytes ** exponent`` of each byte of output."""
+    compression_exponent: float = -0.2
+    """See ``compression_scale``: longer texts compress better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What was found for a segment, and what the guard thinks of the best of it."""
+
+    hypotheses: Sequence[Hypothesis]
+    """The best first; none where no output meets the constraints."""
+    alarms: tuple[Alarm, ...] = ()
+    retried: tuple[Alarm, ...] = ()
+    """Alarms of the first output, where a stricter search has found one without them."""
+    retry_seconds: float = 0.0
+    """Its share of the time of second searches."""
+
+
+SearchAgain: TypeAlias = Callable[
+    [Sequence[Segment], Mapping[str, Any]], Iterable[Sequence[Hypothesis]]
+]
+"""Segments, and decoding options to change -> hypotheses of each."""
+
+
+def check(
+    segments: Sequence[Segment],
+    found: Sequence[Sequence[Hypothesis]],
+    tokenizers: Tokenizers,
+    decoding: DecodingConfig,
+    limits: GuardLimits | None,
+    search_again: SearchAgain | None,
+) -> list[Output]:
+    """Look at the best output of each segment, and search again where it looks wrong.
+
+    Args:
+        segments: Parts of lines.
+        found: Hypotheses of each.
+        tokenizers: Of both languages.
+        decoding: Options of the search that found them.
+        limits: What is normal; None: nothing but misplaced phrases raises an alarm.
+        search_again: None: outputs are taken as they are, with their alarms.
+
+    Raises:
+        CheckpointError: There is no output, and no constraint is to blame.
+    """
+    if any(not own and x.constraints == NONE for own, x in zip(found, segments, strict=True)):
+        raise CheckpointError(
+            "The model's probabilities are not numbers: its weights are broken.",
+            fix="Use another checkpoint, or train again.",
+        )
+    outputs = [Output(hypotheses) for hypotheses in found]
+    if limits is not None:
+        for row, (segment, output) in enumerate(zip(segments, outputs, strict=True)):
+            names = _alarms_of(segment, output.hypotheses, tokenizers, limits)
+            outputs[row] = replace(output, alarms=names)
+        if search_again is not None:
+            _retry(segments, outputs, tokenizers, decoding, limits, search_again)
+    for row, (segment, output) in enumerate(zip(segments, outputs, strict=True)):
+        if _is_misplaced(segment, output.hypotheses, tokenizers):
+            outputs[row] = replace(output, alarms=(*output.alarms, "constraint"))
+    return outputs
+
+
+def _alarms_of(
+    segment: Segment,
+    hypotheses: Sequence[Hypothesis],
+    tokenizers: Tokenizers,
+    limits: GuardLimits,
+) -> tuple[Alarm, ...]:
+    if not hypotheses:
+        return ()
+    source, output = segment.ids, hypotheses[0].ids
+    texts = tokenizers.source.decode(source), tokenizers.target.decode(output)
+    return alarms(GuardedLine(*texts, source, output), limits)
+
+
+def _retry(
+    segments: Sequence[Segment],
+    outputs: list[Output],
+    tokenizers: Tokenizers,
+    decoding: DecodingConfig,
+    limits: GuardLimits,
+    search_again: SearchAgain,
+) -> None:
+    """Replace outputs with alarms where a second search finds a better one."""
+    # Segments with the same alarms are searched together: they change the search alike.
+    groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
+    for row, output in enumerate(outputs):
+        if changes := output.alarms and fallback_search(output.alarms, decoding, limits):
+            groups[tuple(changes.items())].append(row)
+    for key, rows in groups.items():
+        begin = time.perf_counter()
+        with suppress(ConfigError):  # the engine cannot search so: the alarms stay
+            again = search_again([segments[row] for row in rows], dict(key))
+            seconds = (time.perf_counter() - begin) / len(rows)
+            for row, hypotheses in zip(rows, again, strict=True):
+                first = outputs[row]
+                names = first.alarms
+                if hypotheses:
+                    names = _alarms_of(segments[row], hypotheses, tokenizers, limits)
+                if len(names) < len(first.alarms):
+                    gone = tuple(name for name in first.alarms if name not in names)
+                    outputs[row] = Output(hypotheses, names, gone, seconds)
+                else:
+                    outputs[row] = replace(first, retry_seconds=seconds)
+
+
+def fallback_search(
+    found: Iterable[Alarm], decoding: DecodingConfig, limits: GuardLimits
+) -> dict[str, Any]:
+    """Return the changes of ``decoding`` that avoid what these alarms are about.
+
+    None loosens a limit. They use only options that all engines define alike.
+    """
+    names = set(found)
+    changes: dict[str, Any] = {}
+    if names & {"loop", "repetition", "compression"}:
+        size = _LOOP_NGRAM_SIZE if "loop" in names else _NGRAM
+        changes["no_repeat_ngram_size"] = min(decoding.no_repeat_ngram_size or size, size)
+    if "short" in names:
+        changes["min_length_factor"] = max(decoding.min_length_factor, limits.subwords[0])
+    is_plain = not (decoding.sampling or decoding.return_alternatives)
+    if is_plain and decoding.diverse_beam_groups == 1:
+        changes["beam_size"] = max(decoding.beam_size, _RETRY_BEAM_SIZE)
+    changes = {name: x for name, x in changes.items() if x != getattr(decoding, name)}
+    if changes or "long" in names:
+        # Of the longest output without the alarm "long": so a retry's cost is bounded, too.
+        factor = limits.subwords[1]
+        offset = max(1, math.floor((factor - 1) * _SMOOTH_SUBWORDS))
+        changes["max_length_factor"] = min(decoding.max_length_factor, factor)
+        changes["max_length_offset"] = min(decoding.max_length_offset, offset)
+    return {name: value for name, value in changes.items() if value != getattr(decoding, name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +201,6 @@ class GuardedLine:
     output: str
     source_tokens: Sequence[Hashable]
     output_tokens: Sequence[Hashable]
-    covered: float = 1.0
-    """Share of the source tokens that the output translates; see `SourceCoverage`."""
 
     @property
     def loop(self) -> int:
@@ -93,46 +225,21 @@ class GuardedLine:
         return (sizes[0] + _SMOOTH_SUBWORDS) / (sizes[1] + _SMOOTH_SUBWORDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardThresholds:
-    """Limits of what is normal. The defaults fit any language pair and catch only gross faults."""
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-
-    loop: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
-    """Most tokens that repeat at once what stands before them, beyond the source's."""
-    repetition: _Limit = 0.3
-    """Largest share of n-grams that were there before, beyond the source's."""
-    characters_low: _Limit = 0.15
-    """Least ratio of output to source characters."""
-    characters_high: _Limit = 8.0
-    """Largest ratio of output to source characters."""
-    subwords_low: _Limit = 0.25
-    """Least ratio of output to source subwords."""
-    subwords_high: _Limit = 4.0
-    """Largest ratio of output to source subwords."""
-    compression_scale: _Limit = 0.9
-    """zlib must leave at least ``scale * bytes ** exponent`` of each byte of output."""
-    compression_exponent: Annotated[float, Field(strict=True, ge=-1, le=0)] = -0.2
-    """See ``compression_scale``: longer texts compress better."""
-    coverage: _Limit = 0.0
-    """Least share of the source tokens that an output translates."""
-    expected: Mapping[str, list[Annotated[int, Field(strict=True)]]] = field(default_factory=dict)
-    """Source words that are nearly always translated by one of a few target ids, with these."""
-
-    def text(self) -> str:
-        """Return the content of the file."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
-
-
-def read_thresholds(folder: Path) -> GuardThresholds:
-    """Read the limits of a run or model folder; the defaults for what it does not have.
-
-    Raises:
-        CheckpointError: The file is damaged.
-    """
-    fix = "Restore it, or remove it: the guard has limits of its own then."
-    return read_extra(folder / GUARD, GuardThresholds, fix=fix) or GuardThresholds()
+def alarms(line: GuardedLine, limits: GuardLimits) -> tuple[Alarm, ...]:
+    """Return the alarms of ``line``, which depend on nothing but the line; none for most lines."""
+    characters, subwords = line.characters, line.subwords
+    # What zlib leaves of so long a text normally; less if the source repeats itself.
+    size = max(1, len(line.output.encode("utf-8", "replace")))
+    normal = limits.compression_scale * size**limits.compression_exponent
+    least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(line.source))
+    found: dict[Alarm, bool] = {
+        "loop": line.loop > limits.loop,
+        "repetition": line.repetition > limits.repetition,
+        "short": characters < limits.characters[0] or subwords < limits.subwords[0],
+        "long": characters > limits.characters[1] or subwords > limits.subwords[1],
+        "compression": compressed_share(line.output) < least_share,
+    }
+    return tuple(name for name, is_on in found.items() if is_on)
 
 
 def longest_loop(tokens: Sequence[Hashable]) -> int:
@@ -173,164 +280,96 @@ def compressed_share(text: str) -> float:
     return (len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES) / len(content) if content else 1.0
 
 
-def alarms(line: GuardedLine, limits: GuardThresholds) -> tuple[Alarm, ...]:
-    """Return the alarms of ``line``, which depend on nothing but the line; none for most lines."""
-    characters, subwords = line.characters, line.subwords
-    # What zlib leaves of so long a text normally; less if the source repeats itself.
-    size = max(1, len(line.output.encode("utf-8", "replace")))
-    normal = limits.compression_scale * size**limits.compression_exponent
-    least_share = min(normal, _LARGEST_SHARE, SOURCE_COMPRESSION * compressed_share(line.source))
-    written, expected = set(line.output_tokens), limits.expected
-    words = _WORD.findall(line.source) if expected else ()
-    found: dict[Alarm, bool] = {
-        "loop": line.loop > limits.loop,
-        "repetition": line.repetition > limits.repetition,
-        "short": characters < limits.characters_low or subwords < limits.subwords_low,
-        "long": characters > limits.characters_high or subwords > limits.subwords_high,
-        "compression": compressed_share(line.output) < least_share,
-        "coverage": line.covered < limits.coverage
-        or any(word in expected and written.isdisjoint(expected[word]) for word in words),
-    }
-    return tuple(name for name, is_on in found.items() if is_on)
+def _is_misplaced(
+    segment: Segment, hypotheses: Sequence[Hypothesis], tokenizers: Tokenizers
+) -> bool:
+    """Whether a required phrase stands behind the sentence."""
+    if not (segment.constraints.required and hypotheses):
+        return False
+    decode = tokenizers.target.decode
+    phrases = [decode(ids).strip() for ids in segment.constraints.required]
+    source = tokenizers.source.decode(segment.ids)
+    return stands_past_end(source, decode(hypotheses[0].ids).strip(), phrases)
 
 
-class SourceCoverage:
-    """How much of a source its translation covers, by the short lists of the training data.
+def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
+    """Whether a translation has one sentence more than its source, of required phrases alone.
 
-    A source token is covered if one of the target tokens that most often translate it is in the
-    output. Tokens that are in nearly every output, such as articles and full stops, cover nothing.
-
-    Args:
-        common: Target ids, the most frequent first.
-        candidates: Target ids for each source token, the likeliest first; -1 where there are fewer.
+    >>> stands_past_end("A man walks his dog.", "Un homme marche. chat.", ["chat"])
+    True
+    >>> stands_past_end("A man walks. Cat!", "Un homme marche. chat.", ["chat"])
+    False
     """
+    count, found = (
+        [part for part in SENTENCE_BORDER.split(side) if part.strip()] for side in (source, text)
+    )
+    if len(found) <= max(1, len(count)):
+        return False
+    rest = found[-1]
+    for phrase in phrases:
+        rest = rest.replace(phrase, "")
+    return rest != found[-1] and not any(map(str.isalnum, rest))
 
-    def __init__(self, common: Sequence[int], candidates: Sequence[Sequence[int]]) -> None:
-        useless = {-1, *common[:_TOO_COMMON]}
-        self.candidates = candidates
-        self._translations = cache(
-            lambda token: frozenset(map(int, candidates[token][:_LIKELIEST])) - useless
-        )
+
+@dataclass(frozen=True, slots=True)
+class GuardCounts:
+    """What the guard saw in some lines, and what it cost. Counts of several parts add up."""
+
+    num_lines: int = 0
+    num_alarmed: int = 0
+    """Lines whose first translation had an alarm."""
+    num_cleared: int = 0
+    """Of these, lines whose second translation has none."""
+    signs: frozenset[str] = frozenset()
+    """What the alarms were about: ``loops``, ``length``, ``required phrases``."""
+    retry_seconds: float = 0.0
+    """Time of the second searches."""
+    left: tuple[int, ...] = field(default=())
+    """Numbers of the first lines that still have an alarm."""
 
     @classmethod
-    def load(cls, file: ShortlistFile) -> Self | None:
-        """Return one by the short lists of a file; None if there is none, or a damaged one."""
-        try:
-            parts: Any = file.parts  # its rows are as good as sequences
-        except CheckpointError as error:
-            logger.warning("the guard leaves coverage out: %s %s", error.problem, error.fix)
+    def of(cls, results: Mapping[int, Result]) -> GuardCounts:
+        """Count what raised alarms in some results, by the numbers of their lines."""
+        lines = [(result.alarms, result.retried) for result in results.values()]
+        return cls(
+            len(lines),
+            sum(bool(now or before) for now, before in lines),
+            sum(bool(before and not now) for now, before in lines),
+            frozenset(_SIGNS[name] for pair in lines for own in pair for name in own),
+            sum(result.retry_seconds for result in results.values()),
+            tuple(number for number, result in results.items() if result.alarms)[:_NAMED_LINES],
+        )
+
+    def __add__(self, other: GuardCounts) -> GuardCounts:
+        return GuardCounts(
+            self.num_lines + other.num_lines,
+            self.num_alarmed + other.num_alarmed,
+            self.num_cleared + other.num_cleared,
+            self.signs | other.signs,
+            self.retry_seconds + other.retry_seconds,
+            (*self.left, *other.left)[:_NAMED_LINES],
+        )
+
+    def message(self, seconds: float) -> str | None:
+        """Return what the user should know; None without alarms. All took so many seconds.
+
+        >>> GuardCounts(1000, 3, 2, frozenset({"loops", "length"}), left=(7,)).message(9)
+        'guard: 3 of 1,000 lines looked degenerate (length, loops); 1 still does: line 7'
+        """
+        if not self.num_alarmed:
             return None
-        return parts and cls(parts.common.tolist(), parts.candidates)
-
-    def share(self, source: Sequence[int], output: Sequence[int]) -> float:
-        """Return the share of the source tokens that the output covers, smoothed; 1 at most.
-
-        Tokens without translations do not count.
-
-        >>> of = SourceCoverage([], [[], [4], [5, 6], [7]])
-        >>> of.share([1, 2, 3, 0], [4, 6]), of.share([0, 0], [9])
-        (0.75, 1.0)
-        """
-        known = [tokens for token in source if (tokens := self._translations(token))]
-        written = set(output)
-        covered = sum(not written.isdisjoint(tokens) for tokens in known)
-        return (covered + 1) / (len(known) + 1)
-
-
-class Guard:
-    """Checks the best output of each sentence, and searches again where there is an alarm.
-
-    Args:
-        limits: What is normal.
-        tokenizers: Of both languages.
-        shortlist: By which coverage is measured, if there is a limit for it; read when needed.
-        retries: Whether it searches again, or only tells.
-    """
-
-    def __init__(
-        self,
-        limits: GuardThresholds,
-        tokenizers: Tokenizers,
-        shortlist: ShortlistFile | None = None,
-        *,
-        retries: bool = True,
-    ) -> None:
-        self._retries = retries
-        self.seconds = 0.0
-        """Time that second searches took so far."""
-        self.limits, self._tokenizers, self._shortlist = limits, tokenizers, shortlist
-
-    @cached_property
-    def coverage(self) -> SourceCoverage | None:
-        """What measures coverage; None turns that sign off."""
-        if self._shortlist is None or not self.limits.coverage:
-            return None
-        return SourceCoverage.load(self._shortlist)
-
-    def check(self, source: Sequence[int], outputs: Sequence[Hypothesis]) -> tuple[Alarm, ...]:
-        """Return the alarms of the best output of a sentence."""
-        ids = outputs[0].ids
-        texts = self._tokenizers.source.decode(source), self._tokenizers.target.decode(ids)
-        covered = 1.0 if self.coverage is None else self.coverage.share(source, ids)
-        return alarms(GuardedLine(*texts, source, ids, covered), self.limits)
-
-    def fallback_search(self, found: Iterable[Alarm], options: DecodingConfig) -> dict[str, Any]:
-        """Return the changes of ``options`` that avoid what these alarms are about.
-
-        None loosens a limit. They use only options that all engines define alike.
-        """
-        names, limits = set(found), self.limits
-        changes: dict[str, Any] = {}
-        if names & {"loop", "repetition", "compression"}:
-            size = _LOOP_NGRAM_SIZE if "loop" in names else _NGRAM
-            changes["no_repeat_ngram_size"] = min(options.no_repeat_ngram_size or size, size)
-        if "short" in names:
-            changes["min_length_factor"] = max(options.min_length_factor, limits.subwords_low)
-        is_plain = not (options.sampling or options.return_alternatives)
-        if is_plain and options.diverse_beam_groups == 1:
-            changes["beam_size"] = max(options.beam_size, _RETRY_BEAM_SIZE)
-        changes = {name: x for name, x in changes.items() if x != getattr(options, name)}
-        if changes or "long" in names:
-            # Of the longest output without the alarm "long": so a retry's cost is bounded, too.
-            factor = limits.subwords_high
-            offset = max(1, math.floor((factor - 1) * _SMOOTH_SUBWORDS))
-            changes["max_length_factor"] = min(options.max_length_factor, factor)
-            changes["max_length_offset"] = min(options.max_length_offset, offset)
-        return {name: value for name, value in changes.items() if value != getattr(options, name)}
-
-    def retry(
-        self,
-        segments: Iterable[Segment],
-        options: DecodingConfig,
-        search_again: Callable[[list[Segment], Mapping[str, Any]], SearchResults],
-    ) -> None:
-        """Check the output of each segment, and replace it where a second search finds a better.
-
-        Args:
-            segments: With an output each. Get their alarms.
-            options: Of the search that found the outputs.
-            search_again: Searches some of the segments with some options changed.
-        """
-        groups: dict[tuple[tuple[str, Any], ...], list[Segment]] = defaultdict(list)
-        for segment in segments:
-            segment.alarms = self.check(segment.ids, segment.hypotheses)
-            if not self._retries:
-                continue
-            if changes := segment.alarms and self.fallback_search(segment.alarms, options):
-                groups[tuple(changes.items())].append(segment)
-        for key, group in groups.items():
-            with suppress(ConfigError):  # the engine cannot search so: the alarms stay
-                for segment, found in search_again(group, dict(key)):
-                    first = segment.alarms
-                    names = self.check(segment.ids, found) if found else first
-                    if len(names) < len(first):
-                        segment.hypotheses, segment.alarms = found, names
-                        segment.retried = tuple(name for name in first if name not in names)
-
-    def timed(self, search_again: Callable[[], R]) -> R:
-        """Return what a second search finds, and count its time."""
-        begin = time.perf_counter()
-        try:
-            return search_again()
-        finally:
-            self.seconds += time.perf_counter() - begin
+        left, named = self.num_alarmed - self.num_cleared, ", ".join(map(str, self.left))
+        which = f"line{'s' * (left > 1)} {named}{', ...' * (left > len(self.left))}"
+        parts = [
+            f"guard: {self.num_alarmed:,} of {self.num_lines:,} lines looked degenerate "
+            f"({', '.join(sorted(self.signs))})",
+            f"{left:,} still {'does' if left == 1 else 'do'}: {which}"
+            if left
+            else "now none raises an alarm",
+        ]
+        if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _FEWEST_LINES:
+            parts.append("input unlike the validation set, or a model trained too little?")
+        if self.retry_seconds:
+            cost = f"{self.retry_seconds:.1f} of {seconds:.1f} s"
+            parts.append(f"translating them again took {cost} (`no_guard` turns it off)")
+        return "; ".join(parts)

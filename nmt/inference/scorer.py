@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from nmt.config.decoding import DecodingConfig
-from nmt.config.loader import change_options
-from nmt.data.loader import plan_batches
+from nmt.config.decoding import DecodingConfig, change_options
 from nmt.errors import CheckpointError
-from nmt.inference.engine import EngineOptions, Ensemble, LoadedEngine
-from nmt.inference.result import Links, TokenScore, align_words, score_tokens, subwords
+from nmt.inference.alignment import Links, align_words, subwords
+from nmt.inference.engine import LoadedModel, batch_by_length
+from nmt.inference.options import EngineOptions, Needs
+from nmt.inference.result import TokenScore, score_tokens
 from nmt.inference.segment import encode_fitting
-from nmt.inference.torch_engine import load_torch_engine
+from nmt.inference.torch_engine import load_torch
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer
 
@@ -80,10 +78,10 @@ class Scorer:
         options: The length normalisation and the size of batches; the model's own when None.
     """
 
-    def __init__(self, loaded: LoadedEngine, options: DecodingConfig | None = None) -> None:
-        own, most = loaded.config.decoding, loaded.engine.max_positions
+    def __init__(self, loaded: LoadedModel, options: DecodingConfig | None = None) -> None:
+        own, most = loaded.decoding, loaded.engine.max_positions
         self.options, self._loaded = options or own, loaded
-        self._longest_source = longest = loaded.config.filters.max_length
+        self._longest_source = longest = loaded.max_length
         self._longest_target = max(
             int(longest * own.max_length_factor) + own.max_length_offset, longest
         )
@@ -92,20 +90,14 @@ class Scorer:
         self._pieces = subwords(loaded.tokenizers.target)
 
     @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        *,
-        device: str = "auto",
-        checkpoint: str = "best",
-        threads: int | None = None,
-        ensemble: Ensemble | None = None,
-    ) -> Scorer:
-        """Load a run or model folder. See `nmt.inference.translator.Translator.load`."""
-        options = EngineOptions(
-            device=device, checkpoint=checkpoint, threads=threads, ensemble=ensemble
-        )
-        return cls(load_torch_engine(Path(folder), options))
+    def load(cls, folder: Path | str, **options: Any) -> Scorer:
+        """Load a run or model folder. Options are fields of `EngineOptions`, by name."""
+        return cls(load_torch(Path(folder), EngineOptions(**options), Needs()))
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Of source and target."""
+        return self._loaded.languages
 
     def with_options(self, **changes: Any) -> Scorer:
         """Return a scorer of the same model with other decoding options.
@@ -210,15 +202,12 @@ class Scorer:
         ids = _encode(tokenizers.target, targets, self._longest_target, "target")
         return list(zip(sources, ids, strict=True))
 
-    def _batches(self, pairs: Sequence[IdPair]) -> Iterator[list[int]]:
+    def _batches(self, pairs: Sequence[IdPair]) -> list[list[int]]:
         """Rows of like lengths, with source and target together within twice the budget."""
-        lengths = [np.array([len(pair[side]) + 1 for pair in pairs], int) for side in (0, 1)]
-        longest = int((lengths[0] + lengths[1]).max(initial=0))
+        lengths = [len(source) + len(target) + 1 for source, target in pairs]
         wanted = self.options.batch_tokens
         tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
-        budget = max(2 * tokens, longest)
-        for rows in plan_batches(*lengths, max_tokens=budget, noise=0, seed=0, epoch=0):
-            yield rows.tolist()
+        return batch_by_length(lengths, max_tokens=2 * tokens, max_rows=max(1, len(pairs)))
 
 
 def _encode(

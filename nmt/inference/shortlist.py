@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.shortlist_file import require_shortlist
 from nmt.packed import Packed
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text import EOS_ID
@@ -76,15 +77,16 @@ class Shortlist:
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
 
     @classmethod
-    def load(cls, file: ShortlistFile, device: torch.device) -> Self:
-        """Return what a file holds, on a device.
+    def load(cls, folder: Path, vocab_sizes: tuple[int, int], device: torch.device) -> Self:
+        """Return the short lists of a folder, on a device.
 
         Raises:
-            ConfigError: There is none.
-            CheckpointError: It is damaged.
+            ConfigError: It has none.
+            CheckpointError: They are damaged.
         """
-        common, candidates = (torch.tensor(part, device=device) for part in file.require())
-        return cls(common, candidates, file.vocab_sizes[1])
+        parts = require_shortlist(folder, vocab_sizes)
+        common, candidates = (torch.tensor(part, device=device) for part in parts)
+        return cls(common, candidates, vocab_sizes[1])
 
     def pick(
         self, source: Packed, constraints: Sequence[Constraints] | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.inference.engine import Mean
+from nmt.inference.options import Mean
 from nmt.inference.shortlist import BatchVocabulary
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import DecodeToken, Transformer

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from typing_extensions import override
 
-from nmt.checkpoint.model_folder import ModelBundle, load_model
+from nmt.checkpoint.model_folder import ModelBundle, is_ctranslate2, load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.device.device import choose_device, prepare_process
 from nmt.device.memory import free_bytes
 from nmt.device.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.ctranslate2 import is_ctranslate2
 from nmt.inference.cuda_graphs import GraphedDecodeToken
-from nmt.inference.engine import BatchRoom, Engine, EngineOptions, Ensemble, LoadedEngine, Task
+from nmt.inference.engine import BatchRoom, Engine, LoadedModel, Task
+from nmt.inference.options import EngineOptions, Ensemble, Needs, parse_dtype
 from nmt.inference.shortlist import BatchVocabulary, Shortlist
-from nmt.inference.shortlist_file import ShortlistFile
 from nmt.inference.stepper import Mixture, ModelStepper, source_of
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
@@ -45,8 +44,8 @@ class TorchEngine(Engine):
             predictions are averaged.
         mixture: How; left out for one model.
         is_final: Whether no model trains any more: their steps are then prepared to run faster.
-        load_shortlist: Called when ``decoding.shortlist`` is first asked for; it may refuse. While
-            the model trains, all tokens are scored.
+        shortlist: For ``decoding.shortlist``. While the model trains there is none: all tokens
+            are scored.
         end_loops: Whether outputs that go round in circles are ended: of a model that has learned
             little, when nobody reads them.
         keep_special_mass: In `token_log_probs`; see `nmt.config.decoding.DecodingConfig`.
@@ -59,13 +58,13 @@ class TorchEngine(Engine):
         *models: Transformer,
         mixture: Mixture | None = None,
         is_final: bool = False,
-        load_shortlist: Callable[[], Shortlist] | None = None,
+        shortlist: Shortlist | None = None,
         end_loops: bool = False,
         keep_special_mass: bool = False,
     ) -> None:
         self._end_loops = end_loops
         self._models, self._mixture = models, mixture or Mixture()
-        self._load_shortlist, self._keep_special_mass = load_shortlist, keep_special_mass
+        self._shortlist, self._keep_special_mass = shortlist, keep_special_mass
         if is_final:
             for model in models:
                 model.eval()
@@ -111,7 +110,6 @@ class TorchEngine(Engine):
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
-        _ = options.shortlist and self._shortlist  # loaded once
         with evaluating(*self._models):  # no worker may end it for the others
             if min(self.num_workers, len(tasks)) < 2:
                 for task in tasks:
@@ -127,9 +125,10 @@ class TorchEngine(Engine):
     def start_worker(self) -> None:
         torch.set_num_threads(1)  # a setting of each thread
 
-    @cached_property
-    def _shortlist(self) -> Shortlist | None:
-        return self._load_shortlist() if self._load_shortlist else None
+    @override
+    def lacks(self, needs: Needs) -> list[str]:
+        missing = needs.decoding.shortlist and self._shortlist is None and self._is_final
+        return ["decoding.shortlist true, for which it was not loaded"] if missing else []
 
     def _search(
         self, task: Task, options: DecodingConfig, lists: Shortlist | None
@@ -220,47 +219,56 @@ def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> 
     return _GPU_ROOM._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
 
 
-def load_torch_engine(folder: Path, options: EngineOptions) -> LoadedEngine:
+def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
     """Load one model, or several that share languages and vocabulary.
 
     Args:
         folder: Of the first model.
-        options: What joins it, and where to compute; ``engine`` is taken for ``torch``.
+        options: What joins it, and where to compute.
+        needs: Whether short lists are loaded.
 
     Raises:
         CheckpointError: A part is missing or damaged, or the models do not go together.
         ConfigError: The weights, the checkpoint or the dtype are none, or not for torch.
     """
-    ensemble = options.ensemble or Ensemble()
+    ensemble, dtype = options.ensemble or Ensemble(), parse_dtype(options.dtype)
     shares = ensemble.shares()
-    prepare_process(options.threads)
     folders = (folder, *ensemble.others)
     if exported := [str(each) for each in folders if is_ctranslate2(each)]:
         raise ConfigError(
-            f"{', '.join(exported)}: models for CTranslate2 cannot score or work with others.",
-            fix="Use the run it was exported from.",
+            f"{', '.join(exported)}: exported for CTranslate2, which only translates, and alone.",
+            fix="Leave `engine` out, or use the run it was exported from.",
+        )
+    if dtype == "int8":
+        raise ConfigError("int8 needs the CTranslate2 engine.", fix="Leave `dtype` out.")
+    prepare_process(options.threads)
+    place = choose_device(options.device)
+    if dtype == "float16" and place.type == "cpu":
+        raise ConfigError(
+            "float16 is for GPUs.", fix="Leave `dtype` out, or use `dtype` bfloat16 on this CPU."
         )
     bundles = [load_model(each, options.checkpoint) for each in folders]
     _check_alike(folders, bundles)
-    place = choose_device(options.device)
-    dtype = options.dtype or ("float32" if place.type == "cpu" else fastest_dtype(place))
-    if dtype == "float16" and place.type == "cpu":
-        raise ConfigError(
-            "float16 is for GPUs.", fix="Leave --dtype out, or use --dtype bfloat16 on this CPU."
-        )
-    counted = [i for i, share in enumerate(shares) if share]  # 0 leaves a model out
-    longest = min(bundles[i].config.filters.max_length for i in counted)
+    dtype = dtype or ("float32" if place.type == "cpu" else fastest_dtype(place))
     config, tokenizers = bundles[0].config, bundles[0].tokenizers
-    filters = config.filters.model_copy(update={"max_length": longest})
-    file = ShortlistFile(folder, tokenizers.vocab_sizes)
+    lists = None
+    if needs.decoding.shortlist:
+        lists = Shortlist.load(folder, tokenizers.vocab_sizes, place)
+    counted = [i for i, share in enumerate(shares) if share]  # 0 leaves a model out
     engine = TorchEngine(
         *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         is_final=True,
-        load_shortlist=lambda: Shortlist.load(file, place),
+        shortlist=lists,
         keep_special_mass=config.decoding.keep_special_mass,
     )
-    return LoadedEngine(engine, config.model_copy(update={"filters": filters}), tokenizers, file)
+    return LoadedModel(
+        engine,
+        tokenizers,
+        config.decoding,
+        min(bundles[i].config.filters.max_length for i in counted),
+        (config.source_language, config.target_language),
+    )
 
 
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:

@@ -1,398 +1,367 @@
-"""Lines -> translations: tokenize, sort, batch, search, detokenize, restore the order."""
+"""Lines -> translations: segment, search, check, join.
+
+Read `Translator.finish` first. Each of the four steps is a function over a list: `segment` is in
+`nmt.inference.segment`, `check` in `nmt.inference.guard`, `search` and `join` are below.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
-from dataclasses import replace
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from nmt.config.decoding import DecodingConfig
-from nmt.config.loader import change_options
-from nmt.inference.confidence import ConfidenceModel, read_confidence
-from nmt.inference.engine import (
-    Engine,
-    EngineChoice,
-    EngineOptions,
-    Ensemble,
-    LoadedEngine,
-    Request,
-    parse_dtype,
-)
-from nmt.inference.guard import Guard, read_thresholds
-from nmt.inference.joining import add_details, join_segments
-from nmt.inference.loading import load_engine
-from nmt.inference.result import TranslationResult
-from nmt.inference.searching import fitting_batches, search_batches
-from nmt.inference.segment import (
-    Phrases,
-    SearchResults,
-    Segment,
-    check_outputs,
-    constrain,
-    encode_constraints,
-    joiner_for,
-    segment_lines,
-    stands_past_end,
-    tag_ids,
-)
-from nmt.inference.turns import Turns
+from nmt.checkpoint.model_folder import load_folder_config
+from nmt.config.decoding import DecodingConfig, change_options
+from nmt.errors import ConfigError, DataError
+from nmt.inference.alignment import AlignedSegment, align_words, join_alignments, subwords
+from nmt.inference.confidence import read_confidence
+from nmt.inference.engine import Engine, EngineLacksError, Task, choose_engine
+from nmt.inference.guard import Output, check
+from nmt.inference.options import EngineOptions, Needs, TranslationOptions
+from nmt.inference.request import Request
+from nmt.inference.result import Alternative, Result, TokenScore, score_tokens
+from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, joiner_for, segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
-if TYPE_CHECKING:  # its metrics take time to load
-    from nmt.inference.mbr import Mbr
-
-R = TypeVar("R")
-
 _LINE_BREAKS = re.compile(r"[\r\n]+")
-_LINES_AT_ONCE = 2000
+_OF_ENGINE = {each.name for each in fields(EngineOptions)}
+_OWN = {each.name for each in fields(TranslationOptions)} - {"decoding"}
 
 
 class Translator:
-    """Translates text with one model.
+    """Translates text with one model. Never changes: what holds for all lines is in its options.
 
     Args:
         engine: The model, and how it is searched.
         tokenizers: Of both languages.
-        options: How to search.
-        max_length: Most source subwords at once; longer lines are cut, translated and joined. None:
-            none is cut.
-        joiner: What joins the parts.
-        check: Called between batches; may raise to interrupt.
-        guard: Retries outputs that look wrong. All are taken as they are when None.
-        confidence: Predicts the quality of each translation.
+        options: The same for all lines.
+
+    Raises:
+        EngineLacksError: The engine cannot do what the options ask for.
+        ConfigError: The model has no such tag.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizers: Tokenizers,
-        options: DecodingConfig,
-        *,
-        max_length: int | None = 256,
-        joiner: str = " ",
-        check: Callable[[], None] = lambda: None,
-        guard: Guard | None = None,
-        confidence: ConfidenceModel | None = None,
-    ) -> None:
-        self.options = options
-        self._engine, self._tokenizers = engine, tokenizers
-        self._max_length, self._joiner = max_length, joiner
-        self._check, self._guard = check, guard
-        self._confidence = confidence
-        self._mbr: Mbr | None = None
-        self._progress: Callable[[int], object] = lambda _: None
-        self._turns = Turns()
+    def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
+        if lacking := engine.lacks(Needs.of(options)):
+            raise EngineLacksError.of(engine.name, lacking)
+        if options.tag is not None:
+            tokenizers.source.tag_id(options.tag)
+        self.engine, self.tokenizers, self.options = engine, tokenizers, options
 
     @classmethod
-    def load(  # noqa: PLR0913 - the choices that a user has
-        cls,
-        folder: Path | str,
-        *,
-        engine: EngineChoice = "auto",
-        device: str = "auto",
-        checkpoint: str = "best",
-        threads: int | None = None,
-        ensemble: Ensemble | None = None,
-        guard: bool = True,
-        split: bool = True,
-        dtype: str = "auto",
-        prepare: bool = True,
-    ) -> Translator:
-        """Load a run or model folder.
+    def load(cls, folder: Path | str, *, split: bool = True, **options: Any) -> Translator:
+        """Load a run or model folder into an engine that has what is asked for.
 
         Args:
             folder: What `nmt train`, `nmt average` or `nmt export` wrote.
-            engine: What computes: ``torch``, ``ctranslate2``, or ``auto``: CTranslate2 on a CPU
-                where it is installed and has all that is asked for, otherwise torch.
-            device: Where to compute.
-            checkpoint: ``best``, ``last``, ``step-N`` or ``average``.
-            threads: CPU threads; the engine's choice when None.
-            ensemble: Models that translate together with the one in ``folder``.
-            guard: Retry translations that look wrong.
             split: Cut lines of more subwords than training saw into segments. Otherwise they go
                 through whole, which only some positions allow, and are often translated worse.
-            dtype: What the weights are kept and multiplied in: ``float32``, ``float16`` on GPUs,
-                ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto`` is float32 on a CPU
-                and a 16-bit one on a GPU. An exported model has the one of its export.
-            prepare: Load the weights now, into the engine that the model's own decoding options
-                need; otherwise with the first request.
+            options: Fields of `EngineOptions` and `TranslationOptions`, and decoding options, by
+                name: ``engine="torch"``, ``outputs={"alignments"}``, ``beam_size=1``.
 
         Raises:
-            ConfigError: The engine or the device does not go with it, or it has positions for so
-                many tokens only, and lines are not to be split.
+            ConfigError: An option is unknown or out of bounds, the engine or the device does not go
+                with the folder, or lines are not to be split and the model has few positions.
             CheckpointError: A part is missing or damaged, or the models do not go together.
         """
-        options = EngineOptions(
-            engine=engine, device=device, dtype=parse_dtype(dtype), checkpoint=checkpoint,
-            threads=threads, ensemble=ensemble,
-        )  # fmt: skip
-        loaded = load_engine(Path(folder), options)
-        translator = cls.of(loaded, Path(folder), guard=guard, split=split)
-        if prepare:
-            translator.prepare()
-        return translator
-
-    @classmethod
-    def of(
-        cls, loaded: LoadedEngine, folder: Path, *, guard: bool = True, split: bool = True
-    ) -> Translator:
-        """Return the translator of an engine and of what else lies in its folder; see `load`."""
-        config, guardian = loaded.config, None
-        if not split:
-            loaded.check_unlimited(folder)
-        if guard:
-            limits = read_thresholds(folder)
-            guardian = Guard(limits, loaded.tokenizers, loaded.shortlist)
-        return cls(
-            loaded.engine,
-            loaded.tokenizers,
-            config.decoding,
+        folder = Path(folder)
+        config = load_folder_config(folder)
+        engine = EngineOptions(**{x: options.pop(x) for x in _OF_ENGINE & options.keys()})
+        wanted = TranslationOptions(
+            decoding=config.decoding,
             max_length=config.filters.max_length if split else None,
             joiner=joiner_for(config.target_language),
-            guard=guardian,
             confidence=read_confidence(folder),
         )
-
-    def prepare(self, outputs: Iterable[str] = ()) -> None:
-        """Load the engine for such requests now, so that faults are found before the first.
-
-        Args:
-            outputs: Of ``alignments``, ``attention`` and ``token_scores`` those to be asked for.
-        """
-        self._engine.serving(Request(self._search_options, outputs=frozenset(outputs)))
-
-    @property
-    def has_confidence(self) -> bool:
-        """Whether translations get one."""
-        return self._confidence is not None
-
-    @property
-    def engine(self) -> Engine:
-        """What translates with the translator's options."""
-        return self._engine.serving(Request(self._search_options))
+        wanted = _changed(wanted, options)
+        loaded = choose_engine(folder, engine, Needs.of(wanted))
+        if split:
+            wanted = replace(wanted, max_length=loaded.max_length)
+        elif (most := loaded.engine.max_positions) is not None:
+            raise ConfigError(
+                f"{folder} cannot read lines of any length: it has {most:,} positions.",
+                fix="Leave `no_split` (split=False) out: lines are then cut into segments of "
+                f"{loaded.max_length:,} tokens or less.",
+            )
+        return cls(loaded.engine, loaded.tokenizers, wanted)
 
     def with_options(self, **changes: Any) -> Translator:
-        """Return a translator of the same model with other decoding options.
+        """Return a translator with the same engine and other options, named as in `load`.
 
         Raises:
             ConfigError: An option is unknown or out of bounds. Lists every problem.
+            EngineLacksError: The engine cannot do that: give it to `load`, which chooses one.
         """
-        changed = copy(self)
-        changed.options = change_options(self.options, changes)
-        return changed
+        return Translator(self.engine, self.tokenizers, _changed(self.options, changes))
 
-    def with_mbr(self, mbr: Mbr) -> Translator:
-        """Return a translator by minimum Bayes risk: the candidate most like all others.
-
-        Of several translations of a line the best comes first: by the candidates, not by score.
-        """
-        changed = copy(self)
-        changed._mbr = mbr
-        return changed
-
-    def with_progress(self, progress: Callable[[int], object]) -> Translator:
-        """Return a translator that calls ``progress`` with the lines that each batch completes."""
-        changed = copy(self)
-        changed._progress = progress
-        return changed
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a GPU searches, so that text work may go on beside it."""
-        return self._engine.on_gpu
-
-    def with_turns(self, turns: Turns) -> Translator:
-        """Return a translator whose searches wait for their turn."""
-        changed = copy(self)
-        changed._turns = turns
-        return changed
-
-    def alone(self, work: Callable[[], R]) -> R:
-        """Return ``work()``, beside which no other lines are translated."""
-        return self._turns.alone(work)
-
-    def translate_stream(
-        self, lines: Iterable[str], lines_at_once: int = _LINES_AT_ONCE, **options: Any
-    ) -> Iterator[TranslationResult]:
-        """Translate any number of lines in order, a chunk at a time.
-
-        Args:
-            lines: One sentence each.
-            lines_at_once: Lines of a chunk: more are faster; 1 answers each before it reads on.
-            options: As of `translate`, for all lines alike.
-        """
-        first_line, rest = options.pop("first_line", 1), iter(lines)
-        while chunk := list(islice(rest, lines_at_once)):
-            yield from self.translate(chunk, first_line=first_line, **options)
-            first_line += len(chunk)
-
-    def translate(  # noqa: PLR0913 - what a line may ask for
-        self,
-        lines: Iterable[str],
-        *,
-        prefixes: Sequence[str] | None = None,
-        required: Phrases | None = None,
-        forbidden: Phrases | None = None,
-        tag: str | Sequence[str | None] | None = None,
-        alignments: bool = False,
-        attention: bool = False,
-        token_scores: bool = False,
-        first_line: int = 1,
-        **changes: Any,
-    ) -> list[TranslationResult]:
+    def translate(self, lines: Iterable[Request | str], first_line: int = 1) -> list[Result]:
         """Translate ``lines``; results come in the same order.
 
         A line of more than `LONGEST_LINE` characters is translated up to there, and has the alarm
         ``truncated``. Of a line with more subwords than the model reads at once, the first segment
-        gets prefix and required phrases. Phrases are compared as subwords: the same text in other
-        subwords is another phrase.
+        gets prefix and required phrases.
 
         Args:
             lines: One sentence each.
-            prefixes: What each translation begins with; with ``prefix_bias_beta``, is biased to.
-            required: Phrases that each translation contains.
-            forbidden: Phrases that it does not contain.
-            tag: What the sources begin with, if the model was trained with tags: a target language,
-                a domain. One for all lines, or one for each. ``de`` names ``<2de>`` or ``<de>``.
-            alignments: Add word alignments.
-            attention: Add the attention of each target word to each source word.
-            token_scores: Add the model's probability of each token, before any rule of the search.
             first_line: The number of the first line in messages.
-            changes: Decoding options that differ from the translator's, for example beam_size=1.
 
         Raises:
-            ConfigError: An option or the tag of all lines is unknown, or an option is out of bounds
-                or not in the engine.
-            DataError: A line's constraints cannot be met, or its own tag is unknown.
+            DataError: A line's constraints cannot be met, or its tag is unknown.
+            EngineLacksError: The engine was chosen for lines without constraints.
             CheckpointError: The model's weights are broken.
             TypeError: The lines are a single text, or no texts.
         """
-        texts = list(lines)
-        if isinstance(lines, str) or not all(isinstance(text, str) for text in texts):
+        results = []
+        for number, result in enumerate(self.try_translate(lines, first_line), first_line):
+            if isinstance(result, DataError):
+                raise DataError(f"Line {number:,}: {result.problem}", fix=result.fix)
+            results.append(result)
+        return results
+
+    def try_translate(
+        self, lines: Iterable[Request | str], first_line: int = 1
+    ) -> list[Result | DataError]:
+        """Do what `translate` does; a line that has no translation has its error instead."""
+        return self.finish(self.segment(lines, first_line))
+
+    def segment(self, lines: Iterable[Request | str], first_line: int = 1) -> SegmentedLines:
+        """Do the text work before the search, which needs no model: see `try_translate`."""
+        given = list(lines)
+        if isinstance(lines, str) or not all(isinstance(x, (str, Request)) for x in given):
             raise TypeError("lines are a list of str, one sentence each")
-        details = {"alignments": alignments, "attention": attention, "token_scores": token_scores}
-        wanted = frozenset(name for name, is_wanted in details.items() if is_wanted)
-        translator, target = self.with_options(**changes), self._tokenizers.target
-        constraints = encode_constraints(target, len(texts), prefixes, required, forbidden)
-        is_constrained = any(own != NONE for own in constraints)
-        tags = tag_ids(self._tokenizers.source, tag, len(texts), first_line)
-        room = self._max_length and self._max_length - any(tags)
-        segments = segment_lines(texts, self._tokenizers.source, room, first_line)
-        for segment in segments:
-            segment.tag = tags[segment.line]
-        longest = max((len(segment.read_ids) for segment in segments), default=0)
-        request = Request(translator._search_options, is_constrained, wanted, longest)
-        translator._engine = self._engine.serving(request)
-        if is_constrained:
-            options = translator.options
-            most = self._max_length or longest
-            most = int(options.max_length_factor * most + options.max_length_offset)
-            constrain(segments, constraints, options, longest_output=most, first_line=first_line)
-        return translator._translate(texts, segments, wanted, first_line)
+        requests = [Request(x) if isinstance(x, str) else x for x in given]
+        options = self.options
+        if not options.constraints and any(x.is_constrained for x in requests):
+            needs = replace(Needs.of(options), constraints=True)
+            if lacking := self.engine.lacks(needs):
+                raise EngineLacksError.of(self.engine.name, lacking)
+        return segment(
+            requests,
+            self.tokenizers,
+            options.decoding,
+            options.max_length,
+            options.tag,
+            first_line,
+        )
 
-    def _translate(
-        self,
-        texts: Sequence[str],
-        segments: Sequence[Segment],
-        wanted: frozenset[str],
-        first_line: int,
-    ) -> list[TranslationResult]:
-        left = Counter(segment.line for segment in segments)
-        done = len(texts) - len(left)  # blank ones
-
-        def count(batch: Sequence[Segment]) -> None:
-            nonlocal done
-            self._progress(done)
-            left.subtract(segment.line for segment in batch)
-            # Told with the next batch, the last when the guard has ended: all is done only then.
-            done = sum(not left[line] for line in {segment.line for segment in batch})
-
-        for segment, hypotheses in self._search(segments, count):
-            segment.hypotheses = hypotheses
-        check_outputs(segments, first_line)
-        if self._guard is not None:
-            self._guard.retry(
-                segments,
-                self.options,
-                lambda some, changes: self.with_options(**changes)._search(some, again=True),
-            )
-        self._progress(done)
-        for segment in segments:
-            if self._is_misplaced(segment):
-                segment.alarms = (*segment.alarms, "constraint")
-        if wanted:
-            batches = self._batches(segments)
-            add = partial(add_details, batches, self._engine, self._tokenizers, wanted)
-            self._turns.search(add)
-        lines: list[list[Segment]] = [[] for _ in texts]
-        for segment in segments:
-            lines[segment.line].append(segment)
-        return [self._result(*line, wanted) for line in zip(texts, lines, strict=True)]
-
-    def _is_misplaced(self, segment: Segment) -> bool:
-        """Whether a required phrase stands behind the sentence."""
-        if not (required := segment.constraints.required):
-            return False
-        source = self._tokenizers.source.decode(segment.ids)
-        text = self._text(segment.hypotheses[0].ids)
-        return stands_past_end(source, text, map(self._text, required))
+    def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
+        """Translate lines that `segment` has prepared."""
+        options, segments = self.options, lines.segments
+        count = _line_counter(lines, options.progress)
+        found = self._search(segments, count)
+        outputs = check(
+            segments,
+            found,
+            self.tokenizers,
+            options.decoding,
+            options.limits if options.guard else None,
+            self._search_again if options.retry else None,
+        )
+        count(())
+        details = self._details(segments, outputs)
+        results = join(lines, outputs, details, self._text, options)
+        if options.confidence is None:
+            return results
+        estimate = options.confidence.estimate
+        return [
+            x if isinstance(x, DataError) else replace(x, confidence=estimate(x)) for x in results
+        ]
 
     def _search(
-        self,
-        segments: Iterable[Segment],
-        done: Callable[[Sequence[Segment]], object] = lambda _: None,
-        *,
-        again: bool = False,
-    ) -> SearchResults:
-        """Return the n best of each segment, in any order; none where there is no output.
+        self, segments: Sequence[Segment], finish: Callable[[Sequence[Segment]], object]
+    ) -> list[list[Hypothesis]]:
+        options, vocab_size = self.options, self.tokenizers.target.vocab_size
+        found = search(self.engine, segments, options.search, vocab_size, finish)
+        if options.mbr is None:
+            return found
+        return [options.mbr.choose(own, self._text, options.decoding.n_best) for own in found]
 
-        ``done`` is called with each batch. If ``again``, the guard counts the time.
-        """
-        options, mbr, n_best = self._search_options, self._mbr, self.options.n_best
+    def _search_again(
+        self, segments: Sequence[Segment], changes: Mapping[str, Any]
+    ) -> list[list[Hypothesis]]:
+        progress = self.options.progress  # it may interrupt; the lines are counted already
+        return self.with_options(**changes)._search(segments, lambda _: progress(0))
 
-        def choose(own: list[Hypothesis]) -> list[Hypothesis]:
-            return mbr.choose(own, self._text, n_best) if mbr else own
-
-        def finish(batch: Sequence[Segment]) -> None:
-            self._check()
-            done(batch)
-
-        # The longest first: the last to be done is then a short one.
-        batches = self._batches(segments)[::-1]
-        find = partial(search_batches, self._engine, batches, options, choose, finish)
-        if again and self._guard is not None:
-            find = partial(self._guard.timed, find)
-        return self._turns.search(find)
-
-    @property
-    def retry_seconds(self) -> float:
-        """Time that second searches of the guard took so far."""
-        return self._guard.seconds if self._guard else 0.0
-
-    @property
-    def _search_options(self) -> DecodingConfig:
-        """What the engine is asked for: with MBR more than what is returned."""
-        return self._mbr.search_options(self.options) if self._mbr else self.options
-
-    def _batches(self, segments: Iterable[Segment]) -> list[list[Segment]]:
-        size = self._tokenizers.target.vocab_size
-        return fitting_batches(segments, self._engine, self._search_options, size)
-
-    def _result(
-        self, source: str, segments: Sequence[Segment], wanted: frozenset[str]
-    ) -> TranslationResult:
-        result = join_segments(source, segments, wanted, self._text, self._joiner)
-        if self._confidence is None:
-            return result
-        return replace(result, confidence=self._confidence.estimate(result))
+    def _details(self, segments: Sequence[Segment], outputs: Sequence[Output]) -> list[Details]:
+        """Return what is wanted of the best output of each segment besides text and score."""
+        wanted, engine = self.options.outputs, self.engine
+        details = [Details()] * len(segments)
+        if not wanted:
+            return details
+        source, target = map(subwords, self.tokenizers)
+        rows = [row for row, output in enumerate(outputs) if output.hypotheses]
+        lengths = [len(segments[row].ids) for row in rows]
+        for batch in engine.batches(lengths, self.options.search, len(target)):
+            own = [rows[index] for index in batch]
+            best = [outputs[row].hypotheses[0].ids for row in own]
+            pairs = [segments[row].read_ids for row in own], best
+            if wanted & {"alignments", "attention"}:
+                for row, ids, weights in zip(own, best, engine.attention(*pairs), strict=True):
+                    words = [source[i] for i in segments[row].ids], [target[i] for i in ids]
+                    weights = [each[len(segments[row].tag) :] for each in weights]
+                    details[row] = replace(details[row], aligned=align_words(weights, *words))
+            if "token_scores" in wanted:
+                log_probs = engine.token_log_probs(*pairs)
+                for row, ids, scores in zip(own, best, log_probs, strict=True):
+                    tokens = score_tokens(target, ids, scores)
+                    details[row] = replace(details[row], tokens=tokens)
+        return details
 
     def _text(self, ids: Sequence[int]) -> str:
         """Decode; byte pieces may spell line breaks, which would break the line count."""
-        return _LINE_BREAKS.sub(" ", self._tokenizers.target.decode(ids)).strip()
+        return _LINE_BREAKS.sub(" ", self.tokenizers.target.decode(ids)).strip()
+
+
+def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
+    """Return options with changes, each where its name belongs: to these, or to decoding."""
+    own = {name: value for name, value in changes.items() if name in _OWN}
+    if "outputs" in own:
+        own["outputs"] = frozenset(own["outputs"])
+    others = {name: value for name, value in changes.items() if name not in _OWN}
+    decoding = change_options(options.decoding, others) if others else options.decoding
+    return replace(options, decoding=decoding, **own)
+
+
+def _line_counter(
+    lines: SegmentedLines, progress: Callable[[int], object]
+) -> Callable[[Sequence[Segment]], object]:
+    """Return what is told of each batch, and tells how many lines are complete."""
+    left = Counter(segment.line for segment in lines.segments)
+    done = len(lines.requests) - len(left)  # blank ones, and those that fail
+
+    def count(batch: Sequence[Segment]) -> None:
+        nonlocal done
+        progress(done)
+        left.subtract(segment.line for segment in batch)
+        # Told with the next batch, the last when the guard has ended: all is done only then.
+        done = sum(not left[line] for line in {segment.line for segment in batch})
+
+    return count
+
+
+def search(
+    engine: Engine,
+    segments: Sequence[Segment],
+    decoding: DecodingConfig,
+    vocab_size: int,
+    finish: Callable[[Sequence[Segment]], object],
+) -> list[list[Hypothesis]]:
+    """Return the hypotheses of each segment, best first; none where there is no output.
+
+    Args:
+        engine: Searches batches of segments of like length.
+        segments: In any order.
+        decoding: How to search.
+        vocab_size: Entries of the target vocabulary.
+        finish: Called with each batch; may raise to interrupt.
+    """
+    lengths = [len(segment.ids) for segment in segments]
+    # The longest first: the last batch, for which other workers wait, is then a short one.
+    batches = engine.batches(lengths, decoding, vocab_size)[::-1]
+    tasks = [_task([segments[row] for row in batch]) for batch in batches]
+    found: list[list[Hypothesis]] = [[] for _ in segments]
+    # Closed at once when interrupted: no worker may go on with a model that trains again.
+    with closing(engine.search_all(tasks, decoding)) as results:
+        for batch, hypotheses in zip(batches, results, strict=True):
+            for row, own in zip(batch, hypotheses, strict=True):
+                found[row] = own
+            finish([segments[row] for row in batch])
+    return found
+
+
+def _task(segments: Sequence[Segment]) -> Task:
+    constraints = [segment.constraints for segment in segments]
+    is_free = all(own == NONE for own in constraints)
+    return Task([segment.read_ids for segment in segments], None if is_free else constraints)
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What is wanted of the best output of a segment besides text and score."""
+
+    aligned: AlignedSegment | None = None
+    tokens: tuple[TokenScore, ...] = ()
+
+
+def join(
+    lines: SegmentedLines,
+    outputs: Sequence[Output],
+    details: Sequence[Details],
+    text_of: Callable[[Sequence[int]], str],
+    options: TranslationOptions,
+) -> list[Result | DataError]:
+    """Return the result of each line: what was found for its segments, the best of each.
+
+    Args:
+        lines: With their segments.
+        outputs: Of each segment.
+        details: Of each segment.
+        text_of: Decodes tokens.
+        options: Of the translator.
+    """
+    rows: list[list[int]] = [[] for _ in lines.requests]
+    for row, part in enumerate(lines.segments):
+        rows[part.line].append(row)
+    results: list[Result | DataError] = []
+    for line, (request, own) in enumerate(zip(lines.requests, rows, strict=True)):
+        parts = [outputs[row] for row in own]
+        if line in lines.failures:
+            results.append(lines.failures[line])
+        elif not all(part.hypotheses for part in parts):
+            problem = "no output has its prefix and its required phrases and none of the forbidden"
+            fix = "Drop some of the constraints, or the rule of repeated n-grams."
+            results.append(DataError(f"{problem} ones.", fix=fix))
+        else:
+            found = _translations(parts, text_of, options.joiner)
+            result = _result(request.text, found, parts)
+            results.append(_with_details(result, [details[row] for row in own], options.outputs))
+    return results
+
+
+def _translations(
+    parts: Sequence[Output], text_of: Callable[[Sequence[int]], str], joiner: str
+) -> list[Alternative]:
+    if len(parts) == 1:
+        return [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
+    # Segments are independent: the best of a line is made of the best of each.
+    best = [part.hypotheses[0] for part in parts]
+    text = joiner.join(text_of(hypothesis.ids) for hypothesis in best)
+    score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
+    return [Alternative(text, score, sum((hypothesis.log_prob for hypothesis in best), 0.0))]
+
+
+def _result(source: str, found: Sequence[Alternative], parts: Sequence[Output]) -> Result:
+    is_truncated = bool(parts) and len(source) > LONGEST_LINE
+    return Result(
+        source,
+        found[0].text,
+        found[0].score,
+        tuple(found) if parts else (),
+        # Every alarm once, in the order of the first ones.
+        alarms=(
+            *(("truncated",) if is_truncated else ()),
+            *dict.fromkeys(chain(*(part.alarms for part in parts))),
+        ),
+        retried=tuple(dict.fromkeys(chain(*(part.retried for part in parts)))),
+        log_prob=found[0].log_prob,
+        num_tokens=sum(len(part.hypotheses[0].ids) + 1 for part in parts),
+        retry_seconds=sum(part.retry_seconds for part in parts),
+    )
+
+
+def _with_details(result: Result, details: Sequence[Details], wanted: frozenset[str]) -> Result:
+    if not wanted:
+        return result
+    links, attention = join_alignments([own.aligned for own in details if own.aligned])
+    return replace(
+        result,
+        alignment=links if "alignments" in wanted else None,
+        attention=attention if "attention" in wanted else None,
+        tokens=tuple(chain(*(own.tokens for own in details))) if "token_scores" in wanted else None,
+    )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Loader, plan_batches
 from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
-from nmt.inference.guard import Guard, GuardThresholds
+from nmt.inference.options import TranslationOptions
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
@@ -68,7 +67,7 @@ class Scores:
         """Return the score by ``metric``, higher is better; by the loss if there is no text."""
         if metric == "loss" or not self.text:
             return -self.loss
-        return as_quality(metric, self.text[metric])
+        return as_quality(self.text, metric)
 
     def __str__(self) -> str:
         # The perplexity of a model that has gone astray may have hundreds of digits.
@@ -123,20 +122,20 @@ class Validator:
             self._tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
             tokenizers = load_tokenizers(setup.data.tokenizer_dir)
             plain = config.decoding.plain(validation.beam_size)
-            make = partial(
-                Translator,
-                tokenizers=tokenizers,
+            options = TranslationOptions(
+                decoding=bounded(plain, *_LONGEST),
                 max_length=config.filters.max_length,
-                check=stop.check,
-                guard=Guard(GuardThresholds(), tokenizers, retries=False),
+                retry=False,
+                tag=self._tag,
+                progress=lambda _: stop.check(),
             )
             model = setup.updater.model
-            engine = TorchEngine(model, end_loops=True)
-            self._translator = make(engine, options=bounded(plain, *_LONGEST))
-            self._estimator = make(TorchEngine(model), options=bounded(plain, *_USUAL))
-            options = MetricOptions(tokenize=self._tokenizer, target_language=language)
+            self._translator = Translator(TorchEngine(model, end_loops=True), tokenizers, options)
+            usual = replace(options, decoding=bounded(plain, *_USUAL))
+            self._estimator = Translator(TorchEngine(model), tokenizers, usual)
+            metric = MetricOptions(tokenize=self._tokenizer, target_language=language)
             names = dict.fromkeys((*REPORTED_METRICS, validation.metric))
-            self._scorers = [Scorer(n, [self._reference], options) for n in names if n != "loss"]
+            self._scorers = [Scorer(n, [self._reference], metric) for n in names if n != "loss"]
 
     def __call__(self) -> Scores:
         """Return loss and scores of the weights to be used. Draws no random numbers.
@@ -175,7 +174,7 @@ class Validator:
 
         def translate(number: int) -> int:
             few = _spread(own, number)
-            self._stop.gather(lambda: bool(self._estimator.translate(few, tag=self._tag)))
+            self._stop.gather(lambda: bool(self._estimator.translate(few)))
             return len(few)
 
         share = self._processes.share
@@ -196,10 +195,13 @@ class Validator:
         lent = optimizer.parameters.lend(optimizer.weights()) if repeats else nullcontext()
         options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
         with lent, progress_bar("validating: translation", unit="lines", **options) as bar:
-            translate = self._translator.with_progress(bar.update).translate
-            parts = self._stop.gather(
-                lambda: [(r.text, bool(r.alarms)) for r in translate(own, tag=self._tag)]
-            )
+
+            def progress(count: int) -> None:
+                self._stop.check()
+                bar.update(count)
+
+            translate = self._translator.with_options(progress=progress).translate
+            parts = self._stop.gather(lambda: [(r.text, bool(r.alarms)) for r in translate(own)])
         hypotheses, alarms = zip(*interleave(parts), strict=True)
         tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
         chrf = next(scorer for scorer in self._scorers if scorer.name == "chrf")

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from nmt.checkpoint import retention
 from nmt.checkpoint.files import load_tensors, save_checkpoint
-from nmt.checkpoint.model_folder import GUARD
+from nmt.checkpoint.model_folder import CONFIDENCE
 from nmt.checkpoint.retention import average_weights, by_score, expired, newest, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
-from nmt.inference.guard import GuardThresholds, read_thresholds
 from tests.checkpoint.test_files import contents, flip_bit
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
@@ -204,11 +203,11 @@ def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     run_dir: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models" / "mean"
-    (run_dir / GUARD).write_text(GuardThresholds(loop=7).text())
+    (run_dir / CONFIDENCE).write_text("{}")
     before = contents(run_dir)
     write_average(folder, run_dir, checkpoints(run_dir))
 
-    assert read_thresholds(folder).loop == 7
+    assert (folder / CONFIDENCE).read_text() == "{}"
     found = contents(folder)
     manifest = Manifest.read(folder)
     assert found.keys() == {*manifest.files, "manifest.json"}

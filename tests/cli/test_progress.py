@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nmt.commands.evaluate import evaluate
+from nmt.commands.evaluate import run_evaluation
 from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.evaluated_model import ModelUse
 from nmt.commands.score import score
 from nmt.commands.score_options import ScoreOptions
-from nmt.commands.translate import selfcheck, translate
+from nmt.commands.translate import translate
+from nmt.commands.translate_options import TranslateOptions
+from nmt.errors import DataError
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.extras.planning.selfcheck import NUM_LINES
+from nmt.metrics.scoring import Resampling
+from nmt.metrics.test_set import SetChoice
 from tests.inference.conftest import sentences
 from tests.terminal import Frames, terminal
 
@@ -31,33 +36,32 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+def options_of(run: Path, source: Path, **options: Any) -> TranslateOptions:
+    output = source.with_name("out.txt")
+    loading: dict[str, Any] = LOADING
+    return TranslateOptions(model=run, input=source, output=output, **loading, **options)
+
+
 def assert_complete(frames: Frames) -> None:
     last = re.split(r"[\r\n]+", frames.text.strip())[-1]
     assert re.search(r"9/9 \[\d\d:\d\d<\d\d:\d\d, +[\d.?]+ (lines|pairs)/s\]", last), last
 
 
-@pytest.mark.parametrize(("lines_at_once", "columns"), [(None, 120), (4, 120), (None, 0)])
+@pytest.mark.parametrize(("stream", "columns"), [(False, 120), (True, 120), (False, 0)])
 def test_translate_shows_each_batch(
     runs: dict[str, Path],
     source: Path,
-    lines_at_once: int | None,
+    stream: bool,
     columns: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also on a terminal that does not know its size."""
     output = source.with_name("out.txt")
     with terminal(monkeypatch, columns=columns) as frames:
-        translate(
-            runs["plain"],
-            source,
-            output,
-            loading=LOADING,
-            lines_at_once=lines_at_once,
-            batch_tokens=1,
-        )
+        translate(options_of(runs["plain"], source, batch_tokens=1, stream=stream))
     assert len(output.read_text().splitlines()) == 9
     shown = frames.counts("translating")
-    expected = COUNTS if lines_at_once is None else [f"{number}/9" for number in range(1, 10)]
+    expected = COUNTS if not stream else [f"{number}/9" for number in range(1, 10)]
     assert shown == ["0/9", *expected]
     assert frames.text.count("0.00") == 0  # no frame before the lines are counted
     assert_complete(frames)
@@ -66,14 +70,10 @@ def test_translate_shows_each_batch(
 def test_lines_with_errors_leave_the_count_right(
     runs: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines are tried in halves; some are translated twice."""
-    from nmt.errors import DataError
-    from nmt.inference.line_format import LineFormat
-
     source.write_text('{"source": "a"}\n' * 8 + "no JSON\n")
-    style = LineFormat("json", reads_json=True)
+    options = options_of(runs["plain"], source, format="json", input_format="json")
     with terminal(monkeypatch) as frames, pytest.raises(DataError, match="Line 9"):
-        translate(runs["plain"], source, source.with_name("out"), loading=LOADING, style=style)
+        translate(options)
     assert frames.counts("translating")[-1] == "9/9"
 
 
@@ -90,30 +90,18 @@ def test_score_and_evaluate_show_each_batch(
     )
     with terminal(monkeypatch) as frames:
         score(options)
-        asked = EvaluateOptions(
-            models=(runs["plain"],), source=source, reference=(source,), resamples=0,
-            batch_tokens=1, device="cpu", threads=1, engine="torch",
-        )  # fmt: skip
-        evaluate(asked)
+        use = ModelUse(folder=runs["plain"], loading=LOADING, decoding={"batch_tokens": 1})
+        test = SetChoice(source=source, references=(source,))
+        run_evaluation(EvaluateOptions(models=(use,), tests=(test,), resampling=Resampling(0)))
     assert frames.counts("scoring") == ["0/9", "7/9", "9/9"]
     assert frames.counts("translating") == ["0/9", *COUNTS]
     assert_complete(frames)
 
 
-def test_the_self_check_shows_its_lines(
-    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with terminal(monkeypatch) as frames:
-        selfcheck(runs["plain"], loading=LOADING, beam_size=1, max_length_factor=0)
-    shown = frames.counts("checking")
-    assert shown[-1] == f"{NUM_LINES}/{NUM_LINES}"
-    assert len(shown) > 40  # line by line in part
-
-
 def test_no_command_writes_frames_where_nobody_watches(
     runs: dict[str, Path], source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    translate(runs["plain"], source, source.with_name("out"), loading=LOADING)
+    translate(options_of(runs["plain"], source))
     assert "/9" not in capfd.readouterr().err
 
 

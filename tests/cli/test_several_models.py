@@ -66,7 +66,7 @@ def test_several_models_translate_together(runs: dict[str, Path]) -> None:
     ("flags", "words"),
     [
         (("--mbr-candidates", 1000, "--mbr-from", "beam"), ("beam_size is 1000",)),
-        (("--beam-size", 7), ("--beam-size 7 does not go with --mbr", "--mbr-candidates")),
+        (("--beam-size", 7), ("--beam-size 7 does not work with --mbr", "--mbr-candidates")),
     ],
 )
 def test_a_beam_that_mbr_cannot_have_is_refused(

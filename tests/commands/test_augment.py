@@ -12,7 +12,7 @@ from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
 from nmt.commands.augment_options import AugmentOptions
 from nmt.errors import ConfigError
-from nmt.inference.result import TranslationResult
+from nmt.inference.result import Result
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers
 from tests.inference.conftest import sentences
@@ -98,11 +98,9 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
 def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
     text: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def translate(_: Translator, lines: list[str], **_options: Any) -> list[TranslationResult]:
+    def translate(_: Translator, lines: list[str], **_options: Any) -> list[Result]:
         return [
-            TranslationResult(
-                line, f"{line}!" if line else "", 0.0, alarms=("loop",) if row == 1 else ()
-            )
+            Result(line, f"{line}!" if line else "", 0.0, alarms=("loop",) if row == 1 else ())
             for row, line in enumerate(lines)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from nmt.config.data import TokenizerConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
+from nmt.inference.engine import Engine
+from nmt.inference.options import TranslationOptions
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer, build_model
@@ -28,6 +31,12 @@ def sentences(count: int, seed: int = 0, longest: int = 12) -> list[str]:
     return [
         " ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)
     ]
+
+
+def translator_of(engine: Engine, tokenizers: Tokenizers, **changes: Any) -> Translator:
+    """A translator without the guard, of short segments."""
+    options = TranslationOptions(decoding=OPTIONS, max_length=32, guard=False)
+    return Translator(engine, tokenizers, options).with_options(**changes)
 
 
 @pytest.fixture(scope="session")
@@ -52,4 +61,4 @@ def model(tokenizers: Tokenizers) -> Transformer:
 
 @pytest.fixture
 def translator(model: Transformer, tokenizers: Tokenizers) -> Translator:
-    return Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=32)
+    return translator_of(TorchEngine(model), tokenizers)

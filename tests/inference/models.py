@@ -12,8 +12,7 @@ from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.inference.engine import LoadedEngine
-from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.engine import LoadedModel
 from nmt.inference.stepper import Mixture
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer, build_model
@@ -88,8 +87,8 @@ def loaded(
     tokenizers: Tokenizers,
     mixture: Mixture | None = None,
     config: RunConfig | None = None,
-) -> LoadedEngine:
+) -> LoadedModel:
     """Models as if they came from folders."""
-    engine = TorchEngine(*models, mixture=mixture)
-    shortlist = ShortlistFile(Path(), tokenizers.vocab_sizes)
-    return LoadedEngine(engine, config or run_config(), tokenizers, shortlist)
+    config, engine = config or run_config(), TorchEngine(*models, mixture=mixture)
+    length = config.filters.max_length
+    return LoadedModel(engine, tokenizers, config.decoding, length, ("de", "en"))

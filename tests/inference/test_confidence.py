@@ -8,6 +8,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,30 +16,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.commands.overlap import rows_in_training, training_data
+from nmt.commands.evaluated_model import EvaluatedModel, ModelUse
 from nmt.commands.train import train
 from nmt.commands.translate import translate
+from nmt.commands.translate_options import TranslateOptions
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.analysis.slices import leaks
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.inference import calibration
 from nmt.inference.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
-from nmt.inference.line_format import LineFormat
-from nmt.inference.result import TranslationResult
+from nmt.inference.result import Result
 from nmt.inference.translator import Translator
 from tests.training.toy import make_config, write_corpus
 
 
-def result(
-    mean: float = -0.5, tokens: int = 8, source: int = 30, text: int = 30
-) -> TranslationResult:
+def result(mean: float = -0.5, tokens: int = 8, source: int = 30, text: int = 30) -> Result:
     log_prob = mean * tokens
-    return TranslationResult("s" * source, "t" * text, mean, log_prob=log_prob, num_tokens=tokens)
+    return Result("s" * source, "t" * text, mean, log_prob=log_prob, num_tokens=tokens)
 
 
-def drawn(count: int) -> list[TranslationResult]:
+def drawn(count: int) -> list[Result]:
     draw = random.Random(1)
     return [
         result(-draw.random(), draw.randint(2, 30), draw.randint(5, 90), draw.randint(5, 90))
@@ -73,10 +71,23 @@ def test_the_estimate_is_the_sum_of_its_terms() -> None:
     expected = 10 - 10 + 50 * math.exp(-0.5) + 3 * math.log(8) - 5 * math.log(2)
 
     assert LINEAR.estimate(result(-0.5, 8, source=10, text=30)) == round(expected, 2)
-    assert LINEAR.estimate(TranslationResult("", "", 0.0)) is None
+    assert LINEAR.estimate(Result("", "", 0.0)) is None
     # Nothing beyond what it was fitted on: a mean of -9 counts as -2, a ratio of 25 as e.
     lowest = 10 - 40 + 50 * math.exp(-9) + 3 * math.log(8) - 5
     assert LINEAR.estimate(result(-9, 8, source=10, text=490)) == max(0, round(lowest, 2))
+
+
+@pytest.mark.parametrize("name", ["log_prob", "probability", "length", "ratio"])
+def test_features_are_cut_at_both_ends(name: str) -> None:
+    """By hand: of a feature below 1 the least counts, of one above 2 the greatest."""
+    nothing = Term(weight=0.0, low=0.0, high=0.0)
+    terms = dict.fromkeys(("log_prob", "probability", "length", "ratio"), nothing)
+    model = ConfidenceModel(
+        intercept=50.0, num_lines=100, **{**terms, name: Term(weight=10.0, low=1.0, high=2.0)}
+    )
+    # exp(1) tokens lie between 2 and 3; a mean above 0 is none of a model, but has all features.
+    assert model.estimate(result(-50.0, 1, source=500, text=0)) == 60.0
+    assert model.estimate(result(5.0, 100, source=0, text=500)) == 70.0
 
 
 @given(st.floats(-50, 0), st.integers(1, 300), st.integers(0, 5000), st.integers(0, 5000))
@@ -144,40 +155,40 @@ def test_the_end_of_training_fits_it_and_an_export_keeps_it(run: RunConfig, tmp_
 def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: Path) -> None:
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("ab cd\n\nabc\nfghij ij\n")
-    translate(run.run_dir, source, output, style=LineFormat("json"), loading={"threads": 1})
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
+
+    def written(**options: Any) -> list[str]:
+        translate(
+            TranslateOptions(model=run.run_dir, input=source, output=output, threads=1, **options)
+        )
+        return output.read_text().splitlines()
+
+    lines = [json.loads(line) for line in written(format="json")]
     known = sorted(line["confidence"] for line in lines if line["source"])
     assert "low_confidence" not in lines[0]
     limit = (known[0] + known[1]) / 2
 
-    style = LineFormat("json", min_confidence=limit)
-    translate(run.run_dir, source, output, style=style, loading={"threads": 1})
-    marked = [json.loads(line)["low_confidence"] for line in output.read_text().splitlines()]
+    marked = [json.loads(x)["low_confidence"] for x in written(format="json", min_confidence=limit)]
     assert marked == [line.get("confidence", 100) < limit for line in lines]
-
-    style = LineFormat(min_confidence=limit)
-    translate(run.run_dir, source, output, style=style, loading={"threads": 1})
-    assert output.read_text().splitlines() == [
+    assert written(min_confidence=limit) == [
         line["translation"] + " ||| low confidence" * mark
         for line, mark in zip(lines, marked, strict=True)
     ]
 
 
 def test_what_cannot_be_marked_is_refused(run: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--min-confidence"):
-        LineFormat(alignments=True, min_confidence=50.0)
-    with pytest.raises(ConfigError, match="--min-confidence"):
-        LineFormat(n_best=2, min_confidence=50.0)
-    with pytest.raises(ConfigError, match="--min-confidence is 101"):
-        LineFormat("json", min_confidence=101.0)
+    options: Any
+    for options in ({"alignments": True}, {"n_best": 2}, {"min_confidence": 101.0}):
+        with pytest.raises(ConfigError, match="`min_confidence`"):
+            TranslateOptions(**{"model": run.run_dir, "min_confidence": 50.0, **options})
     shutil.copytree(run.run_dir, tmp_path / "plain")
     (tmp_path / "plain" / CONFIDENCE).unlink()
     (tmp_path / "in.txt").write_text("ab\n")
     with pytest.raises(ConfigError, match=r"no confidence\.json"):
         translate(
-            tmp_path / "plain", tmp_path / "in.txt", tmp_path / "out.txt",
-            style=LineFormat(min_confidence=50.0),
-        )  # fmt: skip
+            TranslateOptions(
+                model=tmp_path / "plain", input=tmp_path / "in.txt", min_confidence=50.0
+            )
+        )
 
 
 def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
@@ -186,9 +197,9 @@ def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
     whole = [line for line in dict.fromkeys(training) if len(line.split()) == 5]
     others = ["x" * number + " yy zz vv" for number in range(1, 21)]
     changed = [" ".join(["new", *line.split()[1:]]) for line in whole[15:20]]
-    lines = [*whole[:15], *changed, *others]
-    kinds = leaks(list(training_data(run.run_dir)), lines)
+    text = EvaluatedModel(ModelUse(folder=run.run_dir)).training_text()
+    assert text is not None
+    found = text.leaks([*whole[:15], *changed, *others])
 
-    assert rows_in_training(run.run_dir, lines) == {*range(15)}
-    assert sorted(number for number, kind in kinds.items() if kind == "exact") == [*range(15)]
-    assert sorted(number for number, kind in kinds.items() if kind == "near") == [*range(15, 20)]
+    assert sorted(number for number, kind in found.items() if kind == "exact") == [*range(15)]
+    assert sorted(number for number, kind in found.items() if kind == "near") == [*range(15, 20)]

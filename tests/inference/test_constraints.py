@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from nmt.errors import ConfigError, DataError
-from nmt.inference.engine import Engine
-from nmt.inference.searching import make_task
-from nmt.inference.segment import Segment, constrain, encode_constraints
+from nmt.inference.request import Request
+from nmt.inference.result import Result
+from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
-from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
+from nmt.search.hypothesis import NONE, Constraints, contains
 from nmt.text.tokenizer import Tokenizers
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
+from tests.inference.test_translator import Says
 
 LINES = sentences(12, seed=8, longest=6)
 
 
 def test_a_prefix_is_forced_or_biased_to(translator: Translator) -> None:
     prefixes = ["die Katze", "", *("der Hund und",) * 10]
+    requests = [Request(x, prefix=p) for x, p in zip(LINES, prefixes, strict=True)]
     plain = translator.translate(LINES)
     for beam_size in (1, 3):
-        options: dict[str, Any] = {"beam_size": beam_size, "length_penalty": 0.0}
-        forced = translator.translate(LINES, prefixes=prefixes, **options)
-        assert all(r.text.startswith(p) for r, p in zip(forced, prefixes, strict=True))
-        drawn = translator.translate(LINES, prefixes=prefixes, prefix_bias_beta=0.99, **options)
-        assert all(r.text.startswith(p) for r, p in zip(drawn, prefixes, strict=True))
-        barely = translator.translate(LINES, prefixes=prefixes, prefix_bias_beta=1e-9, **options)
-        assert barely == translator.translate(LINES, **options)
-    assert translator.translate(LINES, prefixes=[""] * 12, forbidden=[[""]] * 12) == plain
+        own = translator.with_options(beam_size=beam_size, length_penalty=0.0)
+        for beta in (0.0, 0.99):
+            drawn = own.with_options(prefix_bias_beta=beta).translate(requests)
+            assert all(r.text.startswith(p) for r, p in zip(drawn, prefixes, strict=True))
+        barely = own.with_options(prefix_bias_beta=1e-9).translate(requests)
+        assert barely == own.translate(LINES)
+    assert translator.translate([Request(line, "", (), ("",)) for line in LINES]) == plain
 
 
 def test_required_phrases_come(translator: Translator) -> None:
-    required = [["Katze", "groß"] if i % 2 else [] for i in range(12)]
-    results = translator.translate(LINES, required=required, beam_size=4)
+    required = [("Katze", "groß") if i % 2 else () for i in range(12)]
+    translator = translator.with_options(beam_size=4)
+    requests = [Request(x, required=own) for x, own in zip(LINES, required, strict=True)]
+    results = translator.translate(requests)
     for result, phrases in zip(results, required, strict=True):
         assert all(phrase in result.text for phrase in phrases)
-    assert results[::2] == translator.translate(LINES, beam_size=4)[::2]
+    assert results[::2] == translator.translate(LINES)[::2]
 
 
 def test_forbidden_phrases_stay_away(model: Transformer, tokenizers: Tokenizers) -> None:
@@ -53,10 +54,21 @@ def test_forbidden_phrases_stay_away(model: Transformer, tokenizers: Tokenizers)
         assert not contains(best.ids, *mine.forbidden)
 
 
+def constraints_of(tokenizers: Tokenizers, *requests: Request, **changes: Any) -> list[Constraints]:
+    """Of each segment. None may fail."""
+    options = OPTIONS.model_copy(update=changes)
+    found = segment(requests, tokenizers, options, max_length=6)
+    assert not found.failures
+    return [own.constraints for own in found.segments]
+
+
 def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     die, der = (tuple(tokenizers.target.encode(word)) for word in ("die", "der"))
-    found = encode_constraints(
-        tokenizers.target, 3, None, [["die", ""], [], ["der"]], [[], [], ["die"]]
+    found = constraints_of(
+        tokenizers,
+        Request("a", required=("die", "")),
+        Request("a"),
+        Request("a", required=("der",), forbidden=("die",)),
     )
     assert found == [
         Constraints(required=(die,)), NONE, Constraints(required=(der,), forbidden=(die,)),
@@ -66,7 +78,7 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
 def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers) -> None:
     """A full stop after a space, and after a word; a word only where one begins."""
     target = tokenizers.target
-    (found,) = encode_constraints(target, 1, None, None, [[".", "Hund"]])
+    (found,) = constraints_of(tokenizers, Request("a", forbidden=(".", "Hund")))
     hund, after_space = (tuple(target.encode(text)) for text in ("Hund", "."))
     assert found.forbidden[:2] == (after_space, hund)
     assert len(found.forbidden) == 3
@@ -74,55 +86,47 @@ def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers)
     assert found.forbidden[2] != after_space
 
 
-def test_constraints_that_contradict_are_named(translator: Translator) -> None:
-    with pytest.raises(DataError, match=r"required has 1 entries for 2 lines.*\n.*fix: "):
-        translator.translate(["Hund", "Katze"], required=[["groß"]])
-    with pytest.raises(DataError, match=r"Line 2: a required phrase contains a forbidden one"):
-        translator.translate(
-            ["", "Hund"], required=[[], ["der Hund"]], forbidden=[["Hund"], ["Hund"]]
-        )
-    rule: Any = {"no_repeat_ngram_size": 1}
-    with pytest.raises(DataError, match=r"Line 13: no output has its prefix"):
-        translator.translate(
-            ["Hund"], prefixes=["die"], required=[["das die"]], first_line=13, **rule
-        )
+def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden(
+    tokenizers: Tokenizers,
+) -> None:
+    line = Request("der Hund läuft. die Katze schläft.", "das", ("Haus",), ("Hund",))
+    first, *others = constraints_of(tokenizers, line)
+    assert (len(first.prefix), len(first.required)) == (1, 1)
+    assert set(others) == {Constraints(forbidden=first.forbidden)}
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "problem"),
+    [
+        (Request("Hund", "", ("der Hund",), ("Hund",)), {},
+         "a required phrase contains a forbidden one"),
+        (Request("Hund", "die", ("das die",)), {"no_repeat_ngram_size": 1},
+         "no output has its prefix and its required phrases"),
+        (Request("Hund", "der Hund läuft", (), ("Hund", "Haus")), {},
+         "the prefix contains a forbidden phrase"),
+        (Request("Hund", "und " * 99), {},
+         "its prefix and required phrases have 99 subwords, and a translation has at most 34."),
+    ],
+)  # fmt: skip
+def test_constraints_that_contradict_fail_their_line(
+    translator: Translator, request_: Request, options: dict[str, Any], problem: str
+) -> None:
+    translator = translator.with_options(**options)
+    plain, failed = translator.try_translate(["Hund", request_])
+    assert isinstance(failed, DataError)
+    assert problem in failed.problem
+    assert isinstance(plain, Result)
+    assert plain.text == translator.translate(["Hund"])[0].text
+    with pytest.raises(DataError, match=r"Line 14: .*\n.*fix: "):
+        translator.translate(["Hund", request_], first_line=13)
+
+
+def test_a_search_without_beams_refuses_required_phrases(translator: Translator) -> None:
     with pytest.raises(ConfigError, match="sampling search does not go with required phrases"):
-        translator.translate(["Hund"], required=[["groß"]], sampling=True)
-
-
-def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden() -> None:
-    own = Constraints(prefix=(5,), required=((6,),), forbidden=((7,),))
-    segments = [Segment(0, [5]), Segment(1, [5]), Segment(1, [6])]
-    constrain(segments, [NONE, own], OPTIONS, longest_output=2)
-    later = Constraints(forbidden=((7,),))
-    assert make_task(segments).constraints == [NONE, own, later]
-    assert make_task(segments[:1]).constraints is None
-    with pytest.raises(DataError, match="Line 2: its prefix and required phrases have 2 subwords"):
-        constrain(segments, [NONE, own], OPTIONS, longest_output=1)
-
-
-def test_a_forbidden_phrase_in_a_forced_prefix_refuses_the_line(translator: Translator) -> None:
-    with pytest.raises(DataError, match="Line 2: the prefix contains a forbidden phrase"):
-        translator.translate(
-            LINES[:2], prefixes=["", "der Hund läuft"], forbidden=[["Katze"], ["Hund", "Haus"]]
-        )
-    (result,) = translator.translate(
-        LINES[:1], prefixes=["der Hund"], forbidden=[["Hund"]], prefix_bias_beta=0.5
-    )
+        translator.with_options(sampling=True).translate([Request("Hund", required=("groß",))])
+    drawn = translator.with_options(prefix_bias_beta=0.5)
+    (result,) = drawn.translate([Request(LINES[0], "der Hund", (), ("Hund",))])
     assert "Hund" not in result.text.split()
-
-
-class Says(Engine):
-    """Always the same."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self._ids = tuple(ids)
-
-    @override
-    def search(
-        self, sources: Sequence[Sequence[int]], *_: object, **__: object
-    ) -> list[list[Hypothesis]]:
-        return [[Hypothesis(self._ids, -1.0, -1.0)] for _ in sources]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ class Says(Engine):
 def test_a_phrase_behind_the_sentence_raises_an_alarm(
     tokenizers: Tokenizers, source: str, text: str, alarms: tuple[str, ...]
 ) -> None:
-    translator = Translator(Says(tokenizers.target.encode(text)), tokenizers, OPTIONS)
-    (found,) = translator.translate([source], required=[["Haus"]])
+    translator = translator_of(Says(tokenizers.target.encode(text)), tokenizers)
+    (found,) = translator.translate([Request(source, required=("Haus",))])
     assert (found.text, found.alarms) == (text, alarms)
     assert translator.translate([source])[0].alarms == ()

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.engine import EngineOptions, Ensemble, parse_weights
-from nmt.inference.result import TranslationResult
+from nmt.inference.options import EngineOptions, Ensemble, Needs
+from nmt.inference.result import Result
 from nmt.inference.stepper import Mixture, ModelStepper
-from nmt.inference.torch_engine import TorchEngine, load_torch_engine
+from nmt.inference.torch_engine import TorchEngine, load_torch
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 from tests.search.toys import ids_of
 
@@ -31,13 +31,12 @@ LINES = sentences(10, seed=9)
 
 def translated(
     tokenizers: Tokenizers, models: list[Transformer], mixture: Mixture, beam_size: int = 3
-) -> list[TranslationResult]:
-    options = OPTIONS.model_copy(update={"beam_size": beam_size})
+) -> list[Result]:
     engine = TorchEngine(*models, mixture=mixture)
-    return Translator(engine, tokenizers, options).translate(LINES)
+    return translator_of(engine, tokenizers, beam_size=beam_size).translate(LINES)
 
 
-def are_equal(found: list[TranslationResult], expected: list[TranslationResult]) -> bool:
+def are_equal(found: list[Result], expected: list[Result]) -> bool:
     assert [result.score for result in found] == pytest.approx(
         [result.score for result in expected], abs=1e-5
     )
@@ -180,8 +179,8 @@ def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
 def test_the_models_are_read_as_far_as_all_of_them_can(folders: dict[str, Path]) -> None:
     def longest(*weights: float) -> int:
         ensemble = Ensemble((folders["b"],), weights)
-        loaded = load_torch_engine(folders["a"], EngineOptions(device="cpu", ensemble=ensemble))
-        return loaded.config.filters.max_length
+        options = EngineOptions(device="cpu", ensemble=ensemble)
+        return load_torch(folders["a"], options, Needs()).max_length
 
     assert longest() == 16
     assert longest(1, 0) == 32
@@ -214,12 +213,6 @@ def test_models_that_do_not_go_together_are_refused_with_one_message(
 def test_weights_that_are_none_are_refused(weights: tuple[float, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Ensemble((Path("b"),), weights).shares()
-
-
-def test_weights_are_read_from_text() -> None:
-    assert parse_weights(None) == ()
-    with pytest.raises(ConfigError, match="1;2"):
-        parse_weights("1;2")
 
 
 def test_models_of_another_engine_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -12,12 +12,9 @@ from sacrebleu.metrics.chrf import CHRF
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.mbr import EPSILON, Mbr, expected_utilities, rank_by_utility
-from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.metrics.pairwise import pairwise_chrf
-from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences
 
 WORDS = "the a dog dogs cat, cat. runs running in on house-boat".split()  # noqa: SIM905
@@ -81,8 +78,8 @@ def test_the_translator_gives_the_candidate_that_the_definition_names(
     lines = ["", *sentences(8, seed=3), " "]
     mbr = Mbr("chrf", 12, "beam" if kind == "beam" else "samples")
     options = mbr.search_options(OPTIONS)
-    candidates = translator.translate(lines, **options.model_dump())
-    chosen = translator.with_mbr(mbr).translate(lines)
+    candidates = translator.with_options(**options.model_dump()).translate(lines)
+    chosen = translator.with_options(mbr=mbr).translate(lines)
     for line, found, result in zip(lines, candidates, chosen, strict=True):
         texts = [alternative.text for alternative in found.alternatives]
         if not line.strip():
@@ -98,8 +95,9 @@ def test_the_translator_gives_the_candidate_that_the_definition_names(
 def test_several_translations_are_ranked_by_utility(translator: Translator) -> None:
     line = sentences(1, seed=3)
     mbr = Mbr("chrf", 12)
-    found = translator.with_mbr(mbr).translate(line, n_best=3)[0].alternatives
-    (all_found,) = translator.translate(line, **mbr.search_options(OPTIONS).model_dump())
+    found = translator.with_options(mbr=mbr, n_best=3).translate(line)[0].alternatives
+    sampling = mbr.search_options(OPTIONS).model_dump()
+    (all_found,) = translator.with_options(**sampling).translate(line)
     texts = [alternative.text for alternative in all_found.alternatives]
     values = dict(zip(texts, expected_utilities(texts, pairwise_chrf), strict=True))
     expected = sorted(set(values.values()), reverse=True)[:3]
@@ -108,14 +106,13 @@ def test_several_translations_are_ranked_by_utility(translator: Translator) -> N
 
 def test_the_choice_does_not_depend_on_batches(translator: Translator) -> None:
     lines = sentences(8, seed=5)
-    mbr = translator.with_mbr(Mbr("chrf", 8))
+    mbr = translator.with_options(mbr=Mbr("chrf", 8))
     expected = [result.text for result in mbr.translate(lines)]
-    turned = mbr.translate(lines[::-1], batch_tokens=40)[::-1]
+    turned = mbr.with_options(batch_tokens=40).translate(lines[::-1])[::-1]
     assert [result.text for result in turned] == expected
 
 
-def test_a_batch_counts_its_candidates(model: Transformer, tokenizers: Tokenizers) -> None:
+def test_a_batch_counts_its_candidates(translator: Translator) -> None:
     """As many rows as the memory allows for 32 hypotheses of each."""
-    translator = Translator(TorchEngine(model), tokenizers, OPTIONS)
-    assert translator.with_mbr(Mbr("chrf", 32))._search_options.num_hypotheses == 32
-    assert translator._search_options is translator.options
+    assert translator.with_options(mbr=Mbr("chrf", 32)).options.search.num_hypotheses == 32
+    assert translator.options.search is translator.options.decoding

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +12,17 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
-from nmt.errors import ConfigError
-from nmt.inference.engine import Engine
+from nmt.inference.alignment import align_words, join_alignments
+from nmt.inference.engine import Engine, EngineLacksError
 from nmt.inference.mbr import Mbr
-from nmt.inference.result import TranslationResult, align_words, join_alignments
+from nmt.inference.result import Result
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
 from nmt.text import EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 Ids = Sequence[Sequence[int]]
@@ -92,9 +91,9 @@ class AttentiveEcho(Echo):
 
 def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: Tokenizers) -> None:
     """And no part sees anything of another."""
-    translator = Translator(AttentiveEcho(), tokenizers, OPTIONS, max_length=6)
+    translator = translator_of(AttentiveEcho(), tokenizers, max_length=6, outputs={"alignments"})
     line = "der Hund läuft. die Katze schläft. das Haus"
-    (result, blank, short) = translator.translate([line, "", "Hund"], alignments=True)
+    (result, blank, short) = translator.translate([line, "", "Hund"])
     size = len(line.split())
 
     assert result.text == line
@@ -102,7 +101,7 @@ def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: 
     assert (blank.alignment, short.as_dict()["alignment"]) == ((), "0-0")
     assert result.attention is None
 
-    (result, blank) = translator.translate([line, ""], attention=True)
+    (result, blank) = translator.with_options(outputs={"attention"}).translate([line, ""])
     assert (result.alignment, blank.attention) == (None, ())
     assert result.attention is not None
     assert [[share > 0 for share in row] for row in result.attention] == [
@@ -113,7 +112,7 @@ def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: 
 LINES = [*sentences(8, seed=3), ""]
 
 
-def assert_they_make_up_the_score(result: TranslationResult, tolerance: float = 1e-4) -> None:
+def assert_they_make_up_the_score(result: Result, tolerance: float = 1e-4) -> None:
     assert result.tokens is not None
     values = [token.log_prob for token in result.tokens]
     assert all(value <= 0 for value in values)
@@ -121,7 +120,8 @@ def assert_they_make_up_the_score(result: TranslationResult, tolerance: float = 
 
 
 def test_token_scores_make_up_the_score(translator: Translator) -> None:
-    for result in translator.translate(LINES, token_scores=True, beam_size=4):
+    scored = translator.with_options(outputs={"token_scores"}, beam_size=4)
+    for result in scored.translate(LINES):
         assert_they_make_up_the_score(result)
 
 
@@ -129,18 +129,24 @@ def test_token_scores_in_16_bits_are_those_of_these_weights(tmp_path: Path) -> N
     tokenizer = train_tokenizer(tmp_path / "tokenizer")
     model = small_model(load_tokenizers(tokenizer), "modern")
     folder = save_run(tmp_path / "run", model, tokenizer, run_config(max_length=64))
-    translator = Translator.load(folder, device="cpu", dtype="bf16", guard=False)
-    for result in translator.translate(LINES, token_scores=True):
+    translator = Translator.load(
+        folder, device="cpu", dtype="bf16", guard=False, outputs={"token_scores"}
+    )
+    for result in translator.translate(LINES):
         assert_they_make_up_the_score(result, 2e-1)
 
 
 def test_tokens_spell_the_translation_with_an_end_of_every_segment(
     model: Transformer, tokenizers: Tokenizers
 ) -> None:
-    translator = Translator(TorchEngine(model), tokenizers, OPTIONS, max_length=6)
-    *results, blank = translator.translate(LINES, token_scores=True)
+    translator = translator_of(
+        TorchEngine(model), tokenizers, max_length=6, outputs={"token_scores"}
+    )
+    *results, blank = translator.translate(LINES)
+    assert blank.num_tokens == 0
     for result in results:
         assert result.tokens is not None
+        assert result.num_tokens == len(result.tokens)
         pieces = [token.piece for token in result.tokens]
         assert pieces[-1] == "</s>"
         if not any("<0x" in piece for piece in pieces):
@@ -152,16 +158,16 @@ def test_tokens_spell_the_translation_with_an_end_of_every_segment(
 
 
 def test_token_scores_are_those_of_the_chosen_candidate(translator: Translator) -> None:
-    chosen = translator.with_mbr(Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1]))
-    for result in chosen.translate(LINES[:4], token_scores=True):
+    mbr = Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1])
+    chosen = translator.with_options(mbr=mbr, outputs={"token_scores"})
+    for result in chosen.translate(LINES[:4]):
         assert_they_make_up_the_score(result)
 
 
 def test_rules_of_the_search_do_not_change_token_scores(translator: Translator) -> None:
-    (plain,) = translator.translate(["Hund"], token_scores=True, beam_size=1)
-    (ruled,) = translator.translate(
-        ["Hund"], token_scores=True, beam_size=1, repetition_penalty=1.0001
-    )
+    scored = translator.with_options(outputs={"token_scores"}, beam_size=1)
+    (plain,) = scored.translate(["Hund"])
+    (ruled,) = scored.with_options(repetition_penalty=1.0001).translate(["Hund"])
 
     assert ruled.tokens == plain.tokens
     assert ruled.score != plain.score
@@ -186,14 +192,14 @@ def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
 
 @pytest.mark.parametrize("detail", ["alignments", "attention", "token_scores"])
 def test_an_engine_without_details_says_so(tokenizers: Tokenizers, detail: str) -> None:
-    wanted: Any = {detail: True}
-    with pytest.raises(ConfigError):
-        Translator(Echo(), tokenizers, OPTIONS).translate(["Hund"], **wanted)
+    with pytest.raises(EngineLacksError):
+        translator_of(Echo(), tokenizers, outputs={detail}).translate(["Hund"])
 
 
 def test_details_change_nothing_else_and_come_only_when_asked_for(translator: Translator) -> None:
     plain = translator.translate(LINES)
-    detailed = translator.translate(LINES, token_scores=True, alignments=True, attention=True)
+    every = {"token_scores", "alignments", "attention"}
+    detailed = translator.with_options(outputs=every).translate(LINES)
 
     assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in detailed]
     assert not any({"alignment", "attention", "tokens"} & set(r.as_dict()) for r in plain)

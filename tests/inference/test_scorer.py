@@ -18,7 +18,7 @@ from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizers
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import loaded, run_config, small_model, speak_whole_words
 
 PAIRS = list(zip(sentences(20, seed=5), sentences(20, seed=6), strict=True))
@@ -79,9 +79,9 @@ def test_text_of_the_usual_subwords_gets_the_translators_score(tokenizers: Token
     model = small_model(tokenizers, "learned")
     speak_whole_words(model, tokenizers)
     lines = sentences(30, seed=8, longest=6)
-    translator = Translator(TorchEngine(model), tokenizers, OPTIONS)
+    translator = translator_of(TorchEngine(model), tokenizers, n_best=3)
     scorer = Scorer(loaded(model, tokenizers=tokenizers))
-    for result in translator.translate(lines, n_best=3):
+    for result in translator.translate(lines):
         given = [(result.source, alternative.text) for alternative in result.alternatives]
         for alternative, found in zip(result.alternatives, scorer.score(given), strict=True):
             assert found.score == pytest.approx(alternative.score, abs=1e-4)

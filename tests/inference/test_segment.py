@@ -9,17 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.inference import segment as module
-from nmt.inference.segment import segment_lines, split_text
+from nmt.inference.request import Request
+from nmt.inference.segment import Segment, segment, split_text
 from nmt.text.tokenizer import Tokenizers
-from tests.inference.conftest import sentences
+from tests.inference.conftest import OPTIONS, sentences
+
+
+def segments_of(lines: list[str], tokenizers: Tokenizers, first_line: int = 1) -> list[Segment]:
+    requests = [Request(line) for line in lines]
+    found = segment(requests, tokenizers, OPTIONS, 32, first_line=first_line)
+    assert not found.failures
+    return list(found.segments)
 
 
 def test_of_many_long_lines_a_few_are_named(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert {part.line for part in segment_lines(["🐕" * 99] * 9, tokenizers.source, 32)} == {
-        *range(9)
-    }
+    assert {part.line for part in segments_of(["🐕" * 99] * 9, tokenizers)} == {*range(9)}
     assert [text[:7] for text in caplog.messages[:-1]] == [f"line {n}:" for n in range(1, 6)]
     assert caplog.messages[-1] == "4 more lines are cut likewise"
 
@@ -30,7 +36,7 @@ def test_nothing_of_a_long_line_is_dropped(
     """Fault 45: also where a few characters are many subwords."""
     for text in (" ".join(sentences(40)), "🐕" * 500, "漢" * 333 + "。" + "字" * 100):
         caplog.clear()
-        segments = segment_lines([text], tokenizers.source, 32, first_line=2000)
+        segments = segments_of([text], tokenizers, 2000)
         assert len(segments) > 1
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
@@ -50,7 +56,7 @@ def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
     monkeypatch.setattr(module, "LONGEST_LINE", 10)
     lines = ["a" * 10, " " * 30 + "b" * 5, "c" * 11]
 
-    segments = segment_lines(lines, tokenizers.source, 32, first_line=7)
+    segments = segments_of(lines, tokenizers, 7)
     texts = [tokenizers.source.decode(segment.ids) for segment in segments]
     assert texts == ["a" * 10, "b" * 5, "c" * 10]
     assert caplog.messages == [
@@ -61,7 +67,7 @@ def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
 
 def test_segments_know_their_lines_and_blank_lines_have_none(tokenizers: Tokenizers) -> None:
     lines = ["Hund", "", " ".join(sentences(12)), "\u200b", "Katze"]
-    found = [segment.line for segment in segment_lines(lines, tokenizers.source, 32)]
+    found = [segment.line for segment in segments_of(lines, tokenizers)]
     assert sorted(found) == found
     assert set(found) == {0, 2, 4}
     assert (found.count(0), found.count(4)) == (1, 1)

@@ -17,19 +17,18 @@ from torch import Tensor
 from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.engine import Task
+from nmt.inference.engine import EngineLacksError
 from nmt.inference.shortlist import BatchVocabulary, Shortlist
-from nmt.inference.shortlist_file import ShortlistFile, shortlist_bytes
+from nmt.inference.shortlist_file import read_shortlist, shortlist_bytes
 from nmt.inference.stepper import Mixture, ModelStepper
 from nmt.inference.torch_engine import TorchEngine
-from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import small_model
 
 CPU = torch.device("cpu")
@@ -168,9 +167,9 @@ def test_ids_go_in_and_come_out_again() -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    assert ShortlistFile(tmp_path, (7, 12)).parts is None
+    assert read_shortlist(tmp_path, (7, 12)) is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
-    found = Shortlist.load(ShortlistFile(tmp_path, (7, 12)), CPU)
+    found = Shortlist.load(tmp_path, (7, 12), CPU)
     source = Packed.from_rows([[4, EOS_ID], [5, EOS_ID]])
 
     expected = Shortlist(*PARTS, 12).pick(source)
@@ -199,7 +198,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
-        Shortlist.load(ShortlistFile(tmp_path, (7, 12)), CPU)
+        Shortlist.load(tmp_path, (7, 12), CPU)
 
 
 # The search
@@ -219,7 +218,7 @@ def engine(
     """An engine of one model, or of several."""
     models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes)]
     mixture = Mixture((1 / len(models),) * len(models))
-    return TorchEngine(*models, mixture=mixture, is_final=True, load_shortlist=lambda: shortlist)
+    return TorchEngine(*models, mixture=mixture, is_final=True, shortlist=shortlist)
 
 
 class MaskedState(NamedTuple):
@@ -320,16 +319,13 @@ def test_a_beam_wider_than_the_shortlist_finds_all_that_is_possible(
 def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str) -> None:
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     for shape in FEW_SHAPES if way == "beam" else ("learned",):
-        translator = Translator(
-            engine(tokenizers, shortlist, (shape,)),
-            tokenizers,
-            options(way, n_best=WAYS[way].get("n_best", 1)),
-        )
-        expected = translator.translate(LINES, batch_tokens=1)
-        plain = translator.translate(LINES, shortlist=False)
+        decoding = options(way, n_best=WAYS[way].get("n_best", 1)).model_dump()
+        translator = translator_of(engine(tokenizers, shortlist, (shape,)), tokenizers, **decoding)
+        expected = translator.with_options(batch_tokens=1).translate(LINES)
+        plain = translator.with_options(shortlist=False).translate(LINES)
         assert all(ours.text != theirs.text for ours, theirs in zip(plain, expected, strict=True))
         for batch_tokens in (25, 100_000):
-            found = translator.translate(LINES, batch_tokens=batch_tokens)
+            found = translator.with_options(batch_tokens=batch_tokens).translate(LINES)
             assert [r.text for r in found] == [r.text for r in expected]
             assert [[a.text for a in r.alternatives] for r in found] == [
                 [a.text for a in r.alternatives] for r in expected
@@ -343,15 +339,12 @@ def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str)
 def test_a_finished_model_without_the_file_refuses_and_says_where_it_comes_from(
     tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
-    file = ShortlistFile(tmp_path, tokenizers.vocab_sizes)
-    model = _model(tokenizers, "plain", 3)
-    ours = TorchEngine(model, is_final=True, load_shortlist=lambda: Shortlist.load(file, CPU))
     message = rf"has no {NAME}\.\n.*fix: Start `nmt train CONFIG` again"
     with pytest.raises(ConfigError, match=message):
-        ours.search([[7]], options("beam"))
-    with pytest.raises(ConfigError, match=message):
-        list(ours.search_all([Task([[7]])], options("beam")))
-    assert ours.search([[7]], options("beam", shortlist=False))
+        Shortlist.load(tmp_path, tokenizers.vocab_sizes, CPU)
+    plain = translator_of(TorchEngine(_model(tokenizers, "plain", 3), is_final=True), tokenizers)
+    with pytest.raises(EngineLacksError, match=r"decoding\.shortlist true, for which it was not"):
+        plain.with_options(shortlist=True)
 
 
 def test_a_model_that_trains_scores_all(tokenizers: Tokenizers) -> None:

@@ -11,13 +11,12 @@ from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, DataError
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.subject import Subject
-from nmt.inference.line_format import LineFormat
+from nmt.inference.request import Request
 from nmt.inference.scorer import Scorer
-from nmt.inference.stream import line_translator
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import loaded, small_model
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
 
 @pytest.fixture(scope="module")
 def translator(tagged: Tokenizers) -> Translator:
-    return Translator(TorchEngine(small_model(tagged)), tagged, OPTIONS, max_length=12)
+    return translator_of(TorchEngine(small_model(tagged)), tagged, max_length=12)
 
 
 def test_the_vocabulary_knows_its_tags_and_dropout_leaves_them_whole(tagged: Tokenizers) -> None:
@@ -50,14 +49,14 @@ def test_the_vocabulary_knows_its_tags_and_dropout_leaves_them_whole(tagged: Tok
 
 def test_each_line_is_translated_by_its_own_tag(translator: Translator) -> None:
     tags = ["de", None, "en", "de", "bt", None]
-    together = translator.translate(LINES, tag=tags)
-    alone = [
-        translator.translate([line], tag=tag)[0] for line, tag in zip(LINES, tags, strict=True)
-    ]
+    requests = [Request(line, tag=tag) for line, tag in zip(LINES, tags, strict=True)]
+    together = translator.translate(requests)
+    alone = [translator.translate([request])[0] for request in requests]
 
     assert [result.text for result in together] == [result.text for result in alone]
-    of_all = {tag: [r.text for r in translator.translate(LINES, tag=tag)] for tag in (None, "de")}
-    assert of_all[None] != of_all["de"]
+    of_all = translator.with_options(tag="de").translate(LINES)
+    assert [result.text for result in of_all[::3]] == [result.text for result in together[::3]]
+    assert [result.text for result in of_all] != [r.text for r in translator.translate(LINES)]
     assert [result.source for result in together] == LINES
 
 
@@ -72,7 +71,8 @@ def test_the_model_reads_the_tag_first_and_alignments_have_no_column_for_it(
         return attention(engine, sources, targets)
 
     monkeypatch.setattr(TorchEngine, "attention", spied)
-    (result,) = translator.translate([LINES[0]], tag="<2en>", attention=True)
+    chosen = translator.with_options(tag="<2en>", outputs={"attention"})
+    (result,) = chosen.translate([LINES[0]])
 
     assert asked == [[5, *tagged.source.encode(LINES[0])]]
     assert result.attention is not None
@@ -90,7 +90,7 @@ def test_a_tag_takes_room_in_a_segment(
         return search(engine, tasks, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TorchEngine, "search_all", spied)
-    translator.translate([" ".join(LINES)], tag="de")
+    translator.with_options(tag="de").translate([" ".join(LINES)])
 
     assert max(lengths) <= 12
     assert len(lengths) > 1
@@ -100,27 +100,9 @@ def test_an_unknown_tag_of_all_lines_is_of_the_command_and_one_of_a_line_of_the_
     translator: Translator,
 ) -> None:
     with pytest.raises(ConfigError, match="no tag 'fr'"):
-        translator.translate(["a"], tag="fr")
+        translator.with_options(tag="fr")
     with pytest.raises(DataError, match="Line 8: The vocabulary has no tag 'fr'"):
-        translator.translate(["a", "b"], tag=[None, "fr"], first_line=7)
-
-
-def test_a_json_line_may_name_its_tag(translator: Translator) -> None:
-    style = LineFormat("json", reads_json=True, tag="de")
-    lines = [
-        b'{"source": "%s"}' % LINES[0].encode(),
-        b'{"source": "%s", "tag": "en"}' % LINES[0].encode(),
-        b'{"source": "a", "tag": "fr"}',
-        b'{"source": "a", "tag": 3}',
-    ]
-    run = line_translator(translator, style)(lines, 1)
-    expected = [translator.translate([LINES[0]], tag=tag)[0].text for tag in ("de", "en")]
-    output = run.output.decode().splitlines()
-
-    assert all(text in line for text, line in zip(expected, output, strict=False))
-    assert "Line 3: The vocabulary has no tag 'fr'" in output[2]
-    assert "Line 4 has no text in tag" in output[3]
-    assert run.num_failures == 2
+        translator.translate(["a", Request("b", tag="fr")], first_line=7)
 
 
 def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:

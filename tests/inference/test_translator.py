@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.inference.engine import BatchRoom
-from nmt.inference.segment import LONGEST_LINE, segment_lines
+from nmt.inference.engine import BatchRoom, Engine, EngineLacksError
+from nmt.inference.options import Needs
+from nmt.inference.request import Request
+from nmt.inference.result import Result
+from nmt.inference.segment import LONGEST_LINE
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.tokenizer import Tokenizer, Tokenizers
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
 from nmt.training.signals import Interrupted
-from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.conftest import OPTIONS, sentences, translator_of
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -37,11 +44,12 @@ def test_the_text_does_not_depend_on_batches_or_order(
 ) -> None:
     """Fault 46."""
     lines = sentences(12, seed=5, longest=8)
-    expected = translator.translate(lines, batch_tokens=1, **options)
+    translator = translator.with_options(**options)
+    expected = translator.with_options(batch_tokens=1).translate(lines)
     order = random.Random(1).sample(range(12), 12)
     for batch_tokens in (40, 100_000):
         chosen = [lines[row] for row in order]
-        results = translator.translate(chosen, batch_tokens=batch_tokens, **options)
+        results = translator.with_options(batch_tokens=batch_tokens).translate(chosen)
         for row, result in zip(order, results, strict=True):
             assert (result.source, result.text) == (lines[row], expected[row].text)
             assert result.score == pytest.approx(expected[row].score, abs=1e-4)
@@ -50,21 +58,20 @@ def test_the_text_does_not_depend_on_batches_or_order(
 
 
 def test_batches_keep_to_both_of_their_limits(
-    translator: Translator, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+    model: Transformer, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded source tokens, and rows whose probabilities fit the memory."""
     size = tokenizers.target.vocab_size
     monkeypatch.setattr(TorchEngine, "num_workers", 1)  # each worker holds a batch
-    segments = segment_lines(sentences(60), tokenizers.source, max_length=32)
+    lengths = [len(ids) for ids in tokenizers.source.encode_batch(sentences(60))]
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
         monkeypatch.setattr(TorchEngine, "room", BatchRoom(probabilities=21 * size))
-        limited = translator.with_options(beam_size=beam_size, batch_tokens=100)
-        batches = list(limited._batches(segments))
-        lines = [own.line for batch in batches for own in batch]
-        assert sorted(lines) == [own.line for own in segments]
-        assert max(len(batch) for batch in batches) <= most_rows
-        assert all(len(b) * max(len(own.ids) for own in b) <= 100 for b in batches)
-        assert most_rows == 21 or any(len(batch) == most_rows for batch in batches)
+        options = OPTIONS.model_copy(update={"beam_size": beam_size, "batch_tokens": 100})
+        batches = TorchEngine(model).batches(lengths, options, size)
+        assert sorted(row for rows in batches for row in rows) == list(range(60))
+        assert max(map(len, batches)) <= most_rows
+        assert all(len(rows) * max(lengths[row] for row in rows) <= 100 for rows in batches)
+        assert most_rows == 21 or any(len(rows) == most_rows for rows in batches)
 
 
 ODD_LINES = [
@@ -98,10 +105,8 @@ def test_a_very_long_line_is_cut_and_translated_to_one_line_with_an_alarm(
     model: Transformer, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Faults 37 and 45."""
-    options = OPTIONS.model_copy(
-        update={"beam_size": 1, "max_length_factor": 0.0, "max_length_offset": 1}
-    )
-    translator = Translator(TorchEngine(model), tokenizers, options, max_length=250)
+    short: dict[str, Any] = {"beam_size": 1, "max_length_factor": 0.0, "max_length_offset": 1}
+    translator = translator_of(TorchEngine(model), tokenizers, max_length=250, **short)
     long = "der Hund läuft und " * 25_000
     results = translator.translate(["klein", long, "groß"])
     assert [result.source for result in results] == ["klein", long, "groß"]
@@ -119,28 +124,7 @@ def test_blank_lines_stay_blank(translator: Translator) -> None:
     assert [bool(result.text) for result in results[:1] + results[2:]] == [False] * 4
     assert [result.score for result in results[2:]] == [0.0] * 3
     assert translator.translate([]) == []
-    assert translator.translate(["", " "], n_best=2)[0].alternatives == ()
-
-
-def test_a_stream_gives_what_a_list_gives_and_reads_no_further_than_it_must(
-    translator: Translator,
-) -> None:
-    read: list[str] = []
-    texts = [*sentences(4, seed=9), ""]
-
-    def lines() -> Iterator[str]:
-        for text in texts:
-            read.append(text)
-            yield text
-
-    stream = translator.translate_stream(lines(), 2, beam_size=1, token_scores=True)
-    first = next(stream)
-
-    assert read == texts[:2]
-    assert first.tokens
-    assert [first.text, *(result.text for result in stream)] == [
-        result.text for result in translator.translate(texts, beam_size=1)
-    ]
+    assert translator.with_options(n_best=2).translate(["", " "])[0].alternatives == ()
 
 
 def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
@@ -154,18 +138,24 @@ def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
     [
         ({"device": "tpu"}, "device: there is no 'tpu'"),
         ({"dtype": "int4"}, "dtype: there is no 'int4'"),
-        ({"threads": 0}, "threads is 0"),
+        ({"threads": 0}, "`threads` is 0"),
+        ({"beam_sice": 3}, "beam_sice"),
     ],
 )
-def test_choices_that_there_are_not_are_refused(choice: dict[str, Any], problem: str) -> None:
+def test_choices_that_there_are_not_are_refused(
+    tmp_path: Path, choice: dict[str, Any], problem: str
+) -> None:
+    tokenizer = train_tokenizer(tmp_path / "tokenizer")
+    model = small_model(load_tokenizers(tokenizer))
+    folder = save_run(tmp_path / "run", model, tokenizer, run_config())
     with pytest.raises(ConfigError, match=problem):
-        Translator.load("anywhere", **choice)
+        Translator.load(folder, **choice)
 
 
 def test_alternatives_come_best_first_and_begin_with_the_translation(
     translator: Translator,
 ) -> None:
-    for result in translator.translate(sentences(8, longest=4), n_best=3):
+    for result in translator.with_options(n_best=3).translate(sentences(8, longest=4)):
         assert len(result.alternatives) == 3
         assert (result.text, result.score) == (
             result.alternatives[0].text, result.alternatives[0].score,
@@ -174,18 +164,32 @@ def test_alternatives_come_best_first_and_begin_with_the_translation(
         assert scores == sorted(scores, reverse=True)
         assert len(result.as_dict()["alternatives"]) == 3
     (only,) = translator.translate(["Hund"])[0].alternatives  # the same at any number
-    assert only == translator.translate(["Hund"], n_best=2)[0].alternatives[0]
+    two = translator.with_options(n_best=2).translate(["Hund"])
+    assert only == two[0].alternatives[0]
 
 
-def test_line_breaks_written_in_bytes_do_not_break_the_line(
-    translator: Translator, tokenizers: Tokenizers
-) -> None:
+class Says(Engine):
+    """Always the same."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = tuple(ids)
+
+    @override
+    def search(
+        self, sources: Sequence[Sequence[int]], *_: object, **__: object
+    ) -> list[list[Hypothesis]]:
+        return [[Hypothesis(self._ids, -1.0, -1.0)] for _ in sources]
+
+
+def test_line_breaks_written_in_bytes_do_not_break_the_line(tokenizers: Tokenizers) -> None:
     assert isinstance(tokenizers.target, Tokenizer)
     processor = tokenizers.target._processor
     breaks = [processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>")]
     ids = [*tokenizers.target.encode("Hund"), *breaks, *tokenizers.target.encode("Katze")]
     assert "\n" in tokenizers.target.decode(ids)
-    assert translator._text(ids).split() == ["Hund", "Katze"]
+    (result,) = translator_of(Says(ids), tokenizers).translate(["Hund"])
+    assert result.text.split() == ["Hund", "Katze"]
+    assert "\n" not in result.text
 
 
 def test_options_out_of_bounds_are_named(translator: Translator) -> None:
@@ -193,7 +197,7 @@ def test_options_out_of_bounds_are_named(translator: Translator) -> None:
     with pytest.raises(ConfigError, match=r"n_best \(5\) is more than beam_size \(3\)"):
         translator.with_options(n_best=5)
     with pytest.raises(ConfigError, match=r"n_best \(3\) is more than beam_size \(2\)"):
-        translator.translate(["Hund"], n_best=3, beam_size=2)
+        translator.with_options(n_best=3, beam_size=2)
     with pytest.raises(ConfigError, match="beam_size is 0"):
         translator.with_options(beam_size=0)
     with pytest.raises(ConfigError, match="beam_sice"):
@@ -201,14 +205,11 @@ def test_options_out_of_bounds_are_named(translator: Translator) -> None:
 
 
 def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: Tokenizers) -> None:
-    import copy
-
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.output_weight.fill_(torch.nan)
-    translator = Translator(TorchEngine(broken), tokenizers, OPTIONS)
     with pytest.raises(CheckpointError, match="not numbers"):
-        translator.translate(["Hund"])
+        translator_of(TorchEngine(broken), tokenizers).translate(["Hund"])
 
 
 @pytest.fixture
@@ -217,9 +218,8 @@ def working(
 ) -> Iterator[Translator]:
     """A translator with several workers, and with a model that is in training."""
     monkeypatch.setattr(TorchEngine, "num_workers", 3)
-    options = OPTIONS.model_copy(update={"batch_tokens": 30})
     model.train()
-    yield Translator(TorchEngine(model), tokenizers, options, max_length=32)
+    yield translator_of(TorchEngine(model), tokenizers, batch_tokens=30)
     assert model.training
     model.eval()
 
@@ -243,7 +243,7 @@ def test_workers_change_nothing_but_the_time(
     assert threading.get_ident() not in used
     monkeypatch.setattr(TorchEngine, "num_workers", 1)
     monkeypatch.setattr(TorchEngine, "_search", search)
-    assert three == translator.translate(lines, batch_tokens=30)
+    assert three == translator.with_options(batch_tokens=30).translate(lines)
 
 
 def test_a_worker_s_failure_is_the_failure(
@@ -260,13 +260,15 @@ def test_a_worker_s_failure_is_the_failure(
 def test_an_interrupt_leaves_no_worker_behind(working: Translator) -> None:
     """FAULT 19: validation is given up in the middle of decoding."""
 
-    def stop() -> None:
+    counts: list[int] = []
+
+    def stop(count: int) -> None:
+        counts.append(count)
         raise Interrupted(15)
 
-    working._check = stop
     before = threading.active_count()
     with pytest.raises(Interrupted) as caught:
-        working.translate(sentences(60))
+        working.with_options(progress=stop).translate(sentences(60))
 
     assert caught.tb is not None  # the frames are still held
     assert threading.active_count() == before
@@ -284,3 +286,31 @@ def test_workers_do_not_set_the_threads_of_others(working: Translator) -> None:
         assert (torch.get_num_threads(), found) == (3, [3])
     finally:
         torch.set_num_threads(before)
+
+
+def test_lines_that_cannot_be_translated_leave_the_others_as_they_are(
+    translator: Translator,
+) -> None:
+    lines: list[Request | str] = ["Hund", Request("Hund", tag="fr"), Request("", tag="fr"), "Katze"]
+    first, failed, blank, last = translator.try_translate(lines)
+
+    assert isinstance(failed, DataError)
+    assert failed.problem == "The vocabulary has no tag 'fr'."
+    assert isinstance(blank, Result)
+    assert [first, last] == translator.translate(["Hund", "Katze"])
+    with pytest.raises(DataError, match="Line 8: The vocabulary has no tag"):
+        translator.translate(lines, first_line=7)
+
+
+def test_an_engine_is_refused_what_it_lacks(tokenizers: Tokenizers) -> None:
+    class Limited(Says):
+        @override
+        def lacks(self, needs: Needs) -> list[str]:
+            return ["a prefix"] if needs.constraints else []
+
+    translator = translator_of(Limited([5]), tokenizers)
+    with pytest.raises(EngineLacksError, match="engine does not have a prefix"):
+        translator.with_options(constraints=True)
+    with pytest.raises(EngineLacksError, match="engine does not have a prefix"):
+        translator.translate([Request("Hund", prefix="A")])
+    assert translator.translate([Request("Hund", prefix=" ")])[0].text

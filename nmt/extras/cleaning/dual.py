@@ -11,9 +11,7 @@ from pathlib import Path
 
 from nmt.errors import ConfigError
 from nmt.extras.cleaning.scores import ScorePairs
-from nmt.inference.engine import EngineOptions
 from nmt.inference.scorer import PairScore, Scorer
-from nmt.inference.torch_engine import load_torch_engine
 
 
 def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
@@ -29,8 +27,8 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     """
     found = {}
     for run in runs:
-        loaded = load_torch_engine(run, EngineOptions())
-        found[(loaded.config.source_language, loaded.config.target_language)] = Scorer(loaded)
+        scorer = Scorer.load(run)
+        found[scorer.languages] = scorer
     try:
         forward, backward = found[languages], found[languages[::-1]]
     except KeyError as error:

@@ -13,44 +13,42 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from nmt.checkpoint.model_folder import ModelFiles, read_weights
+from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, read_weights
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
 from nmt.files.atomic import atomic_folder, remove_folder
 from nmt.files.lock import file_lock
 from nmt.files.manifest import Manifest, sha256_of_file, sha256_of_json
-from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.engine import EngineLacksError
+from nmt.inference.shortlist_file import ShortlistParts, require_shortlist
 
 logger = logging.getLogger(__name__)
 
 _KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
 
 
-class NoCacheError(Exception):
-    """A model cannot be converted, as there is no place for it. Its text says why."""
-
-
-def converted_model(
-    folder: Path, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
-) -> Path:
+def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortlist: bool) -> Path:
     """Return the folder of a model in the form of CTranslate2, converting it if need be.
 
     Args:
         folder: The run or model folder.
         files: The model.
         dtype: Type of the weights, by CTranslate2's name.
-        shortlist: Becomes the vocabulary map, if given.
+        with_shortlist: Whether its short lists become the vocabulary map.
 
     Raises:
+        ConfigError: It has no short lists.
         CheckpointError: The weights are damaged.
-        NoCacheError: No place can be written.
+        EngineLacksError: No place can be written.
     """
+    sizes = files.tokenizers.vocab_sizes
+    shortlist = require_shortlist(folder, sizes) if with_shortlist else None
     made_of = {  # whatever changes a byte
         "conversion": CONVERSION,
         "weights": files.sha256,
         "model": files.config.model.model_dump(mode="json"),
         "positions": num_positions(files.config),
-        "shortlist": sha256_of_file(shortlist.path) if shortlist else None,
+        "shortlist": sha256_of_file(folder / SHORTLIST) if with_shortlist else None,
     }
     name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
     places = {folder / ".cache": _KEPT_IN_RUN}
@@ -67,7 +65,12 @@ def converted_model(
             return _convert(place / name, kept, files, dtype, shortlist)
         except OSError as error:
             problems.append(f"{place} cannot be written ({error.strerror or error})")
-    raise NoCacheError("; ".join(problems))
+    problem = f"the model cannot be converted: {'; '.join(problems)}"
+    logger.info("%s", problem)  # torch, which takes over, is slower
+    raise EngineLacksError(
+        f"The ctranslate2 engine does not go here: {problem}.",
+        fix="Make one of these writable, or use `engine` torch.",
+    )
 
 
 def _is_whole(folder: Path) -> bool:
@@ -79,16 +82,16 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _convert(
-    folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistFile | None
+    folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistParts | None
 ) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(folder.parent / ".lock", wait=True):
         if _is_whole(folder):  # another process was faster
             return folder
         logger.info("converting the model for CTranslate2, once: %s", folder)
-        bundle, parts = read_weights(files), shortlist.parts if shortlist else None
+        bundle = read_weights(files)
         with atomic_folder(folder, replace=True) as place:
-            CTranslate2Target().write(place, bundle, dtype, parts)
+            CTranslate2Target().write(place, bundle, dtype, shortlist)
             names = sorted(path.name for path in place.iterdir())
             Manifest.of(place, names, files.step).write(place)
         # The oldest conversions are of checkpoints that are gone, or of other types.

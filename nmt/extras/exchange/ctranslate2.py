@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.inference.shortlist_file import ShortlistParts
 from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizer
@@ -56,21 +56,6 @@ a single head of the last layer attends to, ours the mean of many."""
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024
 _LINEAR, _NORM = ("weight", "bias"), ("gamma", "beta")
-
-
-class ShortlistParts(NamedTuple):
-    """The short lists of a model. F common tokens, V source tokens, C candidates of each."""
-
-    common: npt.NDArray[np.integer[Any]]
-    """Target ids that every sentence may need, the most frequent first. (F,)."""
-    candidates: npt.NDArray[np.integer[Any]]
-    """Target ids that each source token may become, the likeliest first; -1 where there are fewer.
-    (V, C)."""
-
-
-def is_ctranslate2(folder: Path) -> bool:
-    """Whether ``folder`` holds a model exported for CTranslate2."""
-    return (folder / MODEL).is_file()
 
 
 def is_installed() -> bool:

@@ -17,6 +17,7 @@ a trained model is next to nothing; and of more than K hypotheses that finish to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, repeat
 from pathlib import Path
@@ -24,17 +25,29 @@ from typing import Any
 
 from typing_extensions import override
 
+from nmt.checkpoint.model_folder import (
+    TOKENIZER,
+    find_model,
+    is_ctranslate2,
+    load_folder_config,
+)
 from nmt.config.decoding import DecodingConfig
+from nmt.config.run import RunConfig
 from nmt.device import gpu_number, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError
+from nmt.extras.exchange.conversion_cache import converted_model
 from nmt.extras.exchange.ctranslate2 import (
     RECORD,
     VOCABULARY_MAP,
     import_ctranslate2,
+    not_expressed,
     not_followed,
+    num_positions,
 )
 from nmt.files.json_file import field, read_json
-from nmt.inference.engine import Engine, Request
+from nmt.files.manifest import Manifest
+from nmt.inference.engine import Engine, EngineLacksError, LoadedModel
+from nmt.inference.options import EngineOptions, Needs, parse_dtype
 from nmt.search.hypothesis import (
     Constraints,
     Hypothesis,
@@ -44,6 +57,9 @@ from nmt.search.hypothesis import (
     max_finished,
 )
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
+
+logger = logging.getLogger(__name__)
 
 _OUTPUTS = frozenset({"token_scores"})
 """What CTranslate2 tells besides texts and scores. Its attention is of a single head."""
@@ -53,15 +69,15 @@ _IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
 _Tokens = list[str]
 
 
-def lacking(request: Request) -> list[str]:
-    """Return what is asked and not on the list of what CTranslate2 has.
+def lacking(needs: Needs) -> list[str]:
+    """Return what is needed and not on the list of what CTranslate2 has.
 
-    >>> lacking(Request(DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
+    >>> lacking(Needs(decoding=DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
     ['decoding.sampling true', 'attention']
     """
-    found = not_followed(request.options)
-    found += ["a prefix or phrases for single lines"] if request.constraints else []
-    return found + sorted(request.outputs - _OUTPUTS)
+    found = not_followed(needs.decoding)
+    found += ["a prefix or phrases for single lines"] if needs.constraints else []
+    return found + sorted(needs.outputs - _OUTPUTS)
 
 
 class CTranslate2Engine(Engine):
@@ -95,7 +111,7 @@ class CTranslate2Engine(Engine):
         has_gpu = num_gpus > 0
         if device.startswith("cuda") and not has_gpu:
             raise DeviceError(
-                "CTranslate2 finds no CUDA device.", fix="Use --device cpu, or --device auto."
+                "CTranslate2 finds no CUDA device.", fix="Use `device` cpu, or `device` auto."
             )
         place = "cuda" if has_gpu and device != "cpu" else "cpu"
         try:
@@ -127,18 +143,10 @@ class CTranslate2Engine(Engine):
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
 
     @override
-    def serving(self, request: Request) -> Engine:
-        if refused := lacking(request):
-            raise ConfigError(
-                f"The CTranslate2 engine does not have {', '.join(refused)}.",
-                fix="Leave that out, or translate with the run: --engine torch.",
-            )
-        if request.options.shortlist and not self._has_map:
-            raise ConfigError(
-                "decoding.shortlist is on, but the model was converted without short lists.",
-                fix="Export it again from a run that has them, or add --no-shortlist.",
-            )
-        return self
+    def lacks(self, needs: Needs) -> list[str]:
+        without_map = needs.decoding.shortlist and not self._has_map
+        missing = ["decoding.shortlist true, for which it was not converted"] if without_map else []
+        return lacking(needs) + missing
 
     @property
     @override
@@ -152,7 +160,8 @@ class CTranslate2Engine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        self.serving(Request(options, constraints is not None))
+        if refused := self.lacks(Needs(decoding=options, constraints=constraints is not None)):
+            raise EngineLacksError.of(self.name, refused)
         texts = self._texts(sources)
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
@@ -248,3 +257,60 @@ class CTranslate2Engine(Engine):
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
+
+
+def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
+    """Load a model that was exported, or convert one of ours once and keep that.
+
+    Raises:
+        EngineLacksError: CTranslate2 does not have what is needed, or cannot express the model.
+        ConfigError: It is not installed, or the folder is of another dtype.
+        CheckpointError: A part is missing or damaged.
+    """
+    if options.ensemble is not None and options.ensemble.others:
+        raise EngineLacksError.of("ctranslate2", ["several models at a time"])
+    if is_ctranslate2(folder):
+        return _load_export(folder, options)
+    import_ctranslate2()
+    if refused := lacking(needs):
+        raise EngineLacksError.of("ctranslate2", refused)
+    files = find_model(folder, options.checkpoint)
+    config, dtype = files.config, parse_dtype(options.dtype) or "float32"
+    if refused := [*not_expressed(config.model), *_too_long(config, needs)]:
+        raise EngineLacksError.of("ctranslate2", refused)
+    place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
+    engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
+    return _loaded(engine, files.tokenizers, config)
+
+
+def _load_export(folder: Path, options: EngineOptions) -> LoadedModel:
+    if options.checkpoint != "best":
+        logger.warning(
+            "%s holds one model: `checkpoint` %s changes nothing there.", folder, options.checkpoint
+        )
+    Manifest.read(folder).verify(folder)
+    engine = CTranslate2Engine(folder, device=options.device, threads=options.threads)
+    if (dtype := parse_dtype(options.dtype)) not in (None, engine.dtype):
+        raise ConfigError(
+            f"{folder} was exported in {engine.dtype}.",
+            fix=f"Leave `dtype` out, or export again with quantization {dtype}.",
+        )
+    return _loaded(engine, load_tokenizers(folder / TOKENIZER), load_folder_config(folder))
+
+
+def _loaded(engine: Engine, tokenizers: Tokenizers, config: RunConfig) -> LoadedModel:
+    languages = config.source_language, config.target_language
+    return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, languages)
+
+
+def _too_long(config: RunConfig, needs: Needs) -> list[str]:
+    """Name the lengths for which a table of positions that is not learned would be too short."""
+    known = num_positions(config)
+    if known is None or config.model.positions == "learned":
+        return []
+    if needs.longest is None:
+        return ["positions for lines of any length"]
+    longest = max(config.filters.max_length, needs.longest)
+    most = limits_of(longest, needs.decoding).longest
+    most = max(most, longest + 1 + config.model.source_bos)
+    return [f"{most:,} positions (it is converted for {known:,})"] if most > known else []

@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.model_folder import CARD, CONFIG, ModelBundle, find_model, read_weights
+from nmt.checkpoint.model_folder import (
+    CARD,
+    CONFIG,
+    ModelBundle,
+    find_model,
+    is_ctranslate2,
+    read_weights,
+)
 from nmt.checkpoint.new_model_folder import check_new_folder, write_model_folder
 from nmt.commands.result import log_next_commands
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.card import model_card, training_sections
-from nmt.extras.exchange.ctranslate2 import ShortlistParts, is_ctranslate2
 from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS
 from nmt.files.progress import progress_bar
-from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.shortlist_file import ShortlistParts, read_shortlist
 from nmt.model.transformer import count_parameters
 
 logger = logging.getLogger(__name__)
@@ -115,7 +121,7 @@ def _log_lost(target: str, before: RunConfig, after: RunConfig) -> None:
 
 def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:
     try:
-        return ShortlistFile(folder, sizes).parts
+        return read_shortlist(folder, sizes)
     except CheckpointError as error:
         logger.warning("the export has no short lists: %s %s", error.problem, error.fix)
         return None

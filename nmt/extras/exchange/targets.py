@@ -17,7 +17,7 @@ from nmt.config.run import RunConfig
 from nmt.registry import Registry
 
 if TYPE_CHECKING:
-    from nmt.extras.exchange.ctranslate2 import ShortlistParts
+    from nmt.inference.shortlist_file import ShortlistParts
 
 
 class ExportTarget(Protocol):

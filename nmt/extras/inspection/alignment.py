@@ -10,7 +10,7 @@ import torch
 from nmt.extras.inspection.figure import Figure, Heatmap, Links, Part, Text
 from nmt.extras.inspection.recording import record
 from nmt.extras.inspection.subject import Subject, labels
-from nmt.inference.result import align_words, as_pharaoh, words_of
+from nmt.inference.alignment import align_words, as_pharaoh, words_of
 from nmt.text.tokenizer import Tokenizer
 
 _EXPLANATION = """\
@@ -48,7 +48,7 @@ def alignment(subject: Subject) -> Part:
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the words that tokens make, as `nmt.inference.result.words_of` counts them."""
+    """Return the words that tokens make, as `nmt.inference.alignment.words_of` counts them."""
     numbered = zip(words_of(labels(tokenizer, ids)), ids, strict=True)
     groups = groupby(numbered, key=lambda each: each[0])
     return [tokenizer.decode([index for _, index in group]) for _, group in groups]

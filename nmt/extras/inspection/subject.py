@@ -13,17 +13,16 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
-from nmt.config.decoding import DecodingConfig
-from nmt.config.loader import change_options, refuse_idle
+from nmt.config.decoding import DecodingConfig, change_options
+from nmt.config.loader import refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
 from nmt.data.size import load_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.view import Need
-from nmt.inference.guard import Guard, read_thresholds
-from nmt.inference.segment import SearchResults, Segment, check_outputs
-from nmt.inference.shortlist_file import ShortlistFile
+from nmt.inference.guard import GuardLimits, Output, check
+from nmt.inference.segment import Segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
@@ -141,21 +140,18 @@ class Subject:
         found = self.translate(lambda ids, options: engine.search([ids], options)[0])
         return list(found.hypotheses[0].ids)
 
-    def translate(self, search: Search) -> Segment:
+    def translate(self, search: Search) -> Output:
         """Search as `nmt translate` does: with the guard, which may have it search again."""
         start, options = int(self.config.model.source_bos), self.config.decoding
         ids = self.source_ids[start:-1]
-        words = ids[len(self.tag_ids) :]
-        segment = Segment(0, words, self.tag_ids, hypotheses=search(ids, options))
-        check_outputs([segment])
-        shortlist = ShortlistFile(self.place, self.tokenizers.vocab_sizes)
-        guard = Guard(read_thresholds(self.place), self.tokenizers, shortlist)
+        segment = Segment(0, ids[len(self.tag_ids) :], self.tag_ids)
 
-        def again(_: object, changes: Mapping[str, Any]) -> SearchResults:
-            return [(segment, list(search(ids, change_options(options, changes))))]
+        def again(_: object, changes: Mapping[str, Any]) -> list[Sequence[Hypothesis]]:
+            return [search(ids, change_options(options, changes))]
 
-        guard.retry([segment], options, again)
-        return segment
+        first = [search(ids, options)]
+        (output,) = check([segment], first, self.tokenizers, options, GuardLimits(), again)
+        return output
 
     @property
     def source_labels(self) -> list[str]:

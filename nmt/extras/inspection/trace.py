@@ -50,7 +50,7 @@ def trace(subject: Subject) -> Part:
         searches.append((found, options))
         return found.results
 
-    segment, figures = subject.translate(search), list[Figure]()
+    output, figures = subject.translate(search), list[Figure]()
     for found, options in searches:
         steps = [
             Step(f"step {number}: read {_read(subject, step)}", [_beams(subject, step)])
@@ -60,8 +60,8 @@ def trace(subject: Subject) -> Part:
         figures.append(Tree("Beam tree", _nodes(subject, found)))
         figures.append(_results(subject, found, options))
     if len(searches) > 1:
-        kept = "The second translation is taken" if segment.retried else "The first one is kept"
-        alarms = ", ".join(segment.retried or segment.alarms)
+        kept = "The second translation is taken" if output.retried else "The first one is kept"
+        alarms = ", ".join(output.retried or output.alarms)
         lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
         figures.append(Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."]))
     if subject.choice.unmasked:

@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-from nmt.inference.result import (
-    Alternative,
-    Matrix,
-    TokenScore,
-    TranslationResult,
-    as_pharaoh,
-    words_of,
-)
+from nmt.inference.alignment import Matrix, as_pharaoh, words_of
+from nmt.inference.result import Alternative, Result, TokenScore
 from nmt.text.sentences import SplitText
 
 Span: TypeAlias = tuple[int, int]
@@ -29,7 +23,7 @@ _END = "</s>"
 class _Sentence:
     """A sentence and its translation, with places in the texts that they are part of."""
 
-    result: TranslationResult
+    result: Result
     source: Span
     target: Span
 
@@ -93,7 +87,7 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] 
 def join_results(
     source: str,
     split: SplitText,
-    results: Sequence[TranslationResult],
+    results: Sequence[Result],
     joiner: str,
     with_attention: bool,
 ) -> dict[str, Any]:
@@ -123,9 +117,7 @@ def join_results(
     return values
 
 
-def _placed(
-    split: SplitText, results: Sequence[TranslationResult], joiner: str
-) -> Iterator[_Sentence]:
+def _placed(split: SplitText, results: Sequence[Result], joiner: str) -> Iterator[_Sentence]:
     """Yield sentences with their places."""
     source = target = 0
     gaps = zip(split.gaps, split.gaps_for(joiner), strict=True)
@@ -136,7 +128,7 @@ def _placed(
         source, target = ends
 
 
-def _sums(translation: str, results: Sequence[TranslationResult]) -> dict[str, Any]:
+def _sums(translation: str, results: Sequence[Result]) -> dict[str, Any]:
     known = [(r.confidence, len(r.source)) for r in results if r.confidence is not None]
     weight = sum(size for _, size in known)
     score = sum(result.score for result in results) / max(1, len(results))

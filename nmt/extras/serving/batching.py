@@ -45,7 +45,7 @@ class Line(Protocol):
     """A text with a known source."""
 
     @property
-    def source(self) -> str:
+    def text(self) -> str:
         """What is read."""
 
 
@@ -58,7 +58,7 @@ class Key(Hashable, Protocol[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class _NoLine:
-    source: str = ""
+    text: str = ""
 
 
 _NOTHING = _NoLine()
@@ -87,7 +87,7 @@ class _Unit(Generic[R]):
     @property
     def tokens(self) -> int:
         """Its length, roughly: four bytes of UTF-8 a token holds for alphabets and for signs."""
-        return len(self.line.source.encode("utf-8", "replace")) // _BYTES_OF_TOKEN + 2
+        return len(self.line.text.encode("utf-8", "replace")) // _BYTES_OF_TOKEN + 2
 
     def settle(self, result: R | Exception) -> None:
         """Give the result to whoever waits, in their thread."""

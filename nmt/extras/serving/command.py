@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.errors import ConfigError
-from nmt.inference.engine import EngineChoice, EngineOptions, parse_dtype
+from nmt.inference.options import EngineOptions
 
 if TYPE_CHECKING:
     from nmt.extras.serving.options import ServerOptions
@@ -20,7 +20,7 @@ def serve(
     models: Iterable[tuple[str | None, Path]],
     options: ServerOptions | None = None,
     *,
-    engine: EngineChoice = "auto",
+    engine: str = "auto",
     dtype: str = "auto",
     threads: int | None = None,
     no_auth: bool = False,
@@ -52,13 +52,13 @@ def serve(
     from nmt.extras.serving.models import name_models  # noqa: PLC0415 - may not be installed
     from nmt.extras.serving.options import ServerOptions  # noqa: PLC0415
     from nmt.extras.serving.server import check_server, run_server  # noqa: PLC0415
-    from nmt.inference.stream import errors_only  # noqa: PLC0415
+    from nmt.inference.distributed import errors_only  # noqa: PLC0415
 
     options = options or ServerOptions()
     options.check(no_auth=no_auth)
     if not (folders := name_models(models)):
         raise ConfigError("There is no model to serve.", fix="Name a run or model folder.")
-    choice = EngineOptions(engine=engine, dtype=parse_dtype(dtype), threads=threads)
+    choice = EngineOptions(engine=engine, dtype=dtype, threads=threads)
     with errors_only("nmt.inference"):  # notes on single lines are no news to who runs the server
         if check:
             return check_server(folders, choice, options)

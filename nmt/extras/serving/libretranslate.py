@@ -110,7 +110,7 @@ async def _plain(
 ) -> list[tuple[str, list[str]]]:
     options = Options()
     if alternatives:
-        own = route.models[-1].translator.options.beam_size
+        own = route.models[-1].translator.options.decoding.beam_size
         options = Options(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
     request = TranslateRequest(texts=[*texts], options=options)
     found: list[tuple[str, list[str]]] = []

@@ -6,23 +6,18 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from typing_extensions import override
-
-from nmt.checkpoint.model_folder import find_model
-from nmt.config.loader import change_options
-from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.ctranslate2 import MODEL as EXPORTED
-from nmt.extras.exchange.ctranslate2 import is_ctranslate2
+from nmt.checkpoint.model_folder import find_model, is_ctranslate2, load_folder_config
+from nmt.config.decoding import change_options
+from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
-from nmt.inference.engine import Engine, EngineOptions, LoadedEngine
-from nmt.inference.engine import Request as EngineRequest
-from nmt.inference.line_format import Request
-from nmt.inference.loading import load_engine
-from nmt.inference.result import TranslationResult
+from nmt.inference.engine import EngineLacksError, LoadedModel
+from nmt.inference.options import EngineOptions
+from nmt.inference.request import Request
+from nmt.inference.result import Result
 from nmt.inference.segment import joiner_for
 from nmt.inference.translator import Translator
 
@@ -41,42 +36,14 @@ class Place:
     languages: Languages
 
 
-class FallbackEngine(Engine):
-    """An engine of certain weights or library, and torch for what that does not have.
-
-    Args:
-        first: Does what it can.
-        load: Loads the torch engine, once.
-    """
-
-    def __init__(self, first: Engine, load: Callable[[], Engine]) -> None:
-        self.max_positions = first.max_positions
-        self._first, self._load = first, load
-        self._other: Engine | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def on_gpu(self) -> bool:  # type: ignore[override]
-        """Whether the first one is."""
-        return self._first.on_gpu
-
-    @override
-    def serving(self, request: EngineRequest) -> Engine:
-        try:
-            return self._first.serving(request)
-        except ConfigError:
-            with self._lock:
-                self._other = self._other or self._load()
-            return self._other.serving(request)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
     """A model in memory."""
 
     place: Place
     translator: Translator
-    loaded: LoadedEngine
+    full: Callable[[], Translator]
+    """Loads, once, a translator that has what the first one lacks."""
     sha256: str
     """Of its weights."""
     step: int | None
@@ -97,15 +64,30 @@ class ServedModel:
         engine = self.translator.engine.name
         return {"translate": engine, "alignment": other, "prefix": other, "score": other or engine}
 
+    def with_options(self, **changes: Any) -> Translator:
+        """Return a translator with these options, whose engine has all of them.
+
+        Raises:
+            ConfigError: They contradict each other, or no engine has them.
+        """
+        try:
+            return self.translator.with_options(**changes)
+        except EngineLacksError:
+            if self.is_export:
+                raise
+            return self.full().with_options(**changes)
+
     def score(self, pairs: Sequence[tuple[str, str]], tag: str | None) -> list[dict[str, Any]]:
         """Score given translations, as `nmt score` does."""
         from nmt.inference.scorer import Scorer  # noqa: PLC0415 - loads torch
 
         outputs = frozenset({"token_scores" if self.is_export else "attention"})
-        request = EngineRequest(self.loaded.config.decoding, outputs=outputs)
-        engine = self.loaded.engine.serving(request)
-        scorer = Scorer(replace(self.loaded, engine=engine))
-        with self.lock if engine.on_gpu else nullcontext():
+        translator = self.with_options(outputs=outputs)
+        scorer = Scorer(LoadedModel(
+            translator.engine, translator.tokenizers, translator.options.decoding,
+            translator.options.max_length or 0, self.place.languages,
+        ))  # fmt: skip
+        with self.lock if translator.engine.on_gpu else nullcontext():
             found = scorer.score(pairs, tag=tag)
         return [each.as_dict() for each in found]
 
@@ -128,36 +110,19 @@ class Wanted:
         Raises:
             ConfigError: They contradict each other.
         """
-        change_options(self.model.translator.options, dict(self.options))
+        change_options(self.model.translator.options.decoding, dict(self.options))
 
-    def translate(
-        self, lines: Sequence[Request], check: Callable[[], object]
-    ) -> Sequence[TranslationResult]:
+    def translate(self, lines: Sequence[Request], check: Callable[[], object]) -> Sequence[Result]:
         """Translate a batch, in this thread."""
-        options = change_options(self.model.translator.options, dict(self.options))
-        request = EngineRequest(options, self.is_constrained, self.outputs)
-        engine = self.model.loaded.engine.serving(request)
-        engine.start_worker()
-        with self.model.lock if engine.on_gpu else nullcontext():
-            return self._translate(lines, check)
-
-    def _translate(
-        self, lines: Sequence[Request], check: Callable[[], object]
-    ) -> Sequence[TranslationResult]:
-        return self.model.translator.with_progress(lambda _: check()).translate(
-            [line.source for line in lines],
-            prefixes=[line.prefix for line in lines],
-            required=[line.required for line in lines],
-            forbidden=[line.forbidden for line in lines],
-            tag=[line.tag for line in lines],
-            **dict.fromkeys(self.outputs, True),
+        translator = self.model.with_options(
+            outputs=self.outputs,
+            constraints=self.is_constrained,
+            progress=lambda _: check(),
             **dict(self.options),
         )
-
-
-def is_constrained(line: Request) -> bool:
-    """Whether a text has a prefix or phrases that are not blank."""
-    return any(map(str.strip, (line.prefix, *line.required, *line.forbidden)))
+        translator.engine.start_worker()
+        with self.model.lock if translator.engine.on_gpu else nullcontext():
+            return translator.translate(lines)
 
 
 def without_line(problem: str) -> str:
@@ -170,22 +135,36 @@ def load_served(place: Place, options: EngineOptions) -> ServedModel:
     is_export = is_ctranslate2(place.folder)
     if is_export:
         manifest = Manifest.read(place.folder)
-        sha256, step = manifest.files[EXPORTED].sha256, None
+        sha256, step = manifest.files["model.bin"].sha256, None
     else:
         files = find_model(place.folder)
         sha256, step = files.sha256, files.step
-    loaded = load_engine(place.folder, options)
-    if not is_export and (options.dtype == "int8" or options.engine == "ctranslate2"):
-        plain = replace(options, engine="torch", dtype=None)
-        engine = FallbackEngine(loaded.engine, lambda: load_engine(place.folder, plain).engine)
-        loaded = replace(loaded, engine=engine)
-    own = loaded.config.source_language, loaded.config.target_language
+    own = find_languages(place.folder)
     if own != place.languages:
         raise CheckpointError(
             f"The model {place.name} translates {'-'.join(own)} now, not "
             f"{'-'.join(place.languages)}.",
             fix="Start the server again.",
         )
-    translator = Translator.of(loaded, place.folder)
+    translator = Translator.load(place.folder, **_as_dict(options))
+    lock, found = threading.Lock(), list[Translator]()
+
+    def full() -> Translator:
+        with lock:
+            if not found:
+                plain = replace(options, engine="torch", dtype="auto")
+                found.append(Translator.load(place.folder, **_as_dict(plain)))
+        return found[0]
+
     translator.translate([_WARM_UP])
-    return ServedModel(place, translator, loaded, sha256, step, is_export)
+    return ServedModel(place, translator, full, sha256, step, is_export)
+
+
+def find_languages(folder: Path) -> Languages:
+    """Return the languages of a model's folder."""
+    config = load_folder_config(folder)
+    return config.source_language, config.target_language
+
+
+def _as_dict(options: EngineOptions) -> dict[str, Any]:
+    return {each.name: getattr(options, each.name) for each in fields(options)}

@@ -16,7 +16,7 @@ from nmt.checkpoint.model_folder import CARD, CONFIG, load_folder_config
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.serving.model import Languages, Place, ServedModel, load_served
 from nmt.files.manifest import NAME as MANIFEST
-from nmt.inference.engine import EngineOptions
+from nmt.inference.options import EngineOptions
 
 logger = logging.getLogger(__name__)
 
@@ -179,9 +179,9 @@ class ModelStore:
             "step": model.step,
             "dtype": model.translator.engine.dtype,
             "engines": model.engines(),
-            "confidence": model.translator.has_confidence,
-            "tags": sorted(model.loaded.tokenizers.source.tags),
-            "decoding": model.translator.options.model_dump(mode="json"),
+            "confidence": model.translator.options.confidence is not None,
+            "tags": sorted(model.translator.tokenizers.source.tags),
+            "decoding": model.translator.options.decoding.model_dump(mode="json"),
             "card": read_card(place.folder),
         }
 

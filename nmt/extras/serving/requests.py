@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nmt.config.keys import nearest_word
 from nmt.errors import DataError
 from nmt.files.json_file import parse_json
-from nmt.inference.line_format import Request
+from nmt.inference.request import Request
 from nmt.text import without_surrogates
 
 MOST_HYPOTHESES = 16

@@ -19,8 +19,8 @@ from nmt.extras.serving.metrics import Metrics
 from nmt.extras.serving.models import ModelStore
 from nmt.extras.serving.options import ServerOptions
 from nmt.extras.serving.service import Service
-from nmt.inference.engine import EngineOptions
-from nmt.inference.result import TranslationResult
+from nmt.inference.options import EngineOptions
+from nmt.inference.result import Result
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ async def _serve(
     store: ModelStore, engine: EngineOptions, options: ServerOptions, listener: socket.socket
 ) -> None:
     metrics, state = Metrics(), State()
-    batcher = Batcher[TranslationResult](
+    batcher = Batcher[Result](
         engine.threads or own_cores(),
         BATCH_TOKENS,
         lambda count: metrics.observe("batch_texts", count),

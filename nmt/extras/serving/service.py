@@ -15,12 +15,12 @@ from nmt.extras.serving.answers import join_results
 from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.detection import detect
 from nmt.extras.serving.metrics import Metrics
-from nmt.extras.serving.model import ServedModel, Wanted, is_constrained, without_line
+from nmt.extras.serving.model import ServedModel, Wanted, without_line
 from nmt.extras.serving.models import ModelStore
 from nmt.extras.serving.options import Limits
 from nmt.extras.serving.requests import BadRequestError, Options, Text, TranslateRequest
-from nmt.inference.line_format import Request
-from nmt.inference.result import TranslationResult
+from nmt.inference.request import Request
+from nmt.inference.result import Result
 from nmt.text.sentences import SplitText, split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
@@ -73,7 +73,7 @@ class Service:
     def __init__(
         self,
         store: ModelStore,
-        batcher: Batcher[TranslationResult],
+        batcher: Batcher[Result],
         limits: Limits,
         metrics: Metrics,
     ) -> None:
@@ -224,7 +224,7 @@ class Service:
         changes = request.options.changes()
         if "alternatives" in request.want and "n_best" not in changes:
             own = route.models[-1].translator.options
-            changes["n_best"] = changes.get("beam_size", own.beam_size)
+            changes["n_best"] = changes.get("beam_size", own.decoding.beam_size)
         if len(route.models) > 1 and set(request.want) - {"confidence"}:
             raise BadRequestError(
                 f"{route.as_dict()['model']} translates through another language, which leaves "
@@ -235,13 +235,13 @@ class Service:
 
     def _submit(
         self, asked: Wanted, lines: Sequence[Request], client: str
-    ) -> list[asyncio.Future[TranslationResult]]:
+    ) -> list[asyncio.Future[Result]]:
         """Queue all lines at once: plain ones, and those with constraints."""
         self.metrics.count("sentences", len(lines))
-        self.metrics.count("characters", sum(len(line.source) for line in lines))
-        found: dict[int, asyncio.Future[TranslationResult]] = {}
+        self.metrics.count("characters", sum(len(line.text) for line in lines))
+        found: dict[int, asyncio.Future[Result]] = {}
         for constrained in (False, True):
-            rows = [i for i, line in enumerate(lines) if is_constrained(line) == constrained]
+            rows = [i for i, line in enumerate(lines) if line.is_constrained == constrained]
             key = replace(asked, is_constrained=constrained)
             futures = self._batcher.submit(key, client, [lines[row] for row in rows])
             found.update(zip(rows, futures, strict=True))
@@ -280,7 +280,7 @@ class Service:
 
     async def translate_lines(
         self, lines: Sequence[Request], route: Route, options: Options, client: str
-    ) -> list[TranslationResult]:
+    ) -> list[Result]:
         """Return the translations of sentences, aligned where one model with attention does it.
 
         Raises:
@@ -296,7 +296,7 @@ class Service:
 
     async def _translated(
         self, asked: Wanted, lines: Sequence[Request], client: str
-    ) -> list[TranslationResult]:
+    ) -> list[Result]:
         """Return the translations of lines; each line must have one."""
         asked.check()
         futures = self._submit(asked, lines, client)
@@ -312,7 +312,7 @@ class Service:
         """Return the translations of lines, as lines of the next model."""
         results = await self._translated(asked, lines, client)
         return [
-            replace(line, source=result.text) for line, result in zip(lines, results, strict=True)
+            replace(line, text=result.text) for line, result in zip(lines, results, strict=True)
         ]
 
 
@@ -321,7 +321,7 @@ def _lines(item: Text, split: SplitText) -> list[Request]:
     line = item.line
     others = replace(line, prefix="", required=())
     return [
-        replace(others if number else line, source=sentence)
+        replace(others if number else line, text=sentence)
         for number, sentence in enumerate(split.sentences)
     ]
 
@@ -329,7 +329,7 @@ def _lines(item: Text, split: SplitText) -> list[Request]:
 async def _answer(
     item: Text,
     split: SplitText,
-    futures: Sequence[asyncio.Future[TranslationResult]],
+    futures: Sequence[asyncio.Future[Result]],
     joiner: str,
     with_attention: bool,
 ) -> dict[str, Any]:

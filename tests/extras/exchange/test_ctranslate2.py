@@ -21,13 +21,13 @@ from nmt.extras.exchange.ctranslate2 import (
     RECORD,
     VOCABULARY_MAP,
     CTranslate2Target,
-    ShortlistParts,
     not_expressed,
     not_followed,
     num_positions,
 )
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.files.manifest import FileRecord, Manifest
+from nmt.inference.shortlist_file import ShortlistParts
 from nmt.inference.torch_engine import TorchEngine
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers

@@ -69,7 +69,9 @@ def theirs(run_dir: Path) -> Translator:
 )
 def test_the_search_is_ours(ours: Translator, theirs: Translator, changes: dict[str, Any]) -> None:
     for expected, found in zip(
-        ours.translate(LINES, **changes), theirs.translate(LINES, **changes), strict=True
+        ours.with_options(**changes).translate(LINES),
+        theirs.with_options(**changes).translate(LINES),
+        strict=True,
     ):
         assert found.text == expected.text
         assert found.score == pytest.approx(expected.score, abs=1e-4)
@@ -78,8 +80,11 @@ def test_the_search_is_ours(ours: Translator, theirs: Translator, changes: dict[
 
 def test_its_tokens_have_our_scores(ours: Translator, theirs: Translator) -> None:
     """Also those of an output that is empty."""
-    expected = ours.translate([*LINES, ""], token_scores=True)
-    for our, their in zip(expected, theirs.translate([*LINES, ""], token_scores=True), strict=True):
+    expected, given = (
+        each.with_options(outputs={"token_scores"}).translate([*LINES, ""])
+        for each in (ours, theirs)
+    )
+    for our, their in zip(expected, given, strict=True):
         assert our.tokens is not None
         assert their.tokens is not None
         assert [token.piece for token in their.tokens] == [token.piece for token in our.tokens]
@@ -138,10 +143,10 @@ def test_an_option_that_it_does_not_have_is_named(
 
 def test_constraints_and_attention_are_refused(theirs: Translator) -> None:
     with pytest.raises(ConfigError, match="a prefix or phrases"):
-        theirs.engine.search([[5]], theirs.options, [Constraints(prefix=(7,))])
+        theirs.engine.search([[5]], theirs.options.decoding, [Constraints(prefix=(7,))])
     with pytest.raises(ConfigError, match="does not have alignments"):
-        theirs.translate(["Hund"], alignments=True)
-    with pytest.raises(ConfigError, match="gives no attention"):
+        theirs.with_options(outputs={"alignments"})
+    with pytest.raises(ConfigError, match="does not have attention"):
         theirs.engine.attention([[5]], [[6]])
 
 

@@ -19,19 +19,18 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     write_best,
 )
-from nmt.checkpoint.model_folder import GUARD, SHORTLIST, load_model
+from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, load_model
 from nmt.checkpoint.retention import write_average
 from nmt.cli.app import app
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import export as export_module
-from nmt.extras.exchange.ctranslate2 import is_ctranslate2
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
 from nmt.files.manifest import Manifest
-from nmt.inference.engine import Ensemble
+from nmt.inference.options import Ensemble
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
 from tests.inference.exported import (
@@ -103,14 +102,13 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
 
 @BOTH
 def test_the_folder_is_complete_and_sealed(target: Any, run_dir: Path, tmp_path: Path) -> None:
-    (run_dir / GUARD).write_text("{}")
     write_shortlist(run_dir)
     summary = export(ExportOptions(model=run_dir, output=tmp_path / "a" / "out", to=target))
 
     folder = summary.output
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     weights = "model.bin" if target == "ctranslate2" else MODEL
-    assert {weights, GUARD, SHORTLIST, "config.yaml", "tokenizer/joint.model", "README.md"} <= files
+    assert {weights, SHORTLIST, "config.yaml", "tokenizer/joint.model", "README.md"} <= files
     assert ("vmap.txt" in files) == (target == "ctranslate2")
     assert not files & {"optimizer.safetensors", "state.json", "log.txt", "metrics.jsonl"}
     manifest = Manifest.read(folder)
@@ -153,7 +151,9 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
     )
     assert len(found.translate(sentences(2))) == 2
     kept = {"beam_size", "length_penalty", "max_length_offset", "seed"}
-    assert found.options.model_dump(include=kept) == config.decoding.model_dump(include=kept)
+    assert found.options.decoding.model_dump(include=kept) == config.decoding.model_dump(
+        include=kept
+    )
     caplog.clear()
     export(ExportOptions(model=tmp_path / "run", output=tmp_path / "ours", to="safetensors"))
     assert load_model(tmp_path / "ours").config == config
@@ -169,7 +169,7 @@ def test_a_damaged_short_list_is_told(
 
     assert "the export has no short lists: " in caplog.messages[0]
     translator = Translator.load(folder, device="cpu", guard=False)
-    with pytest.raises(ConfigError, match="without short lists"):
+    with pytest.raises(ConfigError, match="for which it was not converted"):
         translator.with_options(shortlist=True).translate(["Hund"])
 
 
@@ -238,11 +238,11 @@ def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> Non
     assert (is_ctranslate2(run_dir), is_ctranslate2(out)) == (False, True)
     with pytest.raises(ConfigError, match="out is an export already"):
         export(ExportOptions(model=out, output=tmp_path / "again", to="safetensors"))
-    with pytest.raises(ConfigError, match="out is exported for CTranslate2, not for torch"):
+    with pytest.raises(ConfigError, match="out: exported for CTranslate2, which"):
         Translator.load(out, engine="torch")
-    with pytest.raises(ConfigError, match="together with others"):
+    with pytest.raises(ConfigError, match="several models at a time"):
         Translator.load(out, ensemble=Ensemble((run_dir,)))
-    with pytest.raises(ConfigError, match=r"exported in int8.*\n.*--quantization float32"):
+    with pytest.raises(ConfigError, match=r"exported in int8.*\n.*quantization float32"):
         Translator.load(out, dtype="float32")
     assert Translator.load(out, dtype="int8").engine.dtype == "int8"
 

@@ -72,8 +72,9 @@ def test_outputs_and_scores_of_words_are_those_of_marian(
     theirs, ours = imported
     lines = (theirs.parent / "input.en").read_text(encoding="utf-8").split("\n")[:200]
     expected = best_outputs(theirs / f"{mode}.nbest")
-    translator = Translator.load(ours, engine="torch", threads=1, guard=False)
-    found = translator.translate(lines, beam_size=beams, token_scores=True)
+    options: Any = {"engine": "torch", "threads": 1, "guard": False, "beam_size": beams}
+    translator = Translator.load(ours, outputs={"token_scores"}, **options)
+    found = translator.translate(lines)
     decode: Callable[[str], str] = str
     if theirs.name == "opus":  # Marian saw pieces, and says pieces
         processor = sentencepiece.SentencePieceProcessor(model_file=str(theirs / "target.spm"))

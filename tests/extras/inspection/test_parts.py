@@ -74,8 +74,9 @@ def test_every_shape_of_model_is_drawn(folders: dict[str, Path], shape: str, nam
 def test_alignment_and_attention_are_those_of_translate(
     folders: dict[str, Path], shape: str
 ) -> None:
-    translator = Translator.load(folders[shape], engine="torch")
-    (result,) = translator.translate([SOURCE], alignments=True, attention=True)
+    wanted = {"alignments", "attention"}
+    translator = Translator.load(folders[shape], engine="torch", outputs=wanted)
+    (result,) = translator.translate([SOURCE])
     assert result.text
     assert result.alignment is not None
     part = part_of(folders[shape], "alignment")

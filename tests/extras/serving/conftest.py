@@ -15,8 +15,8 @@ from nmt.extras.serving.metrics import Metrics
 from nmt.extras.serving.models import ModelStore
 from nmt.extras.serving.options import ServerOptions
 from nmt.extras.serving.service import Service
-from nmt.inference.engine import EngineOptions
-from nmt.inference.result import TranslationResult
+from nmt.inference.options import EngineOptions
+from nmt.inference.result import Result
 from nmt.text.tokenizer import load_tokenizers
 from tests.extras.serving.process import Server
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
@@ -66,7 +66,7 @@ def inside(models: dict[str, Path]) -> Iterator[Inside]:
     ) -> TestClient:
         options = options or ServerOptions()
         store = ModelStore(folders, engine, options.max_loaded, options.pivot)
-        batchers.append(Batcher[TranslationResult](2, 2048))
+        batchers.append(Batcher[Result](2, 2048))
         service = Service(store, batchers[-1], options.limits, Metrics())
         app = Api(service, options, state or State(is_ready=True)).app()
         client = {"base_url": "http://localhost", "client": ("127.0.0.1", 50000), **client}

@@ -40,14 +40,15 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_a_line_gets_what_nmt_translate_writes(server: Server, translator: Translator) -> None:
+def test_a_line_gets_what_nmt_translate_writes(server: Server, models: dict[str, Path]) -> None:
     lines = ["der Hund schläft", "die Katze läuft und das Haus", ""]
     found = server.translate(
         *lines, want=["alignment", "attention", "tokens", "alternatives"], options={"n_best": 2}
     )
-    details = {"alignments": True, "attention": True, "token_scores": True, "n_best": 2}
+    every = {"alignments", "attention", "token_scores"}
+    translator = Translator.load(models["de-en"], engine="torch", outputs=every, n_best=2)
     for line, own in zip(lines[:2], found[:2], strict=True):
-        (expected,) = translator.translate([line], **details)  # type: ignore[arg-type]
+        (expected,) = translator.translate([line])
         values = expected.as_dict()
         assert is_same({name: own[name] for name in values}, values)
         for side in ("source", "target"):

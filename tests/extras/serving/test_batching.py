@@ -15,7 +15,7 @@ from nmt.extras.serving.batching import Batcher
 
 
 class Line(NamedTuple):
-    source: str
+    text: str
 
 
 @dataclass(eq=False)
@@ -29,15 +29,15 @@ class Echo:
         self.gate.wait(20)
 
     def translate(self, lines: Sequence[Line], check: Callable[[], object]) -> list[str]:
-        self.batches.append([line.source for line in lines])
+        self.batches.append([line.text for line in lines])
         self.wait()
         check()
         for line in lines:
-            if line.source == "refused":
+            if line.text == "refused":
                 raise DataError("No.", fix="Ask another.")
-            if line.source == "broken":
+            if line.text == "broken":
                 raise ZeroDivisionError
-        return [line.source[::-1] for line in lines]
+        return [line.text[::-1] for line in lines]
 
 
 @dataclass(eq=False)

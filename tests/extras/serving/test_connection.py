@@ -13,7 +13,7 @@ from nmt.errors import ConfigError
 from nmt.extras.serving.connection import BoundedConfig, BoundedProtocol
 from nmt.extras.serving.options import Limits, ServerOptions
 from nmt.extras.serving.server import check_server
-from nmt.inference.engine import EngineOptions
+from nmt.inference.options import EngineOptions
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

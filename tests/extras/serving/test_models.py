@@ -16,7 +16,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.serving import models as served
 from nmt.extras.serving.models import ModelStore, name_models
 from nmt.extras.serving.options import Limits, ServerOptions
-from nmt.inference.engine import EngineOptions
+from nmt.inference.options import EngineOptions
 from nmt.inference.torch_engine import TorchEngine
 from tests.extras.serving.conftest import Inside
 

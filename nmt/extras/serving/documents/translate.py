@@ -8,7 +8,7 @@ from typing import Any
 from nmt.extras.serving.documents.document import read_document
 from nmt.extras.serving.requests import DocumentRequest
 from nmt.extras.serving.service import Route, Service
-from nmt.inference.line_format import Request
+from nmt.inference.request import Request
 
 
 async def translate_document(

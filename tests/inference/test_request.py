@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.inference.line_format import LineFormat, Request, parse_request
-from nmt.inference.result import RESULT_FIELDS, TokenScore, TranslationResult
+from nmt.inference.request import Request, parse_request
+from nmt.inference.result import RESULT_FIELDS, Result, TokenScore
 
 RESERVED = {"low_confidence", "prefix", "required", "forbidden", "error", *RESULT_FIELDS}
 VALUES = st.recursive(
@@ -68,7 +68,7 @@ def test_lines_are_read(line: str, request_: Request) -> None:
 )
 def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) -> None:
     with pytest.raises(DataError) as caught:
-        LineFormat(reads_json=True).read(['{"source": "a"}', line], 6)
+        parse_request(line, 7)
 
     assert caught.value.problem.startswith(problem)
     assert '{"source": ' in caught.value.fix
@@ -79,13 +79,10 @@ def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) ->
 
 def test_no_field_of_a_request_looks_like_one_of_the_answer() -> None:
     """Its own ``error`` would look as if the line had failed, its ``translation`` as if not."""
-    every = TranslationResult(
+    every = Result(
         "a", "b", 0.0, alignment=(), attention=(), tokens=(TokenScore("b", 0.0),), confidence=1.0
     )
     assert every.as_dict().keys() == RESULT_FIELDS
     own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}
     request = parse_request(json.dumps(own), 1)
-
-    (line,) = LineFormat("json").write(0, request, TranslationResult("a", "b", 0.0))
-    assert json.loads(line) == {**TranslationResult("a", "b", 0.0).as_dict(), "id": "theirs"}
     assert request.others == {"id": "theirs"}

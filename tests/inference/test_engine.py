@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import conversion_cache
 from nmt.extras.exchange.ctranslate2 import CTranslate2Target
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
-from nmt.inference import loading
-from nmt.inference.engine import EngineOptions, Ensemble, LoadedEngine, Request, parse_dtype
-from nmt.inference.guard import GuardThresholds
+from nmt.inference import engine as engines
+from nmt.inference.engine import EngineLacksError, LoadedModel, choose_engine
+from nmt.inference.guard import GuardLimits
+from nmt.inference.options import EngineOptions, Ensemble, Needs, parse_dtype
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
 from tests.inference.exported import (
@@ -35,9 +37,15 @@ from tests.inference.exported import (
 )
 
 
-def load_engine(folder: Path, **options: Any) -> LoadedEngine:
-    options["dtype"] = parse_dtype(options.get("dtype", "auto"))
-    return loading.load_engine(folder, EngineOptions(**options))
+def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:
+    return choose_engine(folder, EngineOptions(**options), needs or Needs(longest=40))
+
+
+def needs_of(*, longest: int | None = 40, **changes: Any) -> Needs:
+    """Decoding options, and the other fields."""
+    own = {x: changes.pop(x) for x in ("constraints", "outputs") if x in changes}
+    decoding = DecodingConfig().model_copy(update=changes)
+    return Needs(decoding=decoding, longest=longest, **own)
 
 
 LINES = sentences(12, seed=8)
@@ -62,46 +70,46 @@ def converted(place: Path) -> list[str]:
     return sorted(path.name.rsplit("-", 1)[0] for path in place.glob("ctranslate2-*"))
 
 
-def serving(folder: Path, request: Request | None = None, **options: Any) -> tuple[str, str]:
-    """Name and dtype of the engine that does a request."""
-    wanted = request or Request(DecodingConfig())
-    engine = load_engine(folder, **options).engine.serving(wanted)
+def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
+    """Name and dtype of the engine that is chosen."""
+    engine = load_engine(folder, needs, **options).engine
     return engine.name, engine.dtype
 
 
 @needs_ctranslate2
 def test_a_cpu_gets_ctranslate2_for_what_it_has(run_dir: Path) -> None:
-    assert serving(run_dir, device="cpu") == ("ctranslate2", "float32")
-    assert serving(run_dir, device="cpu", dtype="int8") == ("ctranslate2", "int8")
-    assert serving(run_dir, device="cpu", engine="torch") == ("torch", "float32")
-    shortlist = Request(DecodingConfig(shortlist=True), outputs=frozenset({"token_scores"}))
-    assert serving(run_dir, shortlist, device="cpu") == ("ctranslate2", "float32")
+    assert chosen(run_dir, device="cpu") == ("ctranslate2", "float32")
+    assert chosen(run_dir, device="cpu", dtype="int8") == ("ctranslate2", "int8")
+    assert chosen(run_dir, device="cpu", engine="torch") == ("torch", "float32")
+    shortlist = needs_of(shortlist=True, outputs=frozenset({"token_scores"}))
+    assert chosen(run_dir, shortlist, device="cpu") == ("ctranslate2", "float32")
 
 
 @needs_ctranslate2
 @pytest.mark.parametrize(
-    ("request_", "why"),
+    ("needs", "why"),
     [
-        (Request(DecodingConfig(sampling=True)), "decoding.sampling true"),
-        (Request(DecodingConfig().model_copy(update={"search": "toy"})), 'decoding.search "toy"'),
-        (Request(DecodingConfig(), constraints=True), "a prefix or phrases for single lines"),
-        (Request(DecodingConfig(), outputs=frozenset({"attention"})), "attention"),
-        (Request(DecodingConfig(), outputs=frozenset({"alignments"})), "alignments"),
-        (Request(DecodingConfig(), outputs=frozenset({"new output"})), "new output"),
-        (Request(DecodingConfig(max_length_factor=90)), "for 1,024 tokens, not for 3,621"),
-        (Request(DecodingConfig(), longest=1023), "for 1,024 tokens, not for 2,067"),
+        (needs_of(sampling=True), "decoding.sampling true"),
+        (needs_of(search="toy"), 'decoding.search "toy"'),
+        (needs_of(constraints=True), "a prefix or phrases for single lines"),
+        (needs_of(outputs=frozenset({"attention"})), "attention"),
+        (needs_of(outputs=frozenset({"alignments"})), "alignments"),
+        (needs_of(outputs=frozenset({"new output"})), "new output"),
+        (needs_of(max_length_factor=90), "3,621 positions (it is converted for 1,024)"),
+        (needs_of(longest=1023), "2,067 positions (it is converted for 1,024)"),
+        (needs_of(longest=None), "positions for lines of any length"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_not_on_its_list_is_for_torch(
-    run_dir: Path, request_: Request, why: str, caplog: pytest.LogCaptureFixture
+    run_dir: Path, needs: Needs, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With -v the reason is told; an option that is not known to the list is not on it."""
     caplog.set_level(logging.DEBUG, "nmt.inference")
-    assert serving(run_dir, request_, device="cpu") == ("torch", "float32")
-    assert any(text.startswith("engine: torch") and why in text for text in caplog.messages)
-    with pytest.raises(ConfigError, match=f"CTranslate2 engine does not go here.*{why}"):
-        serving(run_dir, request_, device="cpu", engine="ctranslate2")
+    assert chosen(run_dir, needs, device="cpu") == ("torch", "float32")
+    assert any(text.startswith("torch translates") and why in text for text in caplog.messages)
+    with pytest.raises(EngineLacksError, match=f"engine does not have {re.escape(why)}"):
+        chosen(run_dir, needs, device="cpu", engine="ctranslate2")
     assert not (run_dir / ".cache").exists()  # nothing was converted for nothing
 
 
@@ -116,7 +124,7 @@ def test_only_positions_without_end_take_lines_of_any_length(
     learned = run_config({"positions": "learned", "max_positions": 64})
     write_run(tmp_path / "learned", run_dir / "tokenizer", learned)
     for folder, others in ((tmp_path / "learned", ()), (run_dir, (tmp_path / "learned",))):
-        with pytest.raises(ConfigError, match=r"64 positions are learned.*\n.* 40 tokens"):
+        with pytest.raises(ConfigError, match=r"it has 64 positions.*\n.* 40 tokens"):
             Translator.load(folder, device="cpu", split=False, ensemble=Ensemble(others))
 
 
@@ -126,33 +134,32 @@ def test_what_ctranslate2_cannot_run_is_for_torch(
 ) -> None:
     write_run(tmp_path / "qk", run_dir / "tokenizer", run_config({"qk_norm": True}))
     others = Ensemble((run_dir,))
-    assert serving(tmp_path / "qk", device="cpu")[0] == "torch"
-    assert serving(run_dir, device="cpu", ensemble=others)[0] == "torch"
-    assert serving(run_dir, device="cpu", dtype="bf16") == ("torch", "bfloat16")
-    with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true"):
+    assert chosen(tmp_path / "qk", device="cpu")[0] == "torch"
+    assert chosen(run_dir, device="cpu", ensemble=others)[0] == "torch"
+    assert chosen(run_dir, device="cpu", dtype="bf16") == ("torch", "bfloat16")
+    with pytest.raises(EngineLacksError, match=r"does not have model.qk_norm true"):
         load_engine(tmp_path / "qk", engine="ctranslate2")
-    with pytest.raises(ConfigError, match="one model at a time"):
+    with pytest.raises(ConfigError, match="several models at a time"):
         load_engine(run_dir, engine="ctranslate2", ensemble=others)
-    with pytest.raises(ConfigError, match=r"int8 needs the CTranslate2 engine, but it cannot exp"):
+    with pytest.raises(ConfigError, match=r"does not have model.qk_norm true"):
         load_engine(tmp_path / "qk", device="cpu", dtype="int8")
-    monkeypatch.setattr(loading, "_has_gpu", lambda: True)
-    monkeypatch.setattr(loading, "_load_torch", lambda *_: "torch")
-    assert load_engine(run_dir) == "torch"  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(engines, "_has_gpu", lambda: True)
+    assert chosen(run_dir)[0] == "torch"
 
 
 def test_without_ctranslate2_torch_translates(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    assert serving(run_dir, device="cpu") == ("torch", "float32")
-    with pytest.raises(ConfigError, match=r"is not installed \(pip install 'nmt\[ctranslate2\]'"):
+    assert chosen(run_dir, device="cpu") == ("torch", "float32")
+    with pytest.raises(ConfigError, match=r"not installed.*\n.*pip install 'nmt\[ctranslate2\]'"):
         load_engine(run_dir, device="cpu", engine="ctranslate2")
-    with pytest.raises(ConfigError, match="int8 needs the CTranslate2 engine, but it is not inst"):
+    with pytest.raises(ConfigError, match="CTranslate2 is not installed"):
         load_engine(run_dir, device="cpu", dtype="int8")
 
 
 def test_names_are_checked(run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine: there is no 'onnx'.\n.*auto, torch"):
+    with pytest.raises(ConfigError, match=r"onnx is not a known engine.\n.*ctranslate2, torch"):
         load_engine(run_dir, engine="onnx")
     with pytest.raises(ConfigError, match=r"dtype: there is no 'int4'.*\n.*auto, float32"):
         parse_dtype("int4")
@@ -173,15 +180,13 @@ def test_with_16_bits_most_lines_score_nearly_the_same(run_dir: Path) -> None:
 @needs_ctranslate2
 @pytest.mark.parametrize("changes", [{}, {"beam_size": 1}])
 def test_both_engines_write_the_same_text_and_their_guards_retry_alike(
-    run_dir: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, changes: dict[str, Any]
 ) -> None:
     """A random model makes the guard retry nearly every line."""
-    monkeypatch.setattr(
-        "nmt.inference.translator.read_thresholds",
-        lambda _: GuardThresholds(loop=1, repetition=0.05, subwords_low=0.8, subwords_high=1.2),
-    )
+    limits = GuardLimits(loop=1, repetition=0.05, subwords=(0.8, 1.2))
+    same = {"device": "cpu", "threads": 1, "limits": limits, **changes}
     ours, theirs = (
-        Translator.load(run_dir, device="cpu", threads=1, engine=name).translate(LINES, **changes)
+        Translator.load(run_dir, engine=name, **same).translate(LINES)
         for name in ("torch", "ctranslate2")
     )
 
@@ -199,13 +204,14 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
             Translator.load(run_dir, device="cpu", dtype=dtype).translate(LINES[:1])
     assert converted(run_dir / ".cache") == ["ctranslate2-float32", "ctranslate2-int8"]
     times = {path: path.stat().st_mtime_ns for path in (run_dir / ".cache").iterdir()}
-    translator = Translator.load(run_dir, device="cpu").with_options(shortlist=True)
-    translator.translate(LINES[:1])
+    Translator.load(run_dir, device="cpu", shortlist=True).translate(LINES[:1])
+    with pytest.raises(EngineLacksError, match="for which it was not converted"):
+        Translator.load(run_dir, device="cpu").with_options(shortlist=True)
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
     assert all(path.stat().st_mtime_ns == time for path, time in times.items() if path.is_dir())
     (run_dir / SHORTLIST).unlink()
     with pytest.raises(ConfigError, match=r"shortlist is on, but .* has no"):
-        Translator.load(run_dir, device="cpu").translate(LINES[:1], shortlist=True)
+        Translator.load(run_dir, device="cpu", shortlist=True)
 
 
 @needs_ctranslate2
@@ -268,7 +274,7 @@ def test_a_run_that_cannot_be_written_uses_the_cache_of_the_user(
     translator = Translator.load(run_dir, device="cpu")
     assert translator.engine.name == "torch"
     assert [x.text for x in translator.translate(LINES)] == [x.text for x in expected]
-    assert "torch translates, as the model cannot be converted" in caplog.text
+    assert "the model cannot be converted" in caplog.text
     for choice in ({"engine": "ctranslate2"}, {"dtype": "int8"}):
         with pytest.raises(ConfigError, match=r"cannot be converted: .*cannot be written"):
             Translator.load(run_dir, device="cpu", **choice)  # type: ignore[arg-type]
@@ -287,11 +293,12 @@ def test_a_first_use_by_several_at_once_converts_once(
 
     monkeypatch.setattr(CTranslate2Target, "write", counted)
     files = find_model(run_dir)
+
+    def convert() -> Path:
+        return conversion_cache.converted_model(run_dir, files, "float32", with_shortlist=False)
+
     with ThreadPoolExecutor(4) as pool:
-        calls = [
-            pool.submit(conversion_cache.converted_model, run_dir, files, "float32", None)
-            for _ in range(4)
-        ]
+        calls = [pool.submit(convert) for _ in range(4)]
     folders = {call.result() for call in calls}
     assert len(folders) == len(writes) == 1
     assert CTranslate2Engine(folders.pop()).dtype == "float32"
