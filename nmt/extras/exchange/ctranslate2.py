@@ -29,9 +29,12 @@ from nmt.version import __version__
 if TYPE_CHECKING:
     from nmt.checkpoint.model_folder import ModelBundle
 
+# Raised when other files come of the same model: converted models that are kept are of one.
 CONVERSION = 1
-"""Raised when other files come of the same model: converted models that are kept are of one."""
 MODEL, RECORD, VOCABULARY_MAP = "model.bin", "export.json", "vmap.txt"
+# Keys of the model section that may have any value but those below. Missing are ``qk_norm``, as in
+# cross-attention CTranslate2 normalises the queries of all heads together (its
+# ``process_cross_attention``).
 _EXPRESSED = frozenset({
     "preset", "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads",
     "num_kv_heads", "decoder_model_dim", "decoder_ff_dim", "norm_position", "norm", "norm_epsilon",
@@ -40,19 +43,15 @@ _EXPRESSED = frozenset({
     "initialization", "dropout", "attention_dropout", "decoder_attention_dropout",
     "activation_dropout", "word_dropout",
 })  # fmt: skip
-"""Keys of the model section that may have any value but those below. Missing are ``qk_norm``, as in
-cross-attention CTranslate2 normalises the queries of all heads together (its
-``process_cross_attention``)."""
-_NOT_EXPRESSED = {("norm", "layer-std")}
-"""Keys and values that CTranslate2 has no counterpart for."""
+_NOT_EXPRESSED = {("norm", "layer-std")}  # Keys and values that CTranslate2 has no counterpart for.
+# Decoding options that CTranslate2 has, or that mean nothing without one that it does not have; the
+# others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what a
+# single head of the last layer attends to, ours the mean of many.
 _FOLLOWED = frozenset({
     "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",
     "max_length_offset", "min_length_factor", "batch_tokens", "patience", "no_repeat_ngram_size",
     "shortlist", "seed", "diverse_beam_strength", "prefix_bias_beta",
 })  # fmt: skip
-"""Decoding options that CTranslate2 has, or that mean nothing without one that it does not have;
-the others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what
-a single head of the last layer attends to, ours the mean of many."""
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024
 _LINEAR, _NORM = ("weight", "bias"), ("gamma", "beta")

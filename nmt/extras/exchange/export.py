@@ -34,16 +34,11 @@ logger = logging.getLogger(__name__)
 class ExportSummary:
     """What was written."""
 
-    output: Path
-    """The model folder."""
-    target: str
-    """What it is for."""
-    quantization: str
-    """Type of the weights."""
-    step: int
-    """Updates the model was trained for."""
-    size_bytes: int
-    """Bytes of the weights."""
+    output: Path  # The model folder.
+    target: str  # What it is for.
+    quantization: str  # Type of the weights.
+    step: int  # Updates the model was trained for.
+    size_bytes: int  # Bytes of the weights.
 
     def as_text(self) -> str:
         """Return the folder, for a script to read."""

@@ -62,7 +62,7 @@ class PullResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"name": self.name, "output": str(self.output)}
+        return asdict(self) | {"output": str(self.output)}
 
 
 def push(options: PushOptions) -> PushResult:

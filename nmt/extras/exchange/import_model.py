@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.new_model_folder import check_new_folder
-from nmt.config.keys import chosen
 from nmt.config.run import check_languages
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.hugging_face import is_hugging_face, read_hugging_face
@@ -29,7 +28,7 @@ _MOST_BYTES = 1 << 34
 _RATIO = 64  # bytes of the files of a .zip for each byte of it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ImportSummary:
     """What was written."""
 
@@ -60,36 +59,37 @@ def import_model(options: ImportOptions) -> ImportSummary:
     """
     source, output, positions = options.source, options.output, options.positions
     check_new_folder(output, source)
-    if positions is not None:
-        chosen(dict.fromkeys(POSITIONS), positions, "`positions`")
-    pairs = None if options.check is None else _read_pairs(options.check)
+    pairs = [] if options.check is None else _read_pairs(options.check)
     with _unpacked(source) as place:
         system, found = _read(place, source)
     if positions is not None:
-        found = replace(found, model=found.model.model_copy(update={"positions": positions}))
+        if positions not in POSITIONS:
+            raise ConfigError(
+                f"`positions` is {positions!r}.", fix=f"Use {' or '.join(POSITIONS)}."
+            )
+        found = with_positions(found, positions)
     codes = _codes(options.languages, found.languages)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported"
-    scores = {} if pairs is None else _mean_log_probs(found, pairs, codes)
+    scores = _mean_log_probs(found, pairs, codes) if pairs else {}
     write_imported(found, output, name, codes)
-    return ImportSummary(
-        output=output,
-        system=system,
-        languages=codes,
-        positions=found.model.positions,
-        check=scores,
-    )
+    return ImportSummary(output, system, codes, found.model.positions, scores)
+
+
+def with_positions(model: Imported, name: str) -> Imported:
+    """Return the same model with another position encoding."""
+    return replace(model, model=model.model.model_copy(update={"positions": name}))
 
 
 def _read(place: Path, source: Path) -> tuple[str, Imported]:
     if not place.exists():
-        raise CheckpointError(f"{source} does not exist.", fix="Name a folder or file.")
+        raise CheckpointError(f"{source} does not exist.", fix="Pass a folder or file.")
     if is_hugging_face(place):
         return "hugging-face", read_hugging_face(place)
     if is_marian(place):
         return "marian", read_marian(place)
     raise CheckpointError(
         f"{source} holds no config.json of Hugging Face, and no decoder.yml or .npz of Marian.",
-        fix="Name the folder of the model, or Marian's .npz file itself.",
+        fix="Pass the folder of the model, or Marian's .npz file itself.",
     )
 
 
@@ -117,18 +117,13 @@ def _unpacked(source: Path) -> Iterator[Path]:
 
 
 def _read_pairs(path: Path) -> list[tuple[str, str]]:
-    pairs = []
-    for number, line in enumerate(read_lines(path), 1):
-        source, tab, target = line.partition("\t")
-        if not tab or "\t" in target:
-            raise DataError(
-                f"{path}:{number} is not a source, one tab and a translation.",
-                fix="Write one pair a line: paste in.en in.de > pairs.tsv",
-            )
-        pairs.append((source, target))
-    if not pairs:
-        raise DataError(f"{path} holds no line.", fix="Give some hundred pairs.")
-    return pairs
+    lines = read_lines(path)
+    fix = "Write some hundred pairs, one a line: paste in.en in.de > pairs.tsv"
+    if bad := [number for number, line in enumerate(lines, 1) if line.count("\t") != 1]:
+        raise DataError(f"{path}:{bad[0]} is not a source, one tab and a translation.", fix=fix)
+    if not lines:
+        raise DataError(f"{path} holds no line.", fix=fix)
+    return [(source, target) for source, _, target in (line.partition("\t") for line in lines)]
 
 
 def _mean_log_probs(
@@ -137,9 +132,8 @@ def _mean_log_probs(
     """Score pairs with each of `POSITIONS`."""
     means = {}
     for name in POSITIONS:
-        model = found.model.model_copy(update={"positions": name})
         with tempfile.TemporaryDirectory() as folder:
-            write_imported(replace(found, model=model), Path(folder) / "model", "check", codes)
+            write_imported(with_positions(found, name), Path(folder) / "model", "check", codes)
             scored = Scorer.load(Path(folder) / "model").score(pairs)
         usable = [pair for pair in scored if pair.tokens]
         num_tokens = sum(len(pair.tokens) for pair in usable)
@@ -148,14 +142,11 @@ def _mean_log_probs(
 
 
 def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
-    if given is None:
-        if named is None:
-            raise ConfigError(
-                "The files do not name the languages.", fix="Pass them: `languages` en-de."
-            )
+    if given is None and named is not None:
         return named
-    source, _, target = given.partition("-")
+    source, _, target = (given or "").partition("-")
     if not (source and target):
-        raise ConfigError(f"`languages` is {given!r}.", fix="Write it as in `languages` en-de.")
+        problem = f"`languages` is {given!r}." if given else "The files do not name the languages."
+        raise ConfigError(problem, fix="Pass both codes: `languages` en-de.")
     check_languages({"`languages`": source, "`languages` ": target})
     return source, target

@@ -38,25 +38,21 @@ _ACTIVATIONS = {"relu": "relu", "swish": "silu"}
 _NORMS = ("preprocess", "postprocess", "postprocess-top")
 _PLACES: Mapping[tuple[str, ...], str] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
 # Options of Marian -> the values that we have a counterpart for.
+_OFF = (
+    "right-left", "ulr", "transformer-no-affine", "transformer-no-bias", "transformer-pool",
+    "transformer-no-projection", "transformer-rnn-projection",
+    "transformer-train-position-embeddings",
+)  # fmt: skip
 _PLAIN: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(_OFF, (False,)),
+    **dict.fromkeys(("factors-dim-emb", "lemma-dim-emb"), (0,)),
+    **dict.fromkeys(("input-types", "transformer-tied-layers"), ([],)),
     "type": ("transformer",),
-    "right-left": (False,),
-    "factors-dim-emb": (0,),
-    "lemma-dim-emb": (0,),
-    "input-types": ([],),
-    "ulr": (False,),
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-ffn-activation": tuple(_ACTIVATIONS),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
-    "transformer-no-affine": (False,),
-    "transformer-no-bias": (False,),
-    "transformer-no-projection": (False,),
-    "transformer-pool": (False,),
     "transformer-postprocess-emb": ("d", ""),
-    "transformer-rnn-projection": (False,),
-    "transformer-tied-layers": ([],),
-    "transformer-train-position-embeddings": (False,),
     "transformer-attention-mask": ("default", "none"),
 }
 # Parts of our layers -> Marian's names of their weight and bias.

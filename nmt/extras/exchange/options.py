@@ -12,15 +12,21 @@ from nmt.config.flag import Flag
 _HubName = Annotated[
     str, Flag("The model's name on the hub.", argument=True, metavar="hub:ORG/NAME")
 ]
-Languages = Annotated[
-    str | None,
-    Flag(
-        "Codes of source and target, as in en-de.",
-        short="l",
-        metavar="PAIR",
-        shown_default="those named in the files",
-    ),
-]
+_TARGETS = "safetensors, for nmt; or ctranslate2, which translates faster on CPUs."
+_TYPES = (
+    "Type of the weights. ctranslate2 has float32, float16, bfloat16, int16, int8, int8_float32, "
+    "int8_float16 and int8_bfloat16; int8 is smallest and fastest on CPUs."
+)
+_SOURCE = "Folder or .zip of MarianMT (Hugging Face) or OPUS-MT, or an .npz of Marian."
+_POSITIONS = (
+    "Position encoding: sinusoidal-halves, which Marian trains with, or sinusoidal-concatenated, "
+    "which Hugging Face computes with."
+)
+_CHECK = (
+    "Also score the pairs of FILE (source, tab, translation) with both position encodings: the "
+    "model was trained with the one that has the higher log probability."
+)
+_SCORES = "Scores that `nmt evaluate` printed as JSON, shown on the model's page. Repeatable."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,24 +34,11 @@ class ExportOptions:
     """Which model to write, and for which program."""
 
     model: Model
-    to: Annotated[
-        str,
-        Flag(
-            "safetensors: the model alone, for nmt. ctranslate2: for CTranslate2, which "
-            "translates faster on CPUs.",
-            metavar="TARGET",
-        ),
-    ]
+    to: Annotated[str, Flag(_TARGETS, metavar="TARGET")]
     output: OutputFolder
-    quantization: Annotated[
-        str | None,
-        Flag(
-            "Type of the weights. ctranslate2 has float32, float16, bfloat16, int16, int8, "
-            "int8_float32, int8_float16 and int8_bfloat16; int8 is smallest and fastest on CPUs.",
-            metavar="TYPE",
-            shown_default="float32",
-        ),
-    ] = None
+    quantization: Annotated[str | None, Flag(_TYPES, metavar="TYPE", shown_default="float32")] = (
+        None
+    )
     checkpoint: Checkpoint = "best"
     json: Json = False
 
@@ -54,32 +47,16 @@ class ExportOptions:
 class ImportOptions:
     """Which model of another system to read."""
 
-    source: Annotated[
-        Path,
-        Flag(
-            "Folder or .zip of a model of Hugging Face (MarianMT) or OPUS-MT, or Marian's .npz "
-            "with its vocabularies beside it.",
-            argument=True,
-        ),
-    ]
+    source: Annotated[Path, Flag(_SOURCE, argument=True)]
     output: OutputFolder
-    languages: Languages = None
-    positions: Annotated[
+    languages: Annotated[
         str | None,
-        Flag(
-            "Position encoding: sinusoidal-halves, which Marian trains with, or "
-            "sinusoidal-concatenated, which Hugging Face computes with.",
-            metavar="NAME",
-            shown_default="that of the system",
-        ),
+        Flag("Language pair, as en-de.", short="l", metavar="PAIR", shown_default="in the files"),
     ] = None
-    check: Annotated[
-        Path | None,
-        Flag(
-            "Also score the pairs of FILE (source, tab, translation) with both position "
-            "encodings: the one with the higher log probability is the one it was trained with."
-        ),
+    positions: Annotated[
+        str | None, Flag(_POSITIONS, metavar="NAME", shown_default="that of the system")
     ] = None
+    check: Annotated[Path | None, Flag(_CHECK)] = None
     json: Json = False
 
 
@@ -88,20 +65,11 @@ class PushOptions:
     """Which model folder to upload, and what its card says."""
 
     folder: Annotated[
-        Path,
-        Flag(
-            "Model folder of `nmt export`, `nmt average` or `nmt import`, for nmt itself.",
-            argument=True,
-        ),
+        Path, Flag("Folder of `nmt export`, `nmt average` or `nmt import`.", argument=True)
     ]
     name: _HubName
-    license: Annotated[
-        str | None, Flag("License of the model, as the hub calls it.", metavar="NAME")
-    ] = None
-    scores: Annotated[
-        tuple[Path, ...],
-        Flag("Scores that `nmt evaluate` printed as JSON, shown on the model's page. Repeatable."),
-    ] = ()
+    license: Annotated[str | None, Flag("License, as the hub calls it.", metavar="NAME")] = None
+    scores: Annotated[tuple[Path, ...], Flag(_SCORES)] = ()
     private: Annotated[bool, Flag("Make a new repository private.")] = False
     dry_run: Annotated[bool, Flag("Print the card and the files, and send nothing.")] = False
     json: Json = False
