@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nmt.commands.average import average
     from nmt.commands.average_options import AverageOptions
     from nmt.commands.evaluate import evaluate
+    from nmt.commands.evaluate_options import EvaluateOptions
     from nmt.commands.prepare import prepare
     from nmt.commands.score import score
     from nmt.commands.score_options import ScoreOptions
@@ -59,6 +60,7 @@ __all__ = [
     "DataError",
     "DeviceError",
     "DivergedError",
+    "EvaluateOptions",
     "ExportOptions",
     "GateError",
     "ImportOptions",
@@ -97,6 +99,7 @@ _HOMES = {
     "AugmentOptions": "nmt.commands.augment_options",
     "InitOptions": "nmt.extras.planning.options",
     "Score": "nmt.metrics.metric",
+    "EvaluateOptions": "nmt.commands.evaluate_options",
     "ScoreOptions": "nmt.commands.score_options",
     "doctor": "nmt.extras.planning.doctor",
     "export": "nmt.extras.exchange.export",

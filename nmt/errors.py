@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
@@ -92,6 +93,17 @@ class GateError(NmtError):
     exit_code = 6
 
 
+def nearest_word(word: str, words: Iterable[str]) -> str | None:
+    """Return the most similar of some words, or None if none is similar."""
+    return next(iter(get_close_matches(word, list(words), n=1)), None)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return a sentence, after a space, that names the most similar word; nothing if none is."""
+    near = nearest_word(word, words)
+    return f" Did you mean {near}?" if near else ""
+
+
 def shell_command(command: str, *arguments: object, **options: object) -> str:
     """Return a command for the user to type.
 
@@ -101,8 +113,8 @@ def shell_command(command: str, *arguments: object, **options: object) -> str:
         options: Given by flag; True is a switch, a list repeats its flag, None and False are left
             out.
 
-    >>> shell_command("translate", "my runs/x", beam_size=1, set_=["a.b=1"], json=True)
-    "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
+    >>> shell_command("config show", "my runs/x.yaml")
+    "nmt config show 'my runs/x.yaml'"
     """
     words = [*command.split(), *arguments]
     for name, value in options.items():

@@ -6,7 +6,8 @@ its names says so, and everything else works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +17,13 @@ from nmt.errors import ConfigError
 
 T = TypeVar("T")
 _EXTRAS = "nmt.extras."
+# Mappings that are to become registries.
+_NOT_YET = {
+    "schedule": "nmt.training.schedule:SCHEDULES",
+    "optimizer": "nmt.training.optimizers:OPTIMIZERS",
+    "objective": "nmt.training.objectives:OBJECTIVES",
+}
+_BY_KIND: dict[str, Registry[Any]] = {}
 
 
 class Registry(Generic[T]):
@@ -28,6 +36,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, homes: Mapping[str, str] | None = None) -> None:
         self.kind = kind
+        _BY_KIND[kind] = self
         self._homes = dict(homes or {})
         self._entries: dict[str, T] = {}
 
@@ -48,8 +57,15 @@ class Registry(Generic[T]):
         """Return all names: built-in ones first, whether or not their extra is present."""
         return list(dict.fromkeys((*self._homes, *self._entries)))
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
     def __contains__(self, name: object) -> bool:
         return name in self._entries or name in self._homes
+
+    def find(self, name: str) -> T | None:
+        """Return the entry of this name, or None where its extra is not installed."""
+        return self[name] if name in self._entries or is_present(self._homes[name]) else None
 
     def __getitem__(self, name: str) -> T:
         """Return the entry of this name.
@@ -59,11 +75,19 @@ class Registry(Generic[T]):
         """
         if name not in self._entries:
             if name not in self._homes:
-                near = get_close_matches(name, self.names(), n=1)
+                near = get_close_matches(name.lower(), self.names(), n=1)
                 fix = f"Did you mean {near[0]}?" if near else f"Use {', '.join(self.names())}."
                 raise ConfigError(f"{name} is not a known {self.kind}.", fix=fix)
             self._entries[name] = load_attribute(self._homes[name])
         return self._entries[name]
+
+
+def names_of(kind: str) -> list[str]:
+    """Return the names in the registry of a kind; none where its module is not imported yet."""
+    if kind not in _BY_KIND and (home := _NOT_YET.get(kind)):
+        module, _, name = home.partition(":")
+        return list(getattr(sys.modules.get(module), name, ()))
+    return _BY_KIND[kind].names() if kind in _BY_KIND else []
 
 
 def load_attribute(home: str) -> Any:
@@ -73,11 +97,20 @@ def load_attribute(home: str) -> Any:
         ConfigError: The module is part of an extra whose folder is missing.
     """
     module, _, attribute = home.partition(":")
-    if module.startswith(_EXTRAS):
-        extra = module.removeprefix(_EXTRAS).partition(".")[0]
-        if find_spec(_EXTRAS + extra) is None:
-            raise ConfigError(
-                f"This needs nmt/extras/{extra}, which is missing from this installation.",
-                fix="Install nmt again with all of its folders.",
-            )
+    if not is_present(home):
+        raise ConfigError(
+            f"This needs nmt/extras/{_extra_of(home)}, which is missing from this installation.",
+            fix="Install nmt again with all of its folders.",
+        )
     return getattr(import_module(module), attribute)
+
+
+def is_present(home: str) -> bool:
+    """Whether ``module:attribute`` is part of the core or of an extra whose folder is there."""
+    return not (extra := _extra_of(home)) or find_spec(_EXTRAS + extra) is not None
+
+
+def _extra_of(home: str) -> str:
+    """Return the name of the extra that a home belongs to; empty for the core."""
+    is_extra = home.startswith(_EXTRAS)
+    return home.removeprefix(_EXTRAS).partition(".")[0] if is_extra else ""

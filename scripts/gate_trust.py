@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.extras.analysis.gates import USUAL_ALPHA, check_regressions
+from nmt.extras.analysis.gates import check_regressions
 from nmt.files.lines import read_lines
 from nmt.inference.options import TranslationOptions
 from nmt.inference.segment import joiner_for
@@ -33,6 +33,7 @@ from nmt.metrics.scoring import Resampling, score_systems
 from nmt.model.transformer import Transformer
 
 METRICS = ("bleu", "chrf")
+ALPHA = 0.05
 PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}
 """Decoding that both engines have, whatever the model was imported from."""
 _LOSS, _HALVINGS = 1.5, 5
@@ -58,13 +59,13 @@ class Gate:
 
     def alarms(self, lines: Sequence[str], baseline: Sequence[str], seed: int) -> list[str]:
         """Return the metrics by which a system is significantly worse."""
-        found = score_systems(
+        (system,), _, _ = score_systems(
             [System("new", lines)],
             self._scorers,
             baseline=System("old", baseline),
             resampling=Resampling(seed=seed, significance="ar"),
         )
-        results = check_regressions(found.systems[0], METRICS, USUAL_ALPHA)
+        results = check_regressions("new", system.scores, ALPHA)
         return [result.metric for result in results if not result.met]
 
 

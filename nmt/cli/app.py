@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -26,7 +26,6 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import (
-    evaluate,
     prepare,
     serve,
     train,
@@ -36,7 +35,7 @@ from nmt.cli.messages import configure_logging, remove_logging, report, use_spel
 from nmt.cli.options import flag
 from nmt.cli.spelling import FOREIGN_COMMANDS, Spelling, parameter_name
 from nmt.cli.table import COMMANDS, GROUPS
-from nmt.config.flag import OF_THE_MODEL
+from nmt.config.flag import OF_THE_MODEL, option_name
 from nmt.config.keys import nearest_word
 from nmt.device import is_first
 from nmt.errors import ConfigError, NmtError
@@ -163,12 +162,9 @@ def _path(ctx: Any) -> str:
 class _Command(TyperCommand):
     """A command that knows how others spell its flags, and whose help lists options by group."""
 
-    spellings: Mapping[str, str] = {}
-    """What is typed for each of its fields."""
-
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        use_spellings(self.spellings)
+        use_spellings({option_name(each.name): parameter_name(each) for each in self.params})
         spelling = Spelling(ctx.command_path, self.get_params(ctx))
         spelling.check(args)
         try:
@@ -314,7 +310,6 @@ for function, epilog in (
     (prepare.prepare, prepare.EPILOG),
     (train.train, train.EPILOG),
     (serve.serve, serve.EPILOG),
-    (evaluate.evaluate, evaluate.EPILOG),
 ):
     _add_command(app, function, epilog)
 

@@ -153,9 +153,7 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
         cls=kind,
         context_settings={"help_option_names": ["-h", "--help"]},
     )(call)
-    command = typer.main.get_command(single)
-    command.spellings = spellings  # type: ignore[attr-defined]
-    return command
+    return typer.main.get_command(single)
 
 
 def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:

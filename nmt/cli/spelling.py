@@ -98,6 +98,8 @@ class Spelling:
                 f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
             )
             raise ConfigError(f"{self._path} has no {named}.", fix=self._command(line))
+        if any(flag == "--set" and "=" not in value for flag, value in pairwise(line.flags)):
+            return  # a word that seems too many is its value
         free = [flag for flag in _BY_POSITION.get(self._name, ()) if flag not in given]
         extra = line.plain[len(self._arguments) :]
         if extra and len(extra) <= len(free) and None not in given and not self._has_many:

@@ -117,6 +117,24 @@ paste in.en out.de | nmt score runs/demo --format json
 nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum -o scores.gz
 """,
     ),
+    "evaluate": Entry(
+        "nmt.commands.evaluate_options:EvaluateOptions",
+        "nmt.commands.evaluate:evaluate",
+        """Score models or files with BLEU, chrF, chrF++ or TER.
+
+        Exit code 6 means that a score is below --fail-under, or significantly worse than the
+        baseline's with --fail-if-worse.
+        """,
+        """
+nmt evaluate runs/demo
+nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
+nmt evaluate out.en test.en
+nmt evaluate --hypothesis out.en --reference test.en --baseline old.en --fail-if-worse
+nmt evaluate runs/new --baseline runs/old --report report.json --report comment.md
+nmt evaluate runs/a runs/b -t wmt14 -t wmt17 -l en-de
+nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
+""",
+    ),
     "push": Entry(
         "nmt.extras.exchange.options:PushOptions",
         "nmt.extras.exchange.hub:push",

@@ -1,165 +1,364 @@
-"""Score translations: of models or of files, with confidence, significance and gates."""
+"""``nmt evaluate``: translations and references -> scores, what analyses add, and an exit code.
+
+`evaluate` tells the story; the functions below it follow in its order. Scores come from
+`nmt.metrics`: `metric.py` says how to add a metric, `scoring.py` compares systems. Everything else
+about a scored test set is an analysis, named in `ANALYSES`. The gates are one of them: what they
+miss becomes the report's `failure`, which ends the command with exit code 6 after the scores are
+printed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
-from nmt.commands.evaluate_options import DEFAULT_METRICS, EvaluateOptions, check_options
-from nmt.commands.evaluated_set import EvaluatedSet
-from nmt.errors import DataError, NmtError
-from nmt.extras.analysis.contrastive import read_pairs
+from nmt.checkpoint.files import checkpoints_dir
+from nmt.checkpoint.model_folder import load_folder_config
+from nmt.commands.evaluate_options import EvaluateOptions, check_options, sort_files
+from nmt.commands.loading import loading, mbr
+from nmt.commands.overlap import rows_in_training
+from nmt.commands.test_set import (
+    TestNames,
+    TestSet,
+    list_test_sets,
+    load_test_sets,
+    read_labels,
+    read_systems,
+)
+from nmt.config.loader import load_config, refuse_idle
+from nmt.data.checks import likely_language
+from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files.atomic import check_place, open_output
-from nmt.metrics.metric import MetricOptions, Score, Scorer
-from nmt.metrics.render import REPORTS
-from nmt.metrics.result import Evaluation, EvaluationReport
-from nmt.metrics.scoring import Resampling, measure
-from nmt.metrics.test_set import load_evaluation_set
+from nmt.files.progress import progress_bar
+from nmt.inference.guard import GuardCounts
+from nmt.inference.translator import Translator
+from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_TRIALS
+from nmt.metrics.metric import METRICS, MetricOptions, References, Scorer
+from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
+from nmt.metrics.scoring import Resampling, odd_texts, score_systems
+from nmt.registry import Registry
+from nmt.training.html_report import record_evaluation
 
-if TYPE_CHECKING:
-    from nmt.commands.evaluated_model import EvaluatedModel
+logger = logging.getLogger(__name__)
 
-
-def evaluate(
-    hypotheses: Sequence[str],
-    references: Sequence[str] | Sequence[Sequence[str]],
-    metrics: Iterable[str] = DEFAULT_METRICS,
-    *,
-    tokenize: str | None = None,
-    lowercase: bool = False,
-    target_language: str | None = None,
-    resamples: int = 0,
-) -> list[Score]:
-    """Score translations with sacrebleu.
-
-    Args:
-        hypotheses: Line i translates sentence i.
-        references: Lines, or several streams of lines; line i of each is a reference of sentence i.
-        metrics: Names of metrics, for example bleu, chrf, chrf++ and ter.
-        tokenize: Tokenizer of BLEU; by target language when None (13a when that is None too).
-        lowercase: Ignore case in BLEU and chrF.
-        target_language: Language code of the hypotheses.
-        resamples: Resampled test sets for the confidence interval; 0 leaves it out.
-
-    Returns:
-        One score for each metric, in their order.
-
-    Raises:
-        ConfigError: An unknown metric or tokenizer.
-        DataError: No lines, or not equally many.
-
-    >>> [round(score.value) for score in evaluate(["a b c d e"], ["a b c d e"])]
-    [100, 100]
-    """
-    if isinstance(hypotheses, str) or isinstance(references, str):
-        raise TypeError("evaluate needs lists of lines, not one string")
-    if references and isinstance(references[0], str):
-        references = [cast("Sequence[str]", references)]
-    options = MetricOptions(tokenize=tokenize, lowercase=lowercase, target_language=target_language)
-    scorers = [Scorer(metric, references, options) for metric in metrics]
-    tables = [scorer.statistics(hypotheses) for scorer in scorers]
-    (found,) = measure([tables], scorers, Resampling(resamples))
-    return [each.score for each in found]
+_EXTRA = "nmt.extras.analysis"
+# The sections take an `EvaluatedSet` with its scores, and return a `Section` or None.
+ANALYSES: Registry[Callable[..., Any]] = Registry(
+    "analysis",
+    {
+        "gates": f"{_EXTRA}.gates:gate_section",
+        "slices": f"{_EXTRA}.slices:slice_section",
+        "robustness": f"{_EXTRA}.robustness:robustness_section",
+        "confidence": f"{_EXTRA}.confidence:confidence_section",
+        "fail_under": f"{_EXTRA}.gates:parse_gates",
+        "external": f"{_EXTRA}.external:ExternalScorer",
+        "contrastive": f"{_EXTRA}.contrastive:Contrastive",
+        "baseline report": f"{_EXTRA}.baseline:read_baseline_report",
+    },
+)
+# What a file of `report` holds, by the ending of its name.
+REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] = Registry(
+    "ending of a report",
+    {
+        ".html": f"{_EXTRA}.page:as_page",
+        ".md": f"{_EXTRA}.markdown:as_markdown",
+        ".xml": f"{_EXTRA}.junit:as_junit",
+    },
+)
+REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
+# Sections of a model's configuration that an evaluation reads.
+_READ = ("decoding", "data", "source_language", "target_language")
 
 
-def run_evaluation(options: EvaluateOptions) -> EvaluationReport:
-    """Do what ``nmt evaluate`` does, up to printing.
-
-    Args:
-        options: What to score, against what, and how.
-
-    Returns:
-        The scores of every system on every test set, whether the gates were met, and what could not
-        be computed or saved.
+def evaluate(options: EvaluateOptions) -> EvaluationReport | TestNames:
+    """Score models or files of translations on test sets.
 
     Raises:
-        ConfigError: Flags that contradict each other, unknown names.
+        ConfigError: Options that contradict each other, unknown names, a missing extra.
         DataError: Files that are missing, damaged or not parallel.
         CheckpointError: A model cannot be loaded.
     """
+    options = sort_files(options)
+    if options.list_:
+        return list_test_sets(options.models)
     check_options(options)
-    models, base = _models(options)
-    everyone = [*models, *([base] if base else [])]
-    config = next((model.config for model in everyone), None)
-    tests = [
-        EvaluatedSet(
-            load_evaluation_set(choice, config),
-            options,
-            owns_files=len(options.tests) == 1 or bool(choice.references),
-        )
-        for choice in options.tests
-    ]
-    inputs = [path for test in tests for path in test.inputs]
-    inputs += [options.contrastive] if options.contrastive else []
-    for model in models:
-        model.check_place(inputs)
-    for path in options.reports:
-        check_place(path, [*inputs, *(model.use.folder for model in everyone)])
-    pairs = read_pairs(options.contrastive) if options.contrastive else []
-    failures = _translate(models, base, tests)
-    contrastive = [found for model in models if pairs for found in model.compare(pairs)]
-    evaluations = [test.evaluate(failures) for test in tests]
-    for number, model in enumerate(models):
-        for test, found in zip(tests, evaluations, strict=True):
-            model.record(test.chosen, found.systems[number])
-    if models and any(path.suffix == ".html" for path in options.reports):
-        evaluations = [_aligned(each, models[0]) for each in evaluations]
-    report = EvaluationReport(evaluations=tuple(evaluations), contrastive=tuple(contrastive))
-    for path in options.reports:
-        failures += _save(path, REPORTS[path.suffix](report).splitlines())
+    # A missing extra or a gate that cannot be read is told before anything slow begins.
+    analyses = [ANALYSES[name] for name in _asked_analyses(options)]
+    writers = {path: REPORTS[path.suffix] for path in options.report}
+    gates = ANALYSES["fail_under"](options.fail_under) if options.fail_under else {}
+    contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
+
+    # The models, whose weights are not loaded yet, and the test sets with all files of theirs.
+    models = [EvaluatedModel(folder, options) for folder in options.models]
+    base = options.baseline_model
+    baseline = EvaluatedModel(base, options, is_baseline=True) if base else None
+    everyone = [*models, *([baseline] if baseline else [])]
+    tests = load_test_sets(options, everyone[0].config if everyone else None)
+    sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
+    inputs = [path for owner in sets for path in owner.inputs]
+    inputs += [path for model in everyone for path in model.inputs]
+    for path in filter(None, (*options.report, options.save_hypotheses)):
+        check_place(path, [*inputs, *([options.contrastive] if options.contrastive else [])])
+
+    # Hypotheses: files were read with the test sets; models translate one after the other.
+    failures = _translate(sets, models, baseline, options.save_hypotheses)
+
+    # Statistics of each sentence, scores of their sums, and what the analyses make of both.
+    evaluations = []
+    for each in sets:
+        _warn(each)
+        failures += each.score()
+        evaluations.append(each.evaluation([analyse(each) for analyse in analyses]))
+        for model, system in zip(models, each.systems, strict=False):
+            model.record(each.test, system)
+    report = EvaluationReport(
+        evaluations=tuple(evaluations),
+        sections=(contrastive(models),) if contrastive else (),
+        sentence_level=options.sentence_level,
+    )
+    for path, write in writers.items():
+        failures += _save(path, write(report, models))
     return replace(report, failures=tuple(failures))
 
 
-def _models(options: EvaluateOptions) -> tuple[list[EvaluatedModel], EvaluatedModel | None]:
-    """Return the models to evaluate, and the baseline if it is a model."""
-    use = None if isinstance(options.baseline, Path) else options.baseline
-    if not (options.models or use):
-        return [], None
-    from nmt.commands.evaluated_model import EvaluatedModel  # noqa: PLC0415 - files need no model
+def _asked_analyses(options: EvaluateOptions) -> list[str]:
+    is_asked = {
+        "slices": options.slices or options.slice_,
+        "robustness": options.robustness,
+        "confidence": ANALYSES.find("confidence"),  # of models that give any
+        "gates": options.fail_under or options.fail_if_worse,
+    }
+    return [name for name, asked in is_asked.items() if asked]
 
-    return list(map(EvaluatedModel, options.models)), EvaluatedModel(use) if use else None
+
+class EvaluatedModel:
+    """A model and its configuration; its weights are loaded with the first translation.
+
+    Raises:
+        ConfigError: A flag or override is wrong.
+        CheckpointError: The folder is not a model.
+    """
+
+    def __init__(
+        self, folder: Path, options: EvaluateOptions, *, is_baseline: bool = False
+    ) -> None:
+        load_folder_config(folder)  # says why a folder is not a model
+        # Decoding flags are overrides of the decoding section, so that they are checked as such.
+        # One translation is scored; a beam below the model's n_best is not a contradiction here.
+        flags = [f"decoding.{name}={value}" for name, value in options.decoding().items()]
+        overrides = [*options.set_, *flags, "decoding.n_best=1"]
+        self.config = load_config(folder / "config.yaml", overrides)
+        refuse_idle(options.set_, _READ)
+        self.folder, self.tag, self.loading = folder, options.tag, loading(options)
+        self._mbr = None if is_baseline else mbr(options, options.beam_size)
+        if is_baseline:  # the best weights of one model, whatever the other side is made of
+            self.loading |= {"checkpoint": "best", "ensemble": None}
+        ensemble = self.loading["ensemble"]
+        self.inputs = [folder, *(ensemble.others if ensemble else ())]
+        self.name = " + ".join(map(str, self.inputs))
+        self._loading = self.loading | {
+            "guard": not options.no_guard, "split": not options.no_split
+        }  # fmt: skip
+        self._translator: Translator | None = None
+
+    def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
+        """Translate the lines of a test set, or of something else that ``name`` describes."""
+        if self._translator is None:
+            utility = self._mbr and self._mbr.of_language(self.config.target_language)
+            decoding = self.config.decoding.model_dump()
+            self._translator = Translator.load(self.folder, mbr=utility, **self._loading | decoding)
+        translator = self._translator
+        logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
+        begin = time.perf_counter()
+        with progress_bar("translating", unit="lines", total=len(lines)) as bar:
+            asked = translator.with_options(progress=bar.update, tag=self.tag or tag)
+            results = asked.translate(lines)
+        seconds = time.perf_counter() - begin
+        if message := GuardCounts.of(dict(enumerate(results, 1))).message(seconds):
+            logger.info("%s", message)
+        texts = [result.text for result in results]
+        return System(self.name, texts, self._settings(translator), results=results)
+
+    def _settings(self, translator: Translator) -> dict[str, str | int | float]:
+        engine, decoding, candidates = translator.engine, self.config.decoding, self._mbr
+        settings: dict[str, str | int | float] = {"engine": engine.name, "dtype": engine.dtype}
+        if checkpoints_dir(self.folder).is_dir():
+            settings["checkpoint"] = self.loading["checkpoint"]
+        if candidates is not None:
+            search = {"mbr": candidates.utility, "mbr_candidates": candidates.num_candidates}
+            return settings | search
+        names = ("beam_size", "length_penalty")
+        return settings | {name: getattr(decoding, name) for name in names}
+
+    def release(self) -> None:
+        """Free the weights."""
+        self._translator = None
+
+    def record(self, test: TestSet, system: System) -> None:
+        """Show the scores on the page of the run."""
+        if not self.loading["ensemble"]:
+            scores = {score.metric: score.value for score in system.scores}
+            line = {"test": test.name, "checkpoint": self.loading["checkpoint"], "scores": scores}
+            record_evaluation(self.folder, self.config.name, line | {"sentences": len(test)})
+
+
+class EvaluatedSet:
+    """A test set with its systems and its metrics: what an analysis works on.
+
+    Args:
+        whole: All of its sentences.
+        options: Of the evaluation.
+        gates: Lowest scores, by metric.
+        models: Whose translations will be the first systems.
+        is_only: Of several test sets, files of translations and labels belong to the one that is
+            given as files.
+    """
+
+    def __init__(
+        self,
+        whole: TestSet,
+        options: EvaluateOptions,
+        gates: Mapping[str, float],
+        models: Sequence[EvaluatedModel],
+        is_only: bool,
+    ) -> None:
+        self.test, self.options, self.gates, self.models = (
+            whole.first(options.limit), options, gates, models,
+        )  # fmt: skip
+        self.metrics = [name.strip() for text in options.metric for name in text.split(",")]
+        self.scorers = self.make_scorers(self.test.references)
+        count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+        kind = options.significance or ("ar" if options.fail_if_worse else "bs")
+        trials = options.resamples or DEFAULT_TRIALS
+        self.resampling = Resampling(count, options.seed, kind, trials)
+        owns_files, base = is_only or not whole.is_named, options.baseline
+        files = options.hypothesis if owns_files else ()
+        self.systems = read_systems(files, whole, options.limit)
+        self.labels = read_labels(options.slice_ if owns_files else (), whole, options.limit)
+        self.baseline: System | None = None
+        if base is not None and base.suffix == ".json":
+            read = ANALYSES["baseline report"]
+            self.baseline = read(base, whole.name, self.test.references, self.scorers)
+        elif base is not None and not base.is_dir():
+            (self.baseline,) = read_systems([base], whole, options.limit, is_baseline=True)
+        self.pairs: Section | None = None
+        paths = [Path(text.partition("=")[2]) for text in options.slice_]
+        self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]
+
+    def make_scorers(self, references: References) -> list[Scorer]:
+        """Return the metrics of some references: those asked for, and those of the gates."""
+        options = MetricOptions(
+            tokenize=self.options.tokenize,
+            lowercase=self.options.lowercase,
+            target_language=self.test.target_language,
+        )
+        names = dict.fromkeys((*self.metrics, *self.gates))
+        return [Scorer(name, references, options) for name in names]
+
+    def translate(self, model: EvaluatedModel) -> System:
+        """Return a model's translations of the test set."""
+        if self.test.source is None:
+            raise ConfigError("A model needs source lines.", fix="Add `source` FILE.")
+        return model.translate(self.test.name, self.test.source, self.test.tag)
+
+    def score(self) -> list[DataError]:
+        """Score the systems and compare them. Return why the external metric has no scores."""
+        if not self.options.external:
+            self._score(self.scorers)
+            return []
+        external = ANALYSES["external"](self.options.external, self.test)
+        try:
+            self._score([*self.scorers, external])
+        except DataError as error:  # the other scores must not be lost by it
+            self._score(self.scorers)
+            return [error]
+        self.scorers.append(external)
+        return []
+
+    def _score(self, scorers: Sequence[Scorer]) -> None:
+        systems, self.baseline, self.pairs = score_systems(
+            self.systems, scorers, baseline=self.baseline, resampling=self.resampling
+        )
+        self.systems = list(systems)
+
+    def evaluation(self, sections: Sequence[Section | None]) -> Evaluation:
+        """Return the values that are reported."""
+        if self.options.sentence_level:
+            for number, system in enumerate(self.systems):
+                tables = zip(self.scorers, system.tables, strict=True)
+                scores = {scorer.name: scorer.sentence_scores(table) for scorer, table in tables}
+                self.systems[number] = replace(system, sentence_scores=scores)
+        is_tested = self.pairs or self.baseline
+        return Evaluation(
+            test=self.test.name,
+            references=self.test.references,
+            source=self.test.source,
+            systems=tuple(self.systems),
+            baseline=self.baseline,
+            paired_test=self.resampling.paired_test if is_tested else None,
+            sections=tuple(section for section in (self.pairs, *sections) if section),
+        )
 
 
 def _translate(
-    models: Iterable[EvaluatedModel], base: EvaluatedModel | None, tests: Sequence[EvaluatedSet]
+    sets: Sequence[EvaluatedSet],
+    models: Sequence[EvaluatedModel],
+    baseline: EvaluatedModel | None,
+    place: Path | None,
 ) -> list[NmtError]:
     """Translate all test sets, one model after the other. Return what could not be saved."""
     failures: list[NmtError] = []
-    for model in models:
-        for test in tests:
-            test.translate(model)
-        model.release()
-        failures += _save(model.use.save_hypotheses, tests[0].systems[-1].lines)
-    if base:
-        for test in tests:
-            test.baseline = base.translate(test.chosen.name, test.source, test.chosen.tag)
-        base.release()
+    for number, model in enumerate(models):
+        for each in sets:
+            system = each.translate(model)
+            seen = rows_in_training(model.folder, each.test.source or ())
+            each.systems.insert(
+                number, replace(system, num_in_training=None if seen is None else len(seen))
+            )
+        if len(models) > 1 or baseline:
+            model.release()  # one model in memory at a time
+        if place:
+            lines = sets[0].systems[number].lines
+            failures += _save(place, "".join(f"{line}\n" for line in lines))
+    if baseline:
+        for each in sets:
+            each.baseline = each.translate(baseline)
+        baseline.release()
     return failures
 
 
-def _aligned(each: Evaluation, model: EvaluatedModel) -> Evaluation:
-    """Return an evaluation whose first system, a model's, has alignments of its worst sentences."""
-    from nmt.extras.analysis.page import worst_rows  # noqa: PLC0415 - pages are rare
+def _warn(each: EvaluatedSet) -> None:
+    test, options, systems = each.test, each.options, each.systems
+    for text in odd_texts(systems, test.references[0], options.tokenize, test.target_language):
+        logger.warning("%s", text)
+    expected = likely_language(test.references[0])
+    for system in systems:
+        found = likely_language(system.lines)
+        if expected and found and found != expected:
+            text = "%s looks like %s and the reference like %s: do they belong together?"
+            logger.warning(text, system.name, found, expected)
+        if system.num_in_training:
+            text = "%s: %s of %s source lines of %s are in the training data word for word, so "
+            text += "scores say less about new text; `slices` scores the others alone"
+            seen = f"{system.num_in_training:,}"
+            logger.warning(text, system.name, seen, f"{len(test):,}", test.name)
+    if options.models and options.mbr in {scorer.name for scorer in each.scorers}:
+        text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
+        logger.warning(text, *[METRICS[options.mbr].label] * 2)
+    if len(systems) > 1 and not each.baseline:
+        logger.info("`baseline` FILE compares every system with FILE instead of each other")
 
-    system, rows = each.systems[0], worst_rows(each)
-    if each.source is None or not system.results:
-        return each
-    found = model.align([(each.source[row], system.lines[row]) for row in rows])
-    results = list(system.results)
-    for row, links in zip(rows, found, strict=True):
-        results[row] = replace(results[row], alignment=links)
-    return replace(each, systems=(replace(system, results=results), *each.systems[1:]))
 
-
-def _save(path: Path | None, lines: Iterable[str]) -> list[NmtError]:
-    """Write lines to a file. Return why that is impossible: the scores must not be lost by it."""
-    if path is None:
-        return []
+def _save(path: Path, text: str) -> list[NmtError]:
+    """Write text to a file. Return why that is impossible: the scores must not be lost by it."""
     try:
         with open_output(path) as stream:
-            stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+            stream.write(text.encode("utf-8", "replace"))
     except DataError as error:
         return [error]
     return []

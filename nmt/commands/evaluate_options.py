@@ -1,148 +1,277 @@
-"""All that ``nmt evaluate`` can be asked for, and what contradicts itself."""
+"""Options of `nmt.evaluate`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, ClassVar, Literal
 
-from nmt.errors import ConfigError
-from nmt.extras.analysis.gates import USUAL_ALPHA
-from nmt.metrics.render import REPORTS
-from nmt.metrics.scoring import Resampling
-from nmt.metrics.test_set import SetChoice
+from nmt.commands.options import EngineOptions, Json, MbrOptions, SearchOptions, Tag
+from nmt.config.flag import Flag, changed
+from nmt.errors import ConfigError, shell_command
+from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
+from nmt.metrics.metric import METRICS
 
-if TYPE_CHECKING:
-    from nmt.commands.evaluated_model import ModelUse
+File = Path | None
+Files = tuple[Path, ...]
+Text = str | None
+Texts = tuple[str, ...]
 
-DEFAULT_METRICS = ("bleu", "chrf")
-"""What is computed when no metric is named."""
+
+@dataclass(frozen=True, kw_only=True)
+class TestOptions:
+    """What is scored, and against what."""
+
+    title: ClassVar[str] = "Test set and systems"
+
+    models: Annotated[
+        Files,
+        Flag(
+            "Run folders or model folders to evaluate; or translations and their reference, in "
+            "place of `hypothesis` and `reference`.",
+            argument=True,
+            metavar="MODEL",
+        ),
+    ] = ()
+    hypothesis: Annotated[
+        Files, Flag("Translations to score; - is standard input. Repeatable.")
+    ] = ()
+    source: Annotated[File, Flag("Source lines of the test set, which the model translates.")] = (
+        None
+    )
+    reference: Annotated[Files, Flag("References. Repeatable: several for each sentence.")] = ()
+    test: Annotated[
+        Texts,
+        Flag(
+            "Test set of the model's configuration, or one of sacrebleu's. Repeatable.",
+            short="t",
+            metavar="NAME",
+            shown_default="all of the configuration's",
+        ),
+    ] = ()
+    tag: Tag = None
+    languages: Annotated[
+        Text,
+        Flag(
+            "Languages, as in en-de; BLEU's tokenizer depends on them.", short="l", metavar="PAIR"
+        ),
+    ] = None
+    limit: Annotated[int | None, Flag("Score the first N sentences only.", min=1)] = None
+    list_: Annotated[bool, Flag("List the test sets that `test` accepts, and do nothing else.")] = (
+        False
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOptions:
-    """All options of ``nmt evaluate``."""
+@dataclass(frozen=True, kw_only=True)
+class MetricOptions:
+    """How it is scored."""
 
-    models: tuple[ModelUse, ...] = ()
-    """The models whose translations are scored."""
-    hypotheses: tuple[Path, ...] = ()
-    """Files of translations to score; ``-`` is standard input."""
-    tests: tuple[SetChoice, ...] = (SetChoice(),)
-    """What to score against. Of several, files of translations and labels belong to the one that is
-    given as files."""
-    limit: int | None = None
-    """Score the first sentences only."""
-    metrics: tuple[str, ...] = DEFAULT_METRICS
-    """Names of metrics."""
-    tokenize: str | None = None
-    """BLEU's tokenizer; by target language when None."""
-    lowercase: bool = False
-    """Ignore case."""
-    external: str | None = None
-    """Command of an external metric; see `nmt.extras.analysis.external`."""
-    baseline: Path | ModelUse | None = None
-    """What every system is compared with: a file of translations, a report of an evaluation
-    (``.json``), or a model."""
-    gates: Mapping[str, float] = field(default_factory=dict)
-    """Lowest scores allowed, by metric; their metrics are computed too."""
-    fail_if_worse: bool = False
-    """Whether a score that is significantly worse than the baseline's misses a gate."""
-    alpha: float = USUAL_ALPHA
-    """A difference whose p-value is below is significant."""
-    resampling: Resampling = field(default_factory=Resampling)
-    """Behind confidence intervals and p-values."""
-    slices: bool = False
-    """Whether to score parts of each test set by themselves."""
-    labels: Mapping[str, Path] = field(default_factory=dict)
-    """Groups of slices of the user's own: files with a label for each sentence, by name."""
-    robustness: bool = False
-    """Whether models translate the test set with noise in its source, too."""
-    contrastive: Path | None = None
-    """Right and wrong translations that models score; see `nmt.extras.analysis.contrastive`."""
-    sentence_level: bool = False
-    """Whether to score each sentence by itself, too."""
-    reports: tuple[Path, ...] = ()
-    """Files to write; their endings say what: see `nmt.metrics.render.REPORTS`."""
+    title: ClassVar[str] = "Scores"
+
+    metric: Annotated[
+        Texts, Flag(f"{', '.join(METRICS)}, or several with commas. Repeatable.", metavar="NAME")
+    ] = ("bleu", "chrf")
+    tokenize: Annotated[
+        Text,
+        Flag(
+            "BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.",
+            metavar="NAME",
+            shown_default="by target language, else 13a",
+        ),
+    ] = None
+    lowercase: Annotated[bool, Flag("Ignore case.")] = False
+    external: Annotated[
+        Text,
+        Flag(
+            "Also score with a program of yours (COMET, ...): it reads JSON lines with source, "
+            "hypothesis and references, and writes one number a line; higher is better.",
+            metavar="COMMAND",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """What the scores are compared with, and when the command fails."""
+
+    title: ClassVar[str] = "Comparison and gates"
+
+    baseline: Annotated[
+        File,
+        Flag(
+            "Show differences from other translations, from a model, or from an earlier `report` "
+            "FILE.json, with p-values.",
+            metavar="FILE|RUN|REPORT.json",
+        ),
+    ] = None
+    significance: Annotated[
+        Literal["bs", "ar"] | None,
+        Flag(
+            "Paired test: bootstrap resampling, or approximate randomisation.",
+            shown_default="bs; ar with `fail_if_worse`, as it raises fewer false alarms",
+        ),
+    ] = None
+    alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1, metavar="P")] = (
+        0.05
+    )
+    fail_if_worse: Annotated[
+        bool,
+        Flag("Exit with code 6 if a `metric` or `external` is significantly worse than before."),
+    ] = False
+    fail_under: Annotated[
+        Texts, Flag("Exit with code 6 if a score is lower. Repeatable.", metavar="bleu=27,chrf=55")
+    ] = ()
+    resamples: Annotated[
+        int | None,
+        Flag(
+            "Resampled test sets behind intervals and p-values, or exchanges of `significance` "
+            "ar; 0 for neither.",
+            min=0,
+            max=1_000_000,
+            shown_default=f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}",
+        ),
+    ] = None
+    seed: Annotated[int, Flag("Seed of the resamples.", min=0)] = DEFAULT_SEED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions:
+    """Where a system is weak."""
+
+    title: ClassVar[str] = "Analysis"
+
+    slices: Annotated[
+        bool,
+        Flag(
+            "Score parts of the test set: by length, case, rare words, overlap with the training "
+            "data, numbers and names that were kept or lost, length ratio, alarms."
+        ),
+    ] = False
+    slice_: Annotated[
+        Texts,
+        Flag("Score parts by your labels: one for each sentence. Repeatable.", metavar="NAME=FILE"),
+    ] = ()
+    robustness: Annotated[
+        bool,
+        Flag(
+            "Translate the test set again with typos, other case, no final punctuation, wrong "
+            "spaces, decomposed Unicode, and lines joined and split: shows what is lost."
+        ),
+    ] = False
+    contrastive: Annotated[
+        File,
+        Flag(
+            "Lines of source, right and wrong translation and category, with tabs between: shows "
+            "how often the right one is more probable."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is written."""
+
+    title: ClassVar[str] = "Output"
+
+    report: Annotated[
+        Files,
+        Flag(
+            "Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a "
+            "comment for a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable."
+        ),
+    ] = ()
+    sentence_level: Annotated[bool, Flag("Print a line of JSON for each sentence instead.")] = False
+    save_hypotheses: Annotated[File, Flag("Write the model's translations here.")] = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(
+    TestOptions, MetricOptions, GateOptions, AnalysisOptions, OutputOptions,
+    SearchOptions, MbrOptions, EngineOptions,
+):  # fmt: skip
+    """What to score, against what, how, and when to fail."""
+
+    @property
+    def baseline_model(self) -> Path | None:
+        """The baseline if it is a model."""
+        return self.baseline if self.baseline and self.baseline.is_dir() else None
+
+
+def sort_files(options: EvaluateOptions) -> EvaluateOptions:
+    """Return options whose models are folders: files given by position are named.
+
+    Raises:
+        ConfigError: What the files are is not clear; names the command that says it.
+    """
+    paths = options.models
+    if all(path.is_dir() or path.suffix == ".yaml" for path in paths) or (
+        len(paths) == 1 and not paths[0].is_file()
+    ):
+        return options
+    first, *others = paths
+    systems, references = [first, *others[:-1]], others[-1:] or [Path("REFERENCE")]
+    if first.is_dir():
+        problem = f"{first} is a model: say what the files are."
+        fix = shell_command("evaluate", first, source=others[:-1], reference=references)
+        raise ConfigError(problem, fix=f"Type: {fix}")
+    if len(others) == 1 and not (options.hypothesis or options.reference):
+        return replace(options, models=(), hypothesis=(first,), reference=tuple(others))
+    if not (others or options.hypothesis) and (options.test or options.reference):
+        return replace(options, models=(), hypothesis=(first,))
+    problem = f"{first} is not a model."
+    if len(others) > 1:
+        problem = f"Which of {', '.join(map(str, paths))} is the reference is not clear."
+    fix = shell_command(
+        "evaluate", hypothesis=[*systems, *options.hypothesis], reference=references
+    )
+    raise ConfigError(problem, fix=f"Type: {fix}")
 
 
 def check_options(options: EvaluateOptions) -> None:
-    """Check what can be checked before anything is read.
-
-    Raises:
-        ConfigError: Options contradict each other.
-    """
-    if not (options.models or options.hypotheses):
-        names = "".join(f" -t {test.name}" for test in options.tests if test.name)
-        fix = f"Name a run folder, as in `nmt evaluate RUN{names}`, or give --hypothesis FILE."
-        raise ConfigError("There is nothing to score.", fix=fix)
-    baseline = options.baseline if isinstance(options.baseline, Path) else None
-    files = [x for test in options.tests for x in (*test.references, test.source)]
-    if [*options.hypotheses, *files, baseline].count(Path("-")) > 1:
-        raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
+    """Refuse options that contradict each other, before anything is read."""
+    models, base = options.models, options.baseline
+    if not (models or options.hypothesis):
+        fix = f"Pass a run folder, as in `{shell_command('evaluate', 'RUN', test=options.test)}`, "
+        raise ConfigError("There is nothing to score.", fix=f"{fix}or `hypothesis` FILE.")
+    files = [*options.hypothesis, *options.reference, options.source, base]
+    if files.count(Path("-")) > 1:
+        raise ConfigError("Standard input can be read once only.", fix="Pass files instead.")
     _check_models(options)
-    _check_sets(options)
-    _refuse_itself(options)
-    if options.fail_if_worse and (options.baseline is None or not options.resampling.count):
-        what, fix = "--baseline", "Add --baseline FILE."
-        if options.baseline is not None:
-            what, fix = "resamples", "Leave --resamples 0 out."
-        raise ConfigError(f"--fail-if-worse needs {what}.", fix=fix)
-    for path in options.reports:
-        if path.suffix not in REPORTS:
-            raise ConfigError(
-                f"--report {path}: the ending says what to write, and {path.suffix or 'none'} is "
-                "unknown.",
-                fix=f"Name it {', '.join(f'*{ending}' for ending in REPORTS)}.",
-            )
-
-
-def _check_sets(options: EvaluateOptions) -> None:
-    """Check that every file belongs to a test set, and every test set has a system."""
-    if len(options.tests) == 1:
-        return
-    has_files = any(test.references for test in options.tests)
-    base = options.baseline
-    if (
-        not options.models
-        or ((options.hypotheses or options.labels) and not has_files)
-        or (isinstance(base, Path) and base.suffix != ".json")
-    ):
-        raise ConfigError(
-            "A file of translations or labels belongs to one test set, and several are given.",
-            fix="Name one test set, or models and reports instead of the file; with a model, "
-            "--reference FILE says what the file belongs to.",
-        )
-
-
-def _refuse_itself(options: EvaluateOptions) -> None:
-    """Refuse to compare a model with itself: flags such as --beam-size change both sides."""
-    base = options.baseline
-    if base is None or isinstance(base, Path):
-        return
-    for use in options.models:
-        is_same = use.folder.resolve() == base.folder.resolve()
-        if is_same and replace(use, folder=base.folder, save_hypotheses=None) == base:
-            raise ConfigError(
-                f"--baseline {base.folder}: both sides are the same model with the same options.",
-                fix="Translate one side to a file first, with options of its own: `nmt translate "
-                f"{base.folder} -i SOURCE -o FILE -b 5`. Then compare with --baseline FILE.",
-            )
+    if options.fail_if_worse and base is None:
+        raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
+    if options.fail_if_worse and options.resamples == 0:
+        raise ConfigError("`fail_if_worse` needs resamples.", fix="Leave `resamples` 0 out.")
 
 
 def _check_models(options: EvaluateOptions) -> None:
-    """Check what is only for models, or for one of them."""
-    if (options.robustness or options.contrastive) and not options.models:
-        flag = "--robustness" if options.robustness else "--contrastive"
-        raise ConfigError(f"{flag} needs a model.", fix="Name a model folder, or drop the flag.")
-    is_single = len(options.models) <= 1 and len(options.tests) == 1
-    for use in options.models:
-        if use.save_hypotheses and not is_single:
-            raise ConfigError(
-                "--save-hypotheses is for one model and one test set.",
-                fix="Use --report FILE.json, which keeps the translations of all.",
-            )
-        if use.loading.get("ensemble") and len(options.models) > 1:
-            raise ConfigError(
-                "--with does not go with several models.", fix="Evaluate the ensemble by itself."
-            )
+    """Refuse what needs a model without one, or needs a single model."""
+    models, base = options.models, options.baseline_model
+    needing = [] if models else ["robustness", "contrastive", "save_hypotheses", "tag"]
+    if not (models or base):
+        for group in (EngineOptions, SearchOptions, MbrOptions):
+            needing += group.__dataclass_fields__
+    if needing and (idle := changed(options, *needing)):
+        verb, flags = ("needs", "flag") if len(idle) == 1 else ("need", "flags")
+        raise ConfigError(
+            f"{', '.join(f'`{name}`' for name in idle)} {verb} a model.",
+            fix=f"Pass a model folder, or leave the {flags} out.",
+        )
+    if options.with_ and len(models) > 1:
+        raise ConfigError(
+            "`with` cannot be combined with several models.", fix="Evaluate the ensemble by itself."
+        )
+    if options.save_hypotheses and (len(models) > 1 or options.save_hypotheses == Path("-")):
+        raise ConfigError(
+            "`save_hypotheses` takes the translations of one model; standard output gets scores.",
+            fix="Use `report` FILE.json, which keeps the translations of all models.",
+        )
+    is_itself = base and any(folder.resolve() == base.resolve() for folder in models)
+    # Other options of the search change both sides alike.
+    if is_itself and not changed(options, "checkpoint", "mbr", "with_"):
+        command = shell_command("translate", base, input="SOURCE", output="FILE", beam_size=5)
+        raise ConfigError(
+            f"`baseline` {base}: both sides are the same model with the same options.",
+            fix="Translate one side to a file first, with options of its own: "
+            f"`{command}`. Then compare with `baseline` FILE.",
+        )

@@ -1,6 +1,6 @@
 """Options that several commands share, as classes to inherit from. Loads no torch.
 
-A class with a ``title`` is a section of ``--help``.
+A class with a ``title`` is a section of the help.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from nmt.files.lock import run_lock
 from nmt.inference.calibration import calibrate_confidence
 from nmt.inference.shortlist_file import make_shortlist
 from nmt.inference.translator import Translator
-from nmt.metrics.metric import check_metric
+from nmt.metrics.metric import METRICS
 from nmt.training.checkpoints import average_at_end, load_newest, tidy_run_folder
 from nmt.training.dashboards import make_reporters
 from nmt.training.measure import MeasuredOnce, fit_batches, plan_budget
@@ -77,7 +77,7 @@ def train(
         StoppedBySignal: The process was asked to stop; everything is saved.
     """
     if config.training.validation.metric != "loss":
-        check_metric(config.training.validation.metric)
+        METRICS[config.training.validation.metric]  # refuses an unknown name before anything slow
     prepare_process(config.training.threads)
     use_huge_pages()
     processes = join()

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from nmt.config.keys import did_you_mean
-from nmt.config.section import FilePath, Many, Pair, Section
+from nmt.config.section import Binds, FilePath, Many, Pair, Section
+from nmt.errors import did_you_mean
 
 _Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -87,7 +87,7 @@ class CorpusConfig(Section):
     """A test set that sacrebleu knows, for example ``wmt14/full``."""
     demo: Literal["train", "valid", "test"] | None = None
     """A split of the embedded English-German demo corpus."""
-    weight: float = Field(default=1.0, gt=0, le=100)
+    weight: Annotated[float, Binds("run")] = Field(default=1.0, gt=0, le=100)
     """How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half."""
     max_pairs: int | None = Field(default=None, ge=1)
     """Read at most this many pairs from the start."""
@@ -96,7 +96,7 @@ class CorpusConfig(Section):
     2019), or a target language such as ``<2de>`` (Johnson et al. 2017). One of
     ``tokenizer.user_defined_symbols``; ``de`` names ``<2de>`` or ``<de>``. If these are not
     given, they are the tags of the training corpora."""
-    augment: AugmentConfig = AugmentConfig()
+    augment: Annotated[AugmentConfig, Binds("run")] = AugmentConfig()
     scores: FilePath | None = None
     """Numbers of any scorer, one for each line, higher for better pairs; below
     ``filters.limits.scores`` the pair has the reason ``scores``."""
@@ -139,16 +139,16 @@ class StageConfig(Section):
 class DataConfig(Section):
     """The parallel corpora."""
 
-    train: Many[CorpusConfig] = Field(min_length=1)
+    train: Annotated[Many[CorpusConfig], Binds("data")] = Field(min_length=1)
     """Training corpora; all are read, each as often as its ``weight`` says."""
-    valid: CorpusConfig
+    valid: Annotated[CorpusConfig, Binds("data")]
     """Held-out pairs that choose the best checkpoint."""
     test: dict[str, CorpusConfig] = Field(default={})
     """Named test sets for ``nmt evaluate MODEL -t NAME``."""
-    temperature: float = Field(default=1.0, ge=0.1, le=100)
+    temperature: Annotated[float, Binds("run")] = Field(default=1.0, ge=0.1, le=100)
     """Corpora are read in proportion to (pairs x weight)^(1 / temperature), in epochs of as many
     pairs: 1 by their sizes, 5 for small languages beside large ones (Arivazhagan et al. 2019)."""
-    stages: Many[StageConfig] = ()
+    stages: Annotated[Many[StageConfig], Binds("run")] = ()
     """A curriculum: mixtures of the corpora, one after the other; the last one lasts to the end."""
 
     @property

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from nmt.config.keys import find_problems
 from nmt.config.section import Registered, Section
-from nmt.errors import ConfigError
 
 _SEARCHES = (
     "auto", "greedy", "beam", "diverse", "sampling", "alternatives", "constrained",
@@ -22,7 +20,7 @@ _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints."""
 
-    search: Annotated[str, Registered("nmt.search.selector:SELECTORS", _SEARCHES)] = "auto"
+    search: Annotated[str, Registered("search", _SEARCHES)] = "auto"
     """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one,
     also of one that an extension has registered."""
     beam_size: int = Field(default=5, ge=1, le=256)
@@ -110,10 +108,7 @@ class DecodingConfig(Section):
             if (value := getattr(self, key)) == type(self).model_fields[key].default:
                 continue
             if key in _OF_SAMPLING and not self.sampling:
-                yield (
-                    f"{key} ({value}) is an option of sampling: set sampling to true "
-                    "(`nmt translate --sample`)"
-                )
+                yield (f"{key} ({value}) is an option of sampling: set sampling to true")
             elif key in _OF_BEAMS and self.sampling != self.return_alternatives:
                 yield f"{key} ({value}) is an option of beam search, not of {way}"
         if self.sampling and self.return_alternatives:
@@ -127,7 +122,7 @@ class DecodingConfig(Section):
         if self.n_best > self.beam_size:
             yield (
                 f"n_best ({self.n_best}) is more than beam_size ({self.beam_size}): "
-                "raise beam_size (--beam-size)"
+                "raise `beam_size`"
             )
         elif self.n_best > self.patience * self.beam_size:
             yield (
@@ -139,20 +134,3 @@ class DecodingConfig(Section):
                 f"diverse_beam_groups ({self.diverse_beam_groups}) does not divide "
                 f"beam_size ({self.beam_size})"
             )
-
-
-def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
-    """Return ``options`` with ``changes``.
-
-    Raises:
-        ConfigError: An option is unknown or out of bounds. Lists every problem.
-    """
-    try:
-        return DecodingConfig.model_validate({**options.model_dump(), **changes})
-    except ValidationError as error:
-        problems = [text for _, text in find_problems(error)]
-        listed, them = "\n  ".join(problems), "it" if len(problems) == 1 else "them"
-        raise ConfigError(
-            f"Decoding options: {listed}.",
-            fix=f"Correct {them}; `nmt config keys decoding` describes each key.",
-        ) from error

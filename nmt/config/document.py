@@ -170,7 +170,7 @@ class Document:
             raise ValueError("write it as section.key=value")
         value = None
         if value_text:
-            value = parse_document(value_text, name=f"--set {text}", folder=self._folder).values
+            value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
         parts = dotted.strip().split(".")
         path = tuple(int(x) if x.isdecimal() and len(x) < _MAX_DIGITS else x for x in parts)
         if find_key(path) is None:
@@ -208,11 +208,11 @@ class Document:
         starts = [path[:end] for end in range(len(path), -1, -1)]
         near = next(start for start in starts if start in self.lines)
         if flag := next((self._flags[start] for start in starts if start in self._flags), ""):
-            return True, self.lines[near], f"--set {flag}"
+            return True, self.lines[near], f"`set` {flag}"
         where = f"{self._name}:{self.lines[near]}" if near else self._name
         # A rule of a section may be broken by overrides of its parts.
         inside = [text for known, text in self._flags.items() if known[: len(path)] == path]
-        return False, self.lines[near], where + (f" with --set {', '.join(inside)}" * bool(inside))
+        return False, self.lines[near], where + (f" with `set` {', '.join(inside)}" * bool(inside))
 
     def _read(self, node: yaml.Node, path: KeyPath) -> Any:
         self.lines[path] = node.start_mark.line + 1

@@ -105,7 +105,7 @@ class FilterConfig(Section):
     scores: Action = "report"
     """A low number in the ``scores`` file of the corpus."""
     dual_cross_entropy: Action = "report"
-    """Two models find the pair unlikely, or disagree (``nmt prepare --score-with``)."""
+    """Two models find the pair unlikely, or disagree (``score_with`` of ``nmt prepare``)."""
     limits: FilterLimits = FilterLimits()
     """From where on pairs have a reason to be dropped."""
     extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})

@@ -24,7 +24,7 @@ OF_THE_MODEL = "the model's"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What ``--help`` says of a field, and what the field accepts."""
+    """What the help says of a field, and what the field accepts."""
 
     help: str
     """Names other fields in backticks; the command line spells them."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
+from nmt.errors import did_you_mean as did_you_mean
+from nmt.errors import nearest_word as nearest_word
 
 T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
@@ -58,8 +61,6 @@ class Key:
 @cache
 def all_keys() -> tuple[Key, ...]:
     """Every key of `nmt.config.run.RunConfig`, in the order of the file."""
-    from nmt.config.run import RunConfig  # noqa: PLC0415 - sections do not know their tree
-
     schema = RunConfig.model_json_schema()
     return tuple(_walk(schema, schema.get("$defs", {}), ()))
 
@@ -221,8 +222,6 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
     """What papers and other toolkits call our keys and flags -> ours, from ``aliases.yaml``."""
-    import yaml  # noqa: PLC0415 - most commands need no aliases
-
     text = Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
     for ours, others in yaml.safe_load(text).items():
@@ -249,17 +248,6 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
         alike = max(alike, 0.9)  # above a key of the very name elsewhere
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
-
-
-def nearest_word(word: str, words: Sequence[str]) -> str | None:
-    """The most similar of some words, or None if none is similar."""
-    return next(iter(difflib.get_close_matches(word, words, n=1)), None)
-
-
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return a sentence, after a space, that names the most similar word; nothing if none is."""
-    near = nearest_word(word, tuple(words))
-    return f" Did you mean {near}?" if near else ""
 
 
 def chosen(registry: Mapping[str, T], name: str, key: str) -> T:
@@ -348,7 +336,7 @@ def _key_with(name: str, path: KeyPath) -> str:
         return ""
     dotted = ".".join(found.path)
     place = f"the top-level key {dotted}" if len(found.path) == 1 else dotted
-    return f" ({name} is for {place}: --set {dotted}={name})"
+    return f" ({name} is for {place}: `set` {dotted}={name})"
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""YAML file and ``--set`` overrides -> `RunConfig`, and back."""
+"""YAML file and overrides -> `RunConfig`, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
+from nmt.config.decoding import DecodingConfig
 from nmt.config.document import Document, dump_document, read_document
 from nmt.config.keys import find_problems
 from nmt.config.run import RunConfig
@@ -51,7 +52,7 @@ def load_config(
         except ConfigError as error:
             problems.append(error.problem)
         except ValueError as error:
-            problems.append(f"--set {text}: {error}")
+            problems.append(f"`set` {text}: {error}")
     missing = _missing(document.values, check_files)
     try:
         values = document.values
@@ -128,6 +129,23 @@ def _scaled(
     return with_scale(values, count_characters(corpora, languages))
 
 
+def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
+    """Return ``options`` with ``changes``.
+
+    Raises:
+        ConfigError: An option is unknown or out of bounds. Lists every problem.
+    """
+    try:
+        return DecodingConfig.model_validate({**options.model_dump(), **changes})
+    except ValidationError as error:
+        problems = [text for _, text in find_problems(error)]
+        listed, them = "\n  ".join(problems), "it" if len(problems) == 1 else "them"
+        raise ConfigError(
+            f"Decoding options: {listed}.",
+            fix=f"Correct {them}; `nmt config keys decoding` describes each key.",
+        ) from error
+
+
 def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     """Refuse overrides that would change nothing where a trained model is used.
 
@@ -141,7 +159,7 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
         raise ConfigError(
-            f"--set {', '.join(idle)} would change nothing: the model is trained already.",
+            f"`set` {', '.join(idle)} would change nothing: the model is trained already.",
             fix=f"Leave it out; only keys of {', '.join(read)} count here.",
         )
 

@@ -66,9 +66,7 @@ class ModelConfig(Section):
     divides by the standard deviation + epsilon; or RMSNorm (Zhang and Sennrich 2019)."""
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
     """Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``."""
-    positions: Annotated[str, Registered("nmt.model.positions:POSITIONS", _POSITIONS)] = (
-        "sinusoidal"
-    )
+    positions: Annotated[str, Registered("position scheme", _POSITIONS)] = "sinusoidal"
     """Position encoding: sines and cosines interleaved (the paper), the same in two halves
     (``sinusoidal-concatenated``: Hugging Face) or in two halves with wavelengths that end at
     10000 x 2 pi (``sinusoidal-halves``: Tensor2Tensor, Marian), a learned table, rotations of

@@ -14,7 +14,7 @@ from nmt.config.data import TAG_PATTERN, BatchConfig, DataConfig, TokenizerConfi
 from nmt.config.decoding import DecodingConfig
 from nmt.config.filters import FilterConfig
 from nmt.config.model import ModelConfig
-from nmt.config.section import FilePath, Section
+from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 
@@ -85,19 +85,19 @@ class RunConfig(Section):
     R-Drop, trained by Muon, a vocabulary of 2,000 and batches of 2,048 tokens."""
     name: str
     """Name of the experiment; folders are named after it."""
-    source_language: LanguageCode
+    source_language: Annotated[LanguageCode, Binds("data", "run")]
     """Language code of the source, for example ``de``."""
-    target_language: LanguageCode
+    target_language: Annotated[LanguageCode, Binds("data", "run")]
     """Language code of the target, for example ``en``."""
     prepared_dir: FilePath = Field(Path(), json_schema_extra={"default": "prepared/<name>"})
     """Folder of the prepared data; ``prepared/<name>`` when left out."""
     run_dir: FilePath = Field(Path(), json_schema_extra={"default": "runs/<name>"})
     """Folder of the training run; ``runs/<name>`` when left out."""
     data: DataConfig
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    filters: FilterConfig = FilterConfig()
-    batch: BatchConfig = BatchConfig()
-    model: ModelConfig = ModelConfig()
+    tokenizer: Annotated[TokenizerConfig, Binds("data")] = TokenizerConfig()
+    filters: Annotated[FilterConfig, Binds("data")] = FilterConfig()
+    batch: Annotated[BatchConfig, Binds("run")] = BatchConfig()
+    model: Annotated[ModelConfig, Binds("run")] = ModelConfig()
     training: TrainingConfig
     decoding: DecodingConfig = DecodingConfig()
 

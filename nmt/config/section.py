@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -18,9 +17,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nmt.registry import Registry
+from nmt.registry import names_of
 
 T = TypeVar("T")
+_FREE = object()
 
 FilePath = Annotated[Path, Strict(strict=False)]
 """A path; text is taken too, as YAML has no paths."""
@@ -56,15 +56,14 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Marks a text that names an entry of a registry: ``Annotated[str, Registered(...)]``.
+    """Marks a text that names an entry of a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 
-    The built-in names are listed here, so that checking a configuration loads nothing else. Any
-    other name is looked up in the registry, whose module is imported only then: who adds an entry
-    touches no file of this package.
+    The built-in names are listed here, so that checking a configuration imports no registry and no
+    torch. A program that has registered another name has imported its registry: then that name is
+    valid, too.
     """
 
-    registry: str
-    """``module:NAME`` of a mapping from names to constructors."""
+    kind: str
     builtin: tuple[str, ...]
 
     def __get_pydantic_core_schema__(
@@ -81,12 +80,53 @@ class Registered:
         return {**handler(schema), **names}
 
     def _check(self, name: str) -> str:
-        if name in self.builtin:
-            return name
-        module, _, registry = self.registry.partition(":")
-        found = getattr(import_module(module), registry)
-        others = found.names() if isinstance(found, Registry) else found
-        names = list(dict.fromkeys((*self.builtin, *others)))
+        names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))
         if name not in names:
             raise PydanticCustomError("unknown_name", "unknown name", {"names": names})
         return name
+
+
+Bound = Literal["data", "run", "budget"]
+
+
+@dataclass(frozen=True)
+class Binds:
+    """Marks a field whose value cannot change freely: ``Annotated[int, Binds("run")]``.
+
+    ``data``: another value gives other prepared data. ``run``: a run that was trained with another
+    value cannot be resumed. ``budget``: the same where the learning rate depends on the length of
+    the training. The mark of a section counts for all of its fields that have none of their own;
+    ``Binds()`` takes it back.
+    """
+
+    by: frozenset[Bound]
+
+    def __init__(self, *by: Bound) -> None:
+        object.__setattr__(self, "by", frozenset(by))
+
+
+def bound_values(section: Section, *by: Bound) -> dict[str, Any]:
+    """Return the values that bind, nested as in a configuration, as plain data.
+
+    Args:
+        section: The whole configuration or one of its sections.
+        by: What is bound; a field with any of these counts.
+    """
+    found = _bound(section, section.model_dump(mode="json"), frozenset(by), is_bound=False)
+    return {} if found is _FREE else dict(found)
+
+
+def _bound(value: Any, plain: Any, by: frozenset[Bound], *, is_bound: bool) -> Any:
+    if isinstance(value, Section):
+        values = {}
+        for name, field in type(value).model_fields.items():
+            mark = next((note for note in field.metadata if isinstance(note, Binds)), None)
+            inner_is_bound = is_bound if mark is None else bool(mark.by & by)
+            inner = _bound(getattr(value, name), plain[name], by, is_bound=inner_is_bound)
+            if inner is not _FREE:
+                values[name] = inner
+        return values or _FREE
+    if isinstance(value, tuple) and any(isinstance(each, Section) for each in value):
+        items = [_bound(*pair, by, is_bound=is_bound) for pair in zip(value, plain, strict=True)]
+        return _FREE if all(item is _FREE for item in items) else items
+    return plain if is_bound else _FREE

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.section import FilePath, Many, Pair, Registered, Section
+from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
 
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
@@ -45,9 +45,7 @@ DeviceName = Annotated[
 class ScheduleConfig(Section):
     """The learning rate as a function of the update."""
 
-    shape: Annotated[str, Registered("nmt.training.schedule:SCHEDULES", _SCHEDULES)] = (
-        "inverse_sqrt"
-    )
+    shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
     """Curve after warm-up: ``inverse_sqrt``, ``constant``; ``noam``, the paper's, scaled by the
     model width; ``linear`` and ``cosine``, which fall to zero at the end of the step or time
     budget; ``wsd``, which holds the peak, then falls to zero over the last ``decay_share``."""
@@ -83,7 +81,7 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """How gradients change the weights."""
 
-    kind: Annotated[str, Registered("nmt.training.optimizers:OPTIMIZERS", _OPTIMIZERS)] = "adamw"
+    kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
     """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW, which needs no decay and no
     known end (Defazio et al. 2024; use a constant schedule); ``muon``: orthogonal steps for
     matrices (Jordan et al. 2024), AdamW for the rest, the best of a short training of ``tiny`` (try
@@ -111,7 +109,7 @@ class ValidationConfig(Section):
     """Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick."""
     max_sentences: int | None = Field(default=None, ge=1)
     """Decode at most this many sentences; the loss is always of the whole set."""
-    metric: Annotated[str, Registered("nmt.metrics.metric:METRICS", _METRICS)] = "bleu"
+    metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
     """The score that names the best checkpoint and stops early: ``loss``, or a metric of
     ``nmt evaluate`` such as ``bleu`` or ``chrf``."""
 
@@ -123,20 +121,21 @@ class TrainingConfig(Section):
     the model's preset and dropout, the vocabulary and the batches where they have none.
     """
 
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     """Stop after this many updates."""
-    max_minutes: float | None = Field(default=None, gt=0)
+    max_minutes: Annotated[float | None, Binds("budget")] = Field(default=None, gt=0)
     """Stop after about this long: a probe at the start turns it into a number of updates, which
     is recorded, so that schedules and resumed runs stay exact. Validation, saving and the end of
     training are estimated, and inside. A run that resumes with more minutes goes on for so many
     more updates; its schedule is that of the new length from there on, which a warning says."""
-    max_epochs: int | None = Field(default=None, ge=1)
+    max_epochs: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     """Stop after this many passes through the training data."""
-    seed: int = Field(default=1, ge=0, lt=2**31)
+    seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
     """Seed of initial weights, data order and dropout."""
     precision: Annotated[
         Literal["auto", "float32", "bf16-products", "bfloat16", "float16"],
         BeforeValidator(full_dtype_name),
+        Binds("run"),
     ] = "auto"
     """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it, float16 with a scaled
     loss on GPUs that have only that, and float32 elsewhere. Before a long training on a CPU, it
@@ -160,26 +159,24 @@ class TrainingConfig(Section):
     slower. On a CPU they always do."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads; torch's choice when null."""
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    label_smoothing: Annotated[float, Binds("run")] = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
-    objective: Annotated[str, Registered("nmt.training.objectives:OBJECTIVES", _OBJECTIVES)] = (
-        "auto"
-    )
+    objective: Annotated[str, Registered("objective", _OBJECTIVES), Binds("run")] = "auto"
     """The loss: ``cross_entropy`` (label-smoothed), ``r_drop``, or another that is registered.
     ``auto`` is ``r_drop`` where that is above 0, else ``cross_entropy``."""
-    r_drop: float = Field(default=0.0, ge=0)
+    r_drop: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
     """Weight of the divergence between two passes with other dropout (R-Drop, Liang et al. 2021;
     5 is usual); twice the work per update. 0 makes one pass."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: Annotated[OptimizerConfig, Binds("run")] = OptimizerConfig()
+    schedule: Annotated[ScheduleConfig, Binds("run")] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
-    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
     """Use an exponential moving average of the weights with this decay, such as 0.999, for
     validation, checkpoints and translation; null uses the weights as they are."""
     start_from: FilePath | None = None
     """Fine-tune: begin with the weights and the vocabulary of this run or model folder, with a new
     optimizer and steps counted from 1."""
-    freeze: Many[str] = ()
+    freeze: Annotated[Many[str], Binds("run")] = ()
     """Parts that are not trained, such as ``encoder`` or ``source_vectors``."""
     activation_checkpointing: bool = False
     """Keep only the inputs of each layer and work the rest out again in the backward pass: less

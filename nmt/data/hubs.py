@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.config.keys import nearest_word
 from nmt.data.pairs import in_languages
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, nearest_word
 from nmt.files.lines import read_lines
 from nmt.files.network import hub_address, reaches
 

@@ -22,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.config.keys import nearest_word
-from nmt.errors import DataError
+from nmt.errors import DataError, nearest_word
 
 _BOM = b"\xef\xbb\xbf"
 # Byte order marks of other encodings than UTF-8.

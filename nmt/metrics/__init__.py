@@ -1,18 +1,11 @@
-"""Scores of translations and how sure they are. Strings in, `Score` values out; knows no model.
+"""Scores of translations and how sure they are. Strings in, `Score` values out; no model, no torch.
 
-To add a metric, write a module beside these with a function that makes a `Metric`, and register
-it here under its name.
+Every metric turns a sentence into a row of statistics; a score is a function of sums of rows. Test
+sets, resampled test sets and slices are such sums, so text is compared once.
 """
-
-from nmt.metrics.metric import register_metric
 
 DEFAULT_RESAMPLES = 1000
 DEFAULT_TRIALS = 10_000
-"""Of approximate randomisation."""
+"""Exchanges of approximate randomisation."""
 DEFAULT_SEED = 12345
-"""All are sacrebleu's, so that the numbers are too."""
-
-register_metric("bleu", "nmt.metrics.sacrebleu:make_bleu", label="BLEU")
-register_metric("chrf", "nmt.metrics.sacrebleu:make_chrf", label="chrF")
-register_metric("chrf++", "nmt.metrics.sacrebleu:make_chrf_plus_plus", label="chrF++")
-register_metric("ter", "nmt.metrics.sacrebleu:make_ter", label="TER", lower_is_better=True)
+"""These three are sacrebleu's defaults, so intervals and p-values are sacrebleu's, too."""

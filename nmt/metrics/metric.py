@@ -1,14 +1,19 @@
-"""What a metric is, the registry of metrics, and scoring a system by one of them."""
+"""What a metric is, the registry of metrics, and scoring a system by one of them.
+
+To add a metric, write a subclass of `Metric` and register it under a name: in `METRICS` below, or
+from another program with ``METRICS.register("exact", ExactMatch)``. The name is then valid in
+``nmt evaluate``, its gates, and ``training.validation.metric``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from nmt.config.keys import did_you_mean
-from nmt.errors import ConfigError, DataError
+from nmt.errors import DataError
+from nmt.registry import Registry
 
 if TYPE_CHECKING:
     from nmt.metrics.significance import Comparison, Confidence, Floats
@@ -29,75 +34,46 @@ class MetricOptions:
     """Language code of the hypotheses, for example ``zh`` or ``de-AT``."""
 
 
-class Metric(Protocol):
+class Metric(ABC):
     """One metric with its references read in.
 
     Statistics of sentences are apart from the score of their sums, so that text is compared once,
     however often sentences are resampled.
     """
 
-    @property
-    def signature(self) -> str:
-        """What is needed to repeat the score."""
-        ...
+    label: ClassVar[str]
+    """Name in tables and curves."""
+    lower_is_better: ClassVar[bool] = False
+    """Whether it counts errors."""
+    signature: str
+    """What is needed to repeat the score."""
 
+    @abstractmethod
+    def __init__(self, references: References, options: MetricOptions) -> None: ...
+
+    @abstractmethod
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return numbers of each sentence whose sums give the score. (n, D)."""
-        ...
 
+    @abstractmethod
     def score(self, sums: Floats) -> Floats:
         """Return the scores of corpora whose statistics sum to the rows. (R, D) -> (R,)."""
-        ...
+
+    def sentence_score(self, statistics: Floats) -> Floats:
+        """Return the score of each sentence by itself. (n, D) -> (n,)."""
+        return self.score(statistics)
 
 
-MetricBuilder = Callable[[References, MetricOptions], Metric]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricKind:
-    """An entry of the registry."""
-
-    build: str | MetricBuilder
-    """Makes the metric; as ``module:function`` it is loaded on first use."""
-    label: str
-    """Name in tables and curves."""
-    lower_is_better: bool = False
-    """Whether it counts errors."""
-
-
-METRICS: dict[str, MetricKind] = {}
+METRICS: Registry[type[Metric]] = Registry(
+    "metric",
+    {
+        "bleu": "nmt.metrics.sacrebleu:Bleu",
+        "chrf": "nmt.metrics.sacrebleu:Chrf",
+        "chrf++": "nmt.metrics.sacrebleu:ChrfPlusPlus",
+        "ter": "nmt.metrics.sacrebleu:Ter",
+    },
+)
 """The metrics by name, as in flags, configurations and results."""
-
-
-def label_of(metric: str) -> str:
-    """Return the name of a metric in tables; an external one is in no registry."""
-    return METRICS[metric].label if metric in METRICS else metric
-
-
-def register_metric(
-    name: str,
-    build: str | MetricBuilder,
-    *,
-    label: str | None = None,
-    lower_is_better: bool = False,
-) -> None:
-    """Make a metric known by ``name`` to evaluation, gates and validation."""
-    METRICS[name] = MetricKind(build=build, label=label or name, lower_is_better=lower_is_better)
-
-
-def check_metric(name: str) -> str:
-    """Return the name of a metric.
-
-    Raises:
-        ConfigError: There is no such metric.
-    """
-    if name in METRICS:
-        return name
-    hint = did_you_mean(name.lower(), METRICS)
-    other = "`nmt evaluate --external COMMAND` scores with another program"
-    raise ConfigError(
-        f"There is no metric {name!r}.{hint}", fix=f"Use {', '.join(METRICS)}; {other}."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +92,7 @@ class Score:
     """Difference from a baseline, if one was given."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; what was not asked for is left out."""
+        """Return plain values for JSON; what was not asked for is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -124,7 +100,7 @@ class Scorer:
     """One metric with its references read in, ready for any number of systems.
 
     Args:
-        metric: Name of the metric.
+        name: Of the metric.
         references: See `References`.
         options: Preparation of the text.
 
@@ -133,20 +109,16 @@ class Scorer:
         DataError: No reference lines, or streams of different lengths.
     """
 
-    def __init__(self, metric: str, references: References, options: MetricOptions) -> None:
-        self.name = check_metric(metric)
+    def __init__(self, name: str, references: References, options: MetricOptions) -> None:
+        kind = METRICS[name]
         if not references or not references[0]:
             raise DataError(
                 "There are no reference lines.", fix="Give a reference with text in it."
             )
         for number, stream in enumerate(references[1:], start=2):
             _check_lengths("reference 1", references[0], f"reference {number}", stream)
-        self._reference = references[0]
-        build = METRICS[metric].build
-        if isinstance(build, str):
-            module, _, function = build.partition(":")
-            build = getattr(import_module(module), function)
-        self.metric: Metric = build(references, options)
+        self.name, self._reference = name, references[0]
+        self.metric: Metric = kind(references, options)
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the statistics of each sentence of a system. (n, D).
@@ -170,13 +142,9 @@ class Scorer:
         return self.total(self.statistics(hypotheses))
 
     def sentence_scores(self, statistics: Floats) -> list[float]:
-        """Return the score of each sentence by itself, as ``sacrebleu --sentence-level`` does.
-
-        BLEU then takes the orders that a short sentence has (``eff:yes``).
-        """
-        score = getattr(self.metric, "sentence_score", self.metric.score)
-        found: Floats = score(statistics)
-        return found.tolist()
+        """Return the score of each sentence by itself, as ``sacrebleu --sentence-level`` does."""
+        scores: list[float] = self.metric.sentence_score(statistics).tolist()
+        return scores
 
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
@@ -189,7 +157,12 @@ def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence
         )
 
 
-def as_quality(scores: Mapping[str, float], metric: str) -> float:
-    """Return the score by ``metric`` with its sign such that higher is better."""
-    kind = METRICS.get(metric)
-    return -scores[metric] if kind and kind.lower_is_better else scores[metric]
+def label_of(metric: str) -> str:
+    """Return the name of a metric in tables; an external one is in no registry."""
+    return METRICS[metric].label if metric in METRICS else metric
+
+
+def as_quality(metric: str, value: float) -> float:
+    """Return a score, or a difference of scores, with its sign such that higher is better."""
+    is_error = metric in METRICS and METRICS[metric].lower_is_better
+    return -value if is_error else value

@@ -1,25 +1,16 @@
-"""What an evaluation found, as frozen values that JSON, text, Markdown, JUnit XML and pages render.
-
-Numbers have full precision here; renderers round and escape.
-"""
+"""What an evaluation found, as frozen values with full precision, and its text and JSON."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from nmt.errors import NmtError
+from nmt.errors import GateError, NmtError
 from nmt.metrics.metric import Score
-from nmt.metrics.significance import Confidence
-
-if TYPE_CHECKING:
-    from nmt.inference.result import Result
-    from nmt.report.page import Chart
-
-SMALL_SLICE = 30
-"""A slice of fewer sentences is marked: its scores say little."""
+from nmt.metrics.significance import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,149 +23,45 @@ class System:
     settings: Mapping[str, str | int | float] = field(default_factory=dict)
     """How a model translated, for example ``engine`` and ``beam_size``; empty for a file of
     translations."""
+    results: Sequence[Any] = ()
+    """What the model says of each line (a `Result` of `nmt.inference`): its score, its
+    confidence and the alarms of the guard. Empty for a file of translations."""
+    num_in_training: int | None = None
+    """Source lines that are in the model's training data word for word, if that is known."""
     scores: tuple[Score, ...] = ()
-    """One for each metric, in the order asked for; none before it is scored."""
-    results: Sequence[Result] = ()
-    """What the model says of each line: alarms of the guard, log probability, tokens if they were
-    asked for. Empty for a file of translations."""
+    """One for each metric, in the order asked for; empty before the system is scored."""
+    tables: tuple[Floats, ...] = ()
+    """For each metric, the statistics of each sentence, whose sums give the score. (n, D)."""
     sentence_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By metric, the score of each sentence; empty unless asked for."""
-    curves: Sequence[Chart] = ()
-    """Of the model's training, if it is a run."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return name, scores and translations as plain values for JSON."""
+        seen = {} if self.num_in_training is None else {"in_training_data": self.num_in_training}
         return {
             "name": self.name,
             "scores": [score.as_dict() for score in self.scores],
             **self.settings,
+            **seen,
             "hypotheses": list(self.lines),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateResult:
-    """One system at one gate."""
+class Section:
+    """What an analysis adds to the scores: a table to read, and the same as data."""
 
-    kind: Literal["fail-under", "fail-if-worse"] = "fail-under"
-    """A lowest score, or no significant loss against the baseline."""
-    system: str
-    """Name of the system."""
-    metric: str
-    """Name of the metric."""
-    required: float
-    """The lowest score allowed, or the score of the baseline."""
-    value: float
-    """What was found; full precision."""
-    met: bool
-    """Whether the gate lets the system pass."""
-    baseline: str | None = None
-    """Name of the baseline."""
-    p_value: float | None = None
-    """Of the difference from the baseline."""
-    alpha: float | None = None
-    """A p-value below it is significant."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairComparison:
-    """Two systems under one metric."""
-
-    first: str
-    second: str
-    metric: str
-    delta: float
-    """Score of the second minus that of the first."""
-    p_value: float
-    """Of the paired test; not corrected for the number of pairs."""
-
-
-@dataclass(frozen=True, slots=True)
-class SliceScores:
-    """How well one system translates one slice."""
-
-    num_sentences: int
-    scores: tuple[Score, ...] = ()
-    """One for each metric; none for an empty slice."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it has too few sentences to say much."""
-        return self.num_sentences < SMALL_SLICE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """The sentences that have something in common, and how well each system translates them."""
-
-    group: str
-    """What the sentences are grouped by, for example ``source words``."""
-    name: str
-    """Which of them these are, for example ``10-19``."""
-    systems: Mapping[str, SliceScores]
-    """By system: in groups such as ``numbers`` each has sentences of its own."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        systems = [
-            {
-                "name": name,
-                "num_sentences": each.num_sentences,
-                "is_small": each.is_small,
-                "scores": [score.as_dict() for score in each.scores],
-            }
-            for name, each in self.systems.items()
-        ]
-        return {"group": self.group, "name": self.name, "systems": systems}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseLoss:
-    """What noise in the source costs a system under one metric."""
-
-    system: str
-    noise: str
-    """Kind of noise: one of `nmt.text.noise.NOISES`, ``joined`` or ``split``."""
-    metric: str
-    clean: float
-    """Score without noise, of the same sentences (pairs of them for ``joined``)."""
-    noisy: float
-    """Score with noise."""
-    loss: float
-    """What the noise costs: positive is worse, whatever the metric's direction."""
-    confidence: Confidence | None = None
-    """95% interval of the loss by paired bootstrap resampling."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContrastiveAccuracy:
-    """How often a model finds the right translation more probable than the wrong one."""
-
-    system: str
-    category: str
-    """Category of the pairs; ``all`` for the whole file."""
-    num_pairs: int
-    num_correct: int
-    accuracy: float
-    """Share of the pairs, 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfidenceQuality:
-    """How well a system's confidence predicts sentence chrF."""
-
-    system: str
-    num_sentences: int
-    """Sentences with confidence."""
-    pearson: float
-    """Correlation of confidence with sentence chrF."""
-    spearman: float
-    """Correlation of their ranks."""
-    calibration_error: float
-    """Mean absolute difference of expected and actual chrF, by tenths of the sentences in the order
-    of their confidence."""
-    deciles: Sequence[tuple[float, float]]
-    """Mean expected and mean actual chrF of each tenth, the least confident first."""
+    key: str
+    """Name in JSON."""
+    title: str
+    rows: Sequence[Sequence[str]]
+    """Cells of the table; the first row is its head. Empty if ``meaning`` says all."""
+    values: Sequence[Mapping[str, Any]]
+    """Plain values for JSON, with full precision."""
+    meaning: str = ""
+    """How to read it."""
+    missed: Sequence[str] = ()
+    """Gates that were missed, in words: they make the command fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,91 +78,157 @@ class Evaluation:
     """What was scored."""
     baseline: System | None = None
     """What it was compared with."""
-    pairs: tuple[PairComparison, ...] = ()
-    """Every two of several systems; none with a baseline, or without resampling."""
     paired_test: str | None = None
     """Where p-values come from, in words; None where there are none."""
-    gates: tuple[GateResult, ...] = ()
-    """Every system at every gate."""
-    slices: tuple[Slice, ...] = ()
-    """Parts of the test set, if they were asked for; those of one group add up to the whole."""
-    robustness: tuple[NoiseLoss, ...] = ()
-    """Losses to noise, if they were asked for."""
-    confidence: tuple[ConfidenceQuality, ...] = ()
-    """Of each system that gives any."""
+    sections: tuple[Section, ...] = ()
+    """What was computed beside the scores."""
 
     @property
-    def num_sentences(self) -> int:
-        """Sentences scored."""
-        return len(self.references[0])
+    def title(self) -> str:
+        """The test set and its size in words."""
+        count, references = len(self.references[0]), len(self.references)
+        sentences = "1 sentence" if count == 1 else f"{count:,} sentences"
+        return f"{self.test}: {sentences}, {references} reference{'s' * (references != 1)}"
 
-    @property
-    def num_references(self) -> int:
-        """References of each sentence."""
-        return len(self.references)
+    def named_systems(self) -> dict[str, System]:
+        """Return baseline and systems by their names in tables."""
+        base = {f"{self.baseline.name} (baseline)": self.baseline} if self.baseline else {}
+        return base | {system.name: system for system in self.systems}
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; what was not asked for is left out."""
-        found = {
+        values = {
             "systems": [system.as_dict() for system in self.systems],
             "test": self.test,
-            "num_sentences": self.num_sentences,
-            "num_references": self.num_references,
+            "num_sentences": len(self.references[0]),
+            "num_references": len(self.references),
             "references_sha256": hash_references(self.references),
             "baseline": self.baseline and self.baseline.as_dict(),
-            "pairs": list(map(asdict, self.pairs)),
             "paired_test": self.paired_test,
-            "gates": [_without_none(asdict(gate)) for gate in self.gates],
-            "slices": [each.as_dict() for each in self.slices],
-            "robustness": [_without_none(asdict(each)) for each in self.robustness],
-            "confidence": list(map(asdict, self.confidence)),
+            **{section.key: list(section.values) for section in self.sections},
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in values.items() if value}
 
-    def sentences(self) -> Iterable[dict[str, Any]]:
+    def sentences(self) -> Iterator[dict[str, Any]]:
         """Yield an object for every sentence of every system, with scores and the model's view."""
         for system in self.systems:
-            for number, line in enumerate(system.lines):
-                found: dict[str, Any] = {"test": self.test, "system": system.name}
-                found |= {"line": number + 1}
+            for row, line in enumerate(system.lines):
+                values: dict[str, Any] = {"test": self.test, "system": system.name, "line": row + 1}
                 if self.source is not None:
-                    found["source"] = self.source[number]
-                found["hypothesis"] = line
-                found["references"] = [stream[number] for stream in self.references]
-                found["scores"] = {
-                    metric: values[number] for metric, values in system.sentence_scores.items()
-                }
+                    values["source"] = self.source[row]
+                values["hypothesis"] = line
+                values["references"] = [stream[row] for stream in self.references]
+                values["scores"] = {name: x[row] for name, x in system.sentence_scores.items()}
                 if system.results:
-                    result = system.results[number]
-                    found |= {"score": result.score, "log_prob": result.log_prob}
-                    found["alarms"] = list(result.alarms)
+                    result = system.results[row]
+                    values |= {"score": result.score, "log_prob": result.log_prob}
+                    values["alarms"] = list(result.alarms)
                     if result.confidence is not None:
-                        found["confidence"] = result.confidence
-                yield found
+                        values["confidence"] = result.confidence
+                yield values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """All that one call of ``nmt evaluate`` found: one evaluation for each test set."""
+    """The result of one call of ``nmt evaluate``: one evaluation for each test set."""
 
     evaluations: tuple[Evaluation, ...]
-    contrastive: tuple[ContrastiveAccuracy, ...] = ()
-    """Accuracy of each model on contrastive pairs, if a file of them was given."""
+    sections: tuple[Section, ...] = ()
+    """What belongs to no test set."""
     failures: tuple[NmtError, ...] = ()
-    """What could not be computed or saved; to be raised once the scores are printed."""
+    """What could not be computed or saved."""
+    sentence_level: bool = False
+    """Whether the text is a line of JSON for each sentence."""
 
     @property
-    def gates(self) -> tuple[GateResult, ...]:
-        """Every system at every gate on every test set."""
-        return tuple(gate for each in self.evaluations for gate in each.gates)
+    def failure(self) -> NmtError | None:
+        """What ends the command once the scores are printed: a failure, or the missed gates."""
+        if self.failures:
+            return self.failures[0]
+        sections = [section for each in self.evaluations for section in each.sections]
+        missed = [text for section in sections for text in section.missed]
+        if not missed:
+            return None
+        return GateError(
+            "A quality gate was not met.\n  " + "\n  ".join(missed),
+            fix="Improve the system, or loosen `fail_under` or `fail_if_worse`.",
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: those of the test set, or a list of them for several."""
         several = [each.as_dict() for each in self.evaluations]
-        found = several[0] if len(several) == 1 else {"evaluations": several}
-        if self.contrastive:
-            found["contrastive"] = list(map(asdict, self.contrastive))
-        return found
+        values = several[0] if len(several) == 1 else {"evaluations": several}
+        values |= {section.key: list(section.values) for section in self.sections}
+        if self.sentence_level:
+            values["sentences"] = list(self._sentences())
+        return values
+
+    def _sentences(self) -> Iterator[dict[str, Any]]:
+        return (sentence for each in self.evaluations for sentence in each.sentences())
+
+    def as_text(self) -> str:
+        """Return tables with two decimals and 95% intervals, and below them how to read them."""
+        from nmt.report.table import text_table  # noqa: PLC0415 - only text loads rich
+
+        if self.sentence_level:
+            return "\n".join(json.dumps(x, ensure_ascii=False) for x in self._sentences())
+        titles = "\n".join(each.title for each in self.evaluations)
+        blocks = [titles, text_table(score_rows(self.evaluations))]
+        notes: list[str] = []
+        sections = [(x, name) for each, name in prefixed(self.evaluations) for x in each.sections]
+        for section, name in [*sections, *((section, "") for section in self.sections)]:
+            blocks += [name + text_table(section.rows)] if section.rows else []
+            notes += [section.meaning] if section.meaning else []
+        scores = [score for each in self.evaluations for x in each.systems for score in x.scores]
+        if any(score.confidence for score in scores):
+            notes.append("±: the 95% interval, by bootstrap resampling.")
+        notes += paired_tests(self.evaluations)
+        for each in self.evaluations:
+            for system in each.named_systems().values():
+                pairs = system.settings.items()
+                shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pairs)
+                notes += [f"{system.name}: {shown}"] if shown else []
+        signatures = dict.fromkeys((score.metric, score.signature) for score in scores)
+        return "\n\n".join([*blocks, *dict.fromkeys(notes), text_table(list(signatures))])
+
+
+def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
+    """Return each evaluation with its test set's name for tables, if there are several."""
+    return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
+
+
+def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+    """Return a table with a row for each system and a column for each metric of each test set."""
+    columns = [each.named_systems() for each in evaluations]
+    head, rows = ["system"], {name: [name] for named in columns for name in named}
+    for each, named in zip(evaluations, columns, strict=True):
+        prefix = f"{each.test} " if len(evaluations) > 1 else ""
+        metrics = [score.metric for score in each.systems[0].scores]
+        head += (prefix + metric for metric in metrics)
+        for name, row in rows.items():
+            row += map(show_score, named[name].scores) if name in named else ["-"] * len(metrics)
+    return [head, *rows.values()]
+
+
+def show_score(score: Score) -> str:
+    """Return a score with its interval, and its difference from the baseline."""
+    text = f"{score.value:.2f}"
+    if score.confidence is not None:
+        text += f" ± {score.confidence.half_width:.2f}"
+    if (found := score.comparison) is not None:
+        p_value = "" if found.p_value is None else f", {show_p_value(found.p_value)}"
+        text += f" ({found.delta:+.2f}{p_value})"
+    return text
+
+
+def show_p_value(p_value: float) -> str:
+    """Return a p-value with three decimals."""
+    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
+
+
+def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
+    """Return where the p-values come from; nothing where there are none."""
+    return list(dict.fromkeys(f"p: {x.paired_test}" for x in evaluations if x.paired_test))
 
 
 def hash_references(references: Iterable[Sequence[str]]) -> str:
@@ -288,5 +241,6 @@ def hash_references(references: Iterable[Sequence[str]]) -> str:
     return digest.hexdigest()
 
 
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}

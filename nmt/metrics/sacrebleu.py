@@ -21,14 +21,14 @@ from sacrebleu.metrics.ter import TER
 from nmt.config.keys import did_you_mean
 from nmt.errors import ConfigError
 from nmt.metrics import ngrams
-from nmt.metrics.metric import MetricOptions, References
+from nmt.metrics.metric import Metric, MetricOptions, References
 from nmt.metrics.ngrams import Lines
 from nmt.metrics.significance import Floats
 
 logger = logging.getLogger(__name__)
 
 TOKENIZERS = tuple(BLEU.TOKENIZERS)
-"""Tokenizers of BLEU that ``--tokenize`` accepts."""
+"""Tokenizers of BLEU."""
 
 _LANGUAGE_TOKENIZERS = {
     "zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab",
@@ -55,21 +55,36 @@ class _Words:
         return Lines(np.array(numbers, np.int64), np.array([len(x) for x in cut], np.int64))
 
 
-class Bleu:
-    """BLEU (Papineni et al. 2002) that has read its references; see `nmt.metrics.metric.Metric`.
+class Bleu(Metric):
+    """BLEU (Papineni et al. 2002) with the tokenizer of the target language.
 
     Statistics: words of the hypothesis and of the reference of the closest length, clipped matches
     and n-grams of the hypothesis by order.
     """
 
-    def __init__(self, tokenizer: str, references: References, *, lowercase: bool) -> None:
+    label = "BLEU"
+
+    def __init__(self, references: References, options: MetricOptions) -> None:
         # `force` silences a warning that names a flag of sacrebleu's own command line. The first
         # sentence tells it how many references there are, which the signature says.
-        first = [stream[:1] for stream in references]
-        metric = BLEU(lowercase=lowercase, force=True, tokenize=tokenizer, references=first)
-        self.signature = metric.get_signature().format()
-        self._words = _Words(_bleu_words(metric, lowercase=lowercase))
-        self._references = [self._words.lines(stream) for stream in references]
+        name, first = bleu_tokenizer(options), [stream[:1] for stream in references]
+        try:
+            metric = BLEU(lowercase=options.lowercase, force=True, tokenize=name, references=first)
+            self.signature = metric.get_signature().format()
+            self._words = _Words(_bleu_words(metric, lowercase=options.lowercase))
+            self._references = [self._words.lines(stream) for stream in references]
+        except _UNUSABLE as error:
+            extra = name.partition("-")[0]
+            remedy = (
+                f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
+                if name.endswith("mecab")
+                else "Its model is downloaded on first use; check the connection"
+            )
+            why = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"BLEU's tokenizer {name} cannot be used here: {why}",
+                fix=f"{remedy}. chrf needs no tokenizer.",
+            ) from error
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""
@@ -85,23 +100,25 @@ class Bleu:
         matches, totals = sums[:, 2 : 2 + _BLEU_ORDERS], sums[:, 2 + _BLEU_ORDERS :]
         return ngrams.bleu(sums[:, 0], sums[:, 1], matches, totals, effective=effective)
 
-    def sentence_score(self, counts: Floats) -> Floats:
+    def sentence_score(self, statistics: Floats) -> Floats:
         """Return the scores of single sentences, whose missing orders of n-grams do not count."""
-        return self.score(counts, effective=True)
+        return self.score(statistics, effective=True)
 
 
-class Chrf:
-    """chrF2 (Popović 2015), or chrF2++ (2017) with words, too; see `nmt.metrics.metric.Metric`.
+class Chrf(Metric):
+    """chrF2 (Popović 2015).
 
     Statistics, by order, of characters and then of words: n-grams of the hypothesis, of the
     reference, and matches, with the reference that gives the highest score.
     """
 
-    def __init__(self, references: References, *, lowercase: bool, word_orders: int = 0) -> None:
-        first = [stream[:1] for stream in references]
-        metric = CHRF(lowercase=lowercase, word_order=word_orders, references=first)
+    label = "chrF"
+    _word_orders = 0
+
+    def __init__(self, references: References, options: MetricOptions) -> None:
+        first, self._lowercase = [stream[:1] for stream in references], options.lowercase
+        metric = CHRF(lowercase=options.lowercase, word_order=self._word_orders, references=first)
         self.signature = metric.get_signature().format()
-        self._lowercase, self._word_orders = lowercase, word_orders
         self._words = _Words(_split_punctuation)
         self._references = [self._lines(stream) for stream in references]
 
@@ -139,13 +156,22 @@ class Chrf:
         return table.reshape(len(table), -1)
 
 
-class Ter:
-    """TER (Snover et al. 2006), which ignores case; see `nmt.metrics.metric.Metric`.
+class ChrfPlusPlus(Chrf):
+    """chrF2++ (Popović 2017): chrF with word unigrams and bigrams."""
+
+    label = "chrF++"
+    _word_orders = 2
+
+
+class Ter(Metric):
+    """TER (Snover et al. 2006), which ignores case.
 
     Statistics: edits, and the mean length of the references.
     """
 
-    def __init__(self, references: References) -> None:
+    label, lower_is_better = "TER", True
+
+    def __init__(self, references: References, options: MetricOptions) -> None:  # noqa: ARG002
         self._metric = TER(references=[stream[:1] for stream in references])
         self.signature = self._metric.get_signature().format()
         self._references = references
@@ -161,40 +187,6 @@ class Ter:
         edits, lengths = sums.T
         rates = np.divide(edits, lengths, out=(edits > 0).astype(np.float64), where=lengths > 0)
         return 100 * rates
-
-
-def make_bleu(references: References, options: MetricOptions) -> Bleu:
-    """Make BLEU with the tokenizer of the target language."""
-    name = bleu_tokenizer(options)
-    try:
-        return Bleu(name, references, lowercase=options.lowercase)
-    except _UNUSABLE as error:
-        extra = name.partition("-")[0]
-        remedy = (
-            f"Run `pip install 'sacrebleu[{extra}]'`, or score with `--tokenize char`"
-            if name.endswith("mecab")
-            else "Its model is downloaded on first use; check the connection"
-        )
-        why = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"BLEU's tokenizer {name} cannot be used here: {why}",
-            fix=f"{remedy}. chrf needs no tokenizer.",
-        ) from error
-
-
-def make_chrf(references: References, options: MetricOptions) -> Chrf:
-    """Make chrF2."""
-    return Chrf(references, lowercase=options.lowercase)
-
-
-def make_chrf_plus_plus(references: References, options: MetricOptions) -> Chrf:
-    """Make chrF2++: chrF with word unigrams and bigrams."""
-    return Chrf(references, lowercase=options.lowercase, word_orders=2)
-
-
-def make_ter(references: References, options: MetricOptions) -> Ter:  # noqa: ARG001
-    """Make TER."""
-    return Ter(references)
 
 
 def default_tokenizer(language: str | None) -> str:

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import Score, Scorer
-from nmt.metrics.result import PairComparison, System
+from nmt.metrics.result import Section, System, show_p_value
 from nmt.metrics.sacrebleu import default_tokenizer
 from nmt.metrics.significance import (
     Comparison,
@@ -63,28 +63,18 @@ class Measured:
     """Scores of the resampled test sets, if there are any. (R,)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """Systems with their scores, and what these were made of."""
-
-    systems: tuple[System, ...]
-    baseline: System | None
-    pairs: tuple[PairComparison, ...]
-    tables: tuple[tuple[Floats, ...], ...]
-    """For each system, the statistics of each sentence under each metric. (n, D)."""
-
-
 def score_systems(
     systems: Sequence[System],
     scorers: Sequence[Scorer],
     *,
     baseline: System | None,
     resampling: Resampling,
-) -> Scored:
+) -> tuple[tuple[System, ...], System | None, Section | None]:
     """Score systems, and compare each with the baseline, or else every two of several.
 
     Returns:
-        The systems and the baseline, with one score for each scorer, in their order; and the pairs.
+        The systems and the baseline, with one score for each scorer, in their order; and the
+        differences of every two systems, if there is no baseline.
 
     Raises:
         DataError: A system has more or fewer lines than the references.
@@ -93,20 +83,43 @@ def score_systems(
     tables = [tuple(s.statistics(system.lines) for s in scorers) for system in everyone]
     measured = measure(tables, scorers, resampling)
     scored = [
-        replace(system, scores=tuple(found.score for found in own))
-        for system, own in zip(everyone, measured, strict=True)
+        replace(system, tables=table, scores=tuple(each.score for each in row))
+        for system, table, row in zip(everyone, tables, measured, strict=True)
     ]
     if baseline is None:
-        pairs = tuple(_every_two(scored, measured, scorers, resampling))
-        return Scored(systems=tuple(scored), baseline=None, pairs=pairs, tables=tuple(tables))
+        named = zip(scored, measured, strict=True)
+        return tuple(scored), None, _every_two(list(named), scorers, resampling)
     *compared, base = scored
     for number, system in enumerate(compared):
+        rows = zip(measured[number], measured[-1], scorers, strict=True)
         scores = (
-            replace(one.score, comparison=_compare(one, other, baseline.name, scorer, resampling))
-            for one, other, scorer in zip(measured[number], measured[-1], scorers, strict=True)
+            replace(new.score, comparison=_compare(new, old, base.name, scorer, resampling))
+            for new, old, scorer in rows
         )
         compared[number] = replace(system, scores=tuple(scores))
-    return Scored(systems=tuple(compared), baseline=base, pairs=(), tables=tuple(tables[:-1]))
+    return tuple(compared), base, None
+
+
+def _every_two(
+    systems: Sequence[tuple[System, Sequence[Measured]]],
+    scorers: Sequence[Scorer],
+    resampling: Resampling,
+) -> Section | None:
+    """Return the differences of every two systems: a row for each two, a column for each metric."""
+    values, rows = [], {"": ["difference", *(scorer.name for scorer in scorers)]}
+    for (one, first), (other, second) in combinations(systems, 2):
+        for old, new, scorer in zip(first, second, scorers, strict=True):
+            found = _compare(new, old, one.name, scorer, resampling)
+            if found.p_value is None:
+                return None
+            pair = {"first": one.name, "second": other.name, "metric": scorer.name}
+            values.append({**pair, "delta": found.delta, "p_value": found.p_value})
+            name = f"{other.name} - {one.name}"
+            cell = f"{found.delta:+.2f} ({show_p_value(found.p_value)})"
+            rows.setdefault(name, [name]).append(cell)
+    if not values:
+        return None
+    return Section(key="pairs", title="Differences", rows=list(rows.values()), values=values)
 
 
 def measure(
@@ -139,64 +152,30 @@ def measure(
     return found
 
 
-def _every_two(
-    systems: Sequence[System],
-    measured: Sequence[Sequence[Measured]],
-    scorers: Sequence[Scorer],
-    resampling: Resampling,
-) -> Iterator[PairComparison]:
-    """Yield the differences of every two systems under each metric."""
-    for first, second in combinations(range(len(systems)), 2):
-        for one, other, scorer in zip(measured[first], measured[second], scorers, strict=True):
-            p_value = _p_value(other, one, scorer, resampling)
-            if p_value is not None:
-                yield PairComparison(
-                    first=systems[first].name,
-                    second=systems[second].name,
-                    metric=one.score.metric,
-                    delta=other.score.value - one.score.value,
-                    p_value=p_value,
-                )
-
-
 def _compare(
-    found: Measured, base: Measured, name: str, scorer: Scorer, resampling: Resampling
+    new: Measured, old: Measured, baseline: str, scorer: Scorer, resampling: Resampling
 ) -> Comparison:
-    interval = None
-    if found.samples is not None and base.samples is not None:
-        interval = confidence_interval(found.samples - base.samples, seed=resampling.seed)
+    delta = new.score.value - old.score.value
     is_bootstrap = resampling.significance == "bs" or not resampling.count
-    return Comparison(
-        baseline=name,
-        delta=found.score.value - base.score.value,
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
-        p_value=_p_value(found, base, scorer, resampling),
+    found = Comparison(
+        baseline=baseline,
+        delta=delta,
+        p_value=None,
         significance=resampling.significance,
         resamples=resampling.count if is_bootstrap else resampling.trials,
         seed=resampling.seed,
     )
-
-
-def _p_value(
-    found: Measured, base: Measured, scorer: Scorer, resampling: Resampling
-) -> float | None:
-    """Return the p-value of a difference; None without resampling."""
-    if found.samples is None or base.samples is None:
-        return None
-    delta = found.score.value - base.score.value
-    if resampling.significance == "bs":
-        p_value = paired_p_value(found.samples, base.samples, delta=delta)
+    if new.samples is None or old.samples is None:
+        return found
+    if is_bootstrap:
+        p_value = paired_p_value(new.samples, old.samples, delta=delta)
     else:
-        differences = randomised_differences(
-            found.table,
-            base.table,
-            scorer.metric.score,
-            trials=resampling.trials,
-            seed=resampling.seed,
-        )
-        p_value = share_of_chance(differences, delta=delta)
-    return max(p_value, least_p_value(found.table, base.table))
+        score, trials, seed = scorer.metric.score, resampling.trials, resampling.seed
+        drawn = randomised_differences(new.table, old.table, score, trials=trials, seed=seed)
+        p_value = share_of_chance(drawn, delta=delta)
+    interval = confidence_interval(new.samples - old.samples, seed=resampling.seed)
+    p_value = max(p_value, least_p_value(new.table, old.table))
+    return replace(found, low=interval.low, high=interval.high, p_value=p_value)
 
 
 def odd_texts(
@@ -225,6 +204,6 @@ def odd_texts(
             ("Japanese", "ja", "ja-mecab or char") if is_japanese else ("Chinese", "zh", "zh")
         )
         yield (
-            f"The references look {name}, but BLEU's tokenizer is 13a; name the languages "
-            f"(-l en-{code}) or the tokenizer (--tokenize {fitting})."
+            f"The references look {name}, but BLEU's tokenizer is 13a; set `languages` to "
+            f"en-{code} or `tokenize` to {fitting}."
         )

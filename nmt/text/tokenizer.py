@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import sentencepiece
 
 from nmt.config.data import TAG_PATTERN, TokenizerConfig, tag_symbol
-from nmt.config.keys import did_you_mean
-from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
+from nmt.errors import ConfigError, TokenizerError, VocabularySizeError, did_you_mean
 from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrogates
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"

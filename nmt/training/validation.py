@@ -67,7 +67,7 @@ class Scores:
         """Return the score by ``metric``, higher is better; by the loss if there is no text."""
         if metric == "loss" or not self.text:
             return -self.loss
-        return as_quality(self.text, metric)
+        return as_quality(metric, self.text[metric])
 
     def __str__(self) -> str:
         # The perplexity of a model that has gone astray may have hundreds of digits.

@@ -15,7 +15,7 @@ from nmt.cli import table
 from nmt.cli.app import app
 from nmt.cli.builder import Entry
 from nmt.config.flag import Flag, changed
-from nmt.errors import ConfigError, GateError
+from nmt.errors import ConfigError, GateError, shell_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +130,14 @@ def test_a_command_without_its_extra_says_so_and_no_other_one_needs_it() -> None
 
     assert (found.exit_code, found.stdout) == (2, "")
     assert "nmt/extras/lost, which is missing" in found.stderr
+
+
+def test_a_command_to_type_has_the_flags_of_its_options() -> None:
+    command = shell_command(
+        "translate", "my runs/x", beam_size=1, set_=["a.b=1"], json=True, tag=None
+    )
+
+    assert command == "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
 
 
 def test_changed_names_the_fields_that_were_set() -> None:

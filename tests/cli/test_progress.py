@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from nmt.commands.evaluate import run_evaluation
+from nmt.commands.evaluate import evaluate
 from nmt.commands.evaluate_options import EvaluateOptions
-from nmt.commands.evaluated_model import ModelUse
 from nmt.commands.score import score
 from nmt.commands.score_options import ScoreOptions
 from nmt.commands.translate import translate
@@ -18,8 +17,6 @@ from nmt.commands.translate_options import TranslateOptions
 from nmt.errors import DataError
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.metrics.scoring import Resampling
-from nmt.metrics.test_set import SetChoice
 from tests.inference.conftest import sentences
 from tests.terminal import Frames, terminal
 
@@ -90,9 +87,11 @@ def test_score_and_evaluate_show_each_batch(
     )
     with terminal(monkeypatch) as frames:
         score(options)
-        use = ModelUse(folder=runs["plain"], loading=LOADING, decoding={"batch_tokens": 1})
-        test = SetChoice(source=source, references=(source,))
-        run_evaluation(EvaluateOptions(models=(use,), tests=(test,), resampling=Resampling(0)))
+        asked = EvaluateOptions(
+            models=(runs["plain"],), source=source, reference=(source,), resamples=0,
+            batch_tokens=1, device="cpu", threads=1, engine="torch",
+        )  # fmt: skip
+        evaluate(asked)
     assert frames.counts("scoring") == ["0/9", "7/9", "9/9"]
     assert frames.counts("translating") == ["0/9", *COUNTS]
     assert_complete(frames)

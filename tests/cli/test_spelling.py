@@ -113,7 +113,7 @@ MISTAKES = {
     "--output a.png: .png is not the ending of a page, drawing or data.",
     "evaluate N in.de": "N does not exist.",
     "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
-    "evaluate in.de": "in.de is no model.",
+    "evaluate in.de": "in.de is not a model.",
     "evaluate M in.de in.en": "M is a model: say what the files are.",
     "evaluate in.de in.de in.en": "Which of in.de, in.de, in.en is the reference is not clear.",
     "evaluate -t test": "There is nothing to score.",
@@ -345,7 +345,7 @@ def test_a_name_on_a_hub_is_answered_with_pull(typed: str, name: str) -> None:
         ("evaluate in.en in.en --fail-if-worse --baseline in.en --resamples 0",
          "Leave --resamples 0 out."),
         ("info", "`nmt --help` lists the commands."),
-        ("evaluate -t test", "Name a run folder, as in `nmt evaluate RUN -t test`, or give "
+        ("evaluate -t test", "Pass a run folder, as in `nmt evaluate RUN --test test`, or "
          "--hypothesis FILE."),
         ("train in.gz", "Make a configuration of two files of text: `nmt init SOURCE TARGET`."),
         ("train N.yaml", "Name a configuration file, such as M/config.yaml, c.yaml, csv.yaml; "

@@ -165,7 +165,7 @@ def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
     assert f"{path}:10: model.dropout is 'high'; it must be a number" in problem
     assert f"{path}:11: model.preset is 'tyni'; it must be" in problem
     assert f"{path}:12: unknown key model.warm_up_steps; did you mean" in problem
-    assert "--set training.seed=-1: training.seed is -1" in problem
+    assert "`set` training.seed=-1: training.seed is -1" in problem
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
@@ -250,16 +250,16 @@ def test_a_bad_override_names_itself_in_the_same_form(
     """FAULTS 49."""
     error = refusal(small, override)
 
-    assert f"--set {override}" in error.problem
+    assert f"`set` {override}" in error.problem
     assert message in error.problem
     assert error.exit_code == 2
 
 
 def test_an_override_of_a_whole_section_carries_its_own_problems(small: Path) -> None:
-    assert "--set batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
+    assert "`set` batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
     train = "data.train=[{tsv: x, columns: [1, -1]}]"
     problem = refusal(small, train).problem
-    assert problem.startswith(f"--set {train}: data.train.0.columns.1 is -1")
+    assert problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")
 
 
 def test_a_rule_that_an_override_breaks_names_it(small: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_rule_that_an_override_breaks_names_it(small: Path) -> None:
     changes = ["training.seed=5", "batch.noise=0", "training.average_last=5"]
     problem = refusal(small, *changes).problem
 
-    shown = "with --set training.seed=5, training.average_last=5: training: "
+    shown = "with `set` training.seed=5, training.average_last=5: training: "
     assert f"c.yaml:7 {shown}" in problem
 
 

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
-import sys
-import types
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
+from nmt.config.data import AugmentConfig, BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
 from nmt.config.decoding import DecodingConfig
+from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.config.run import RunConfig, check_languages
-from nmt.config.section import Registered, Section
+from nmt.config.section import Binds, Registered, Section, bound_values
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.errors import ConfigError
+from nmt.registry import Registry, load_attribute, names_of
 
 DATA = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
 RUN: dict[str, Any] = {
@@ -41,10 +42,10 @@ SCHEDULE_FREE: dict[str, Any] = {
         (CorpusConfig, {"demo": "train", "subset": "de-en"}, "belong to huggingface"),
         (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
         (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "cannot name a test set"),
-        (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise .*--beam-size"),
+        (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
         (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
         (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
-        (DecodingConfig, {"top_p": 0.9}, r"top_p \(0.9\) is an .*translate --sample"),
+        (DecodingConfig, {"top_p": 0.9}, r"top_p \(0.9\) is an .*set sampling to true"),
         (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* of sampling"),
         (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search, not of sampling"),
         (DecodingConfig, {"sampling": True, "return_alternatives": True}, "exclude each other"),
@@ -221,16 +222,73 @@ def test_plain_decoding_keeps_limits_and_rules_only() -> None:
     assert groups.plain(1) == DecodingConfig(beam_size=1)
 
 
-def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    registry = types.SimpleNamespace(THINGS={"third": object()})
-    monkeypatch.setitem(sys.modules, "plugin", registry)
-
+def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
     class Toy(Section):
-        name: Annotated[str, Registered("plugin:THINGS", ("first", "second"))] = "first"
+        name: Annotated[str, Registered("toy", ("first", "second"))] = "first"
+
+    with pytest.raises(ValidationError, match="unknown name"):
+        Toy(name="third")
+    toys = Registry[object]("toy", {"first": "nowhere:FIRST", "second": "nowhere:SECOND"})
+    toys.register("third", object())
 
     assert [Toy(name=name).name for name in ("second", "third")] == ["second", "third"]
     with pytest.raises(ValidationError, match="unknown name"):
         Toy(name="fourth")
     assert Toy.model_json_schema()["properties"]["name"]["examples"] == ["first", "second"]
+
+
+@pytest.mark.parametrize(("kind", "home", "field"), [
+    ("search", "nmt.search.selector:SELECTORS", "decoding.search"),
+    ("position scheme", "nmt.model.positions:POSITIONS", "model.positions"),
+    ("schedule", "nmt.training.schedule:SCHEDULES", "training.schedule.shape"),
+])  # fmt: skip
+def test_the_names_that_are_listed_are_those_of_the_registry(
+    kind: str, home: str, field: str
+) -> None:
+    load_attribute(home)
+    key = find_key(field.split("."))
+
+    assert key is not None
+    assert {*key.allowed.split(", ")} - {"auto"} <= set(names_of(kind))
+
+
+def test_a_mark_on_a_field_says_what_cannot_change() -> None:
+    class Inner(Section):
+        free: Annotated[int, Binds()] = 1
+        run: Annotated[int, Binds("run")] = 2
+        plain: int = 3
+
+    class Outer(Section):
+        whole: Annotated[Inner, Binds("data")] = Inner()
+        parts: Annotated[tuple[Inner, ...], Binds("data", "budget")] = (Inner(), Inner(run=5))
+        alone: Inner = Inner()
+        path: Annotated[Path, Binds("run")] = Path("a")
+        free: int = 4
+
+    assert bound_values(Outer(), "data") == {"whole": {"plain": 3}, "parts": [{"plain": 3}] * 2}
+    assert bound_values(Outer(), "run") == {
+        "whole": {"run": 2}, "parts": [{"run": 2}, {"run": 5}], "alone": {"run": 2}, "path": "a",
+    }  # fmt: skip
+    assert bound_values(Outer(), "budget", "run")["parts"][1] == {"run": 5, "plain": 3}
+    assert bound_values(Inner(), "data") == {}
+
+
+def test_what_binds_the_prepared_data_and_a_run() -> None:
+    config = RunConfig.model_validate(RUN)
+    data, run = bound_values(config, "data"), bound_values(config, "run")
+
+    assert data.keys() == {"source_language", "target_language", "data", "tokenizer", "filters"}
+    assert data["data"].keys() == {"train", "valid"}
+    assert not {"weight", "augment"} & data["data"]["train"][0].keys()
+    assert run.keys() == {
+        "source_language", "target_language", "data", "batch", "model", "training",
+    }  # fmt: skip
+    assert run["data"]["train"] == [{"weight": 1.0, "augment": AugmentConfig().model_dump()}]
+    assert run["training"].keys() == {
+        "seed", "precision", "label_smoothing", "objective", "r_drop", "optimizer", "schedule",
+        "ema_decay", "freeze", "validation",
+    }  # fmt: skip
+    assert run["training"]["validation"] == {"metric": "bleu"}
+    assert bound_values(config, "budget") == {
+        "training": {"max_steps": 1, "max_minutes": None, "max_epochs": None}
+    }

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.commands.evaluated_model import EvaluatedModel, ModelUse
+from nmt.commands.overlap import rows_in_training, training_data
 from nmt.commands.train import train
 from nmt.commands.translate import translate
 from nmt.commands.translate_options import TranslateOptions
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.analysis.slices import leaks
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.inference import calibration
@@ -197,9 +198,9 @@ def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
     whole = [line for line in dict.fromkeys(training) if len(line.split()) == 5]
     others = ["x" * number + " yy zz vv" for number in range(1, 21)]
     changed = [" ".join(["new", *line.split()[1:]]) for line in whole[15:20]]
-    text = EvaluatedModel(ModelUse(folder=run.run_dir)).training_text()
-    assert text is not None
-    found = text.leaks([*whole[:15], *changed, *others])
+    lines = [*whole[:15], *changed, *others]
+    kinds = leaks(list(training_data(run.run_dir)), lines)
 
-    assert sorted(number for number, kind in found.items() if kind == "exact") == [*range(15)]
-    assert sorted(number for number, kind in found.items() if kind == "near") == [*range(15, 20)]
+    assert rows_in_training(run.run_dir, lines) == {*range(15)}
+    assert sorted(number for number, kind in kinds.items() if kind == "exact") == [*range(15)]
+    assert sorted(number for number, kind in kinds.items() if kind == "near") == [*range(15, 20)]

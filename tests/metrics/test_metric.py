@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.metrics.metric import METRICS, MetricOptions, References, as_quality, register_metric
+from nmt.metrics.metric import METRICS, Metric, MetricOptions, References, as_quality
 from nmt.metrics.significance import Floats
 from nmt.training.validation import Scores
 
 
-class ExactMatch:
+class ExactMatch(Metric):
     """The share of sentences that equal a reference, in percent. sacrebleu has no part in it."""
 
-    signature = "exact|version:1"
+    label, signature = "Exact match", "exact|version:1"
 
     def __init__(self, references: References, options: MetricOptions) -> None:
         self._lowercase = options.lowercase
@@ -37,10 +37,9 @@ class ExactMatch:
 
 
 @pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
-    register_metric("exact", ExactMatch, label="Exact match")
-    yield
-    del METRICS["exact"]
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METRICS, "_entries", {})
+    METRICS.register("exact", ExactMatch)
 
 
 def test_a_registered_metric_is_scored_resampled_compared_and_gated(tmp_path: Path) -> None:
@@ -65,6 +64,6 @@ def test_a_registered_metric_chooses_the_best_checkpoint() -> None:
     scores = Scores(1.5, {"bleu": 20.0, "ter": 60.0, "exact": 75.0}, "13a")
 
     assert scores.value("exact") == 75
-    assert scores.value("ter") == as_quality(scores.text, "ter") == -60  # it counts errors
+    assert scores.value("ter") == as_quality("ter", 60.0) == -60  # it counts errors
     assert scores.value("loss") == -1.5
     assert "BLEU 20.00, TER 60.00, Exact match 75.00" in scores.event(3, 0, 0.5).text

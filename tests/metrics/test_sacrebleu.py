@@ -142,7 +142,7 @@ def test_a_tokenizer_asked_for_that_is_not_installed_names_the_remedy() -> None:
     options = MetricOptions(tokenize="ja-mecab")
     with pytest.raises(ConfigError, match=r"not have them installed.\n.*sacrebleu\[ja\]") as caught:
         corpus_score(["猫"], [["猫"]], "bleu", options)
-    assert "--tokenize char" in caught.value.fix
+    assert "set `tokenize` to char" in caught.value.fix
     assert corpus_score(["猫"], [["猫"]], "chrf", options).value == pytest.approx(100)
 
 

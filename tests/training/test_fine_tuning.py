@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.checkpoint.model_folder import load_model
-from nmt.commands.evaluated_model import EvaluatedModel, ModelUse
+from nmt.commands.overlap import rows_in_training
 from nmt.commands.train import train
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
@@ -156,29 +156,16 @@ def test_sentences_that_its_start_was_trained_on_are_leaks(
     caplog.set_level("INFO")
     run_dir = start(tuned(max_steps=1))
     lines, own = (Path(name).read_text().splitlines() for name in ("train.de", "other.de"))
-    text = EvaluatedModel(ModelUse(folder=run_dir)).training_text()
-
-    assert text is not None
     long = [max(each, key=len) for each in (lines, own)]
-    assert text.leaks(long) == {0: "exact", 1: "exact"}
-    assert len(text) == len(lines) + len(own)
-    words = text.counts(long)
+    assert rows_in_training(run_dir, [*long, "something else"]) == {0, 1}
     shutil.rmtree(base)
-    text = EvaluatedModel(ModelUse(folder=run_dir)).training_text()
-    assert text is not None
-    assert text.leaks(long) == {1: "exact"}
-    assert text.counts(long)[1] == words[1]
-    missing = "the test set is not searched for in the training text of %s: %s"
-    assert caplog.messages[-1] == missing % (base, "the folder is gone")
-    prepared = load_config(run_dir / "config.yaml").prepared_dir
-    shutil.rmtree(prepared)
-    assert EvaluatedModel(ModelUse(folder=run_dir)).training_text() is None
-    again = f"nmt prepare {run_dir / 'config.yaml'} makes it again"
-    reason = f"{prepared} does not hold that text; {again}"
-    assert missing % (run_dir, reason) in caplog.messages
+    assert rows_in_training(run_dir, long) == {1}
+    shutil.rmtree(load_config(run_dir / "config.yaml").prepared_dir)
+    assert rows_in_training(run_dir, long) is None
+    missing = "the test set is not searched for in the training data of %s, which are not here"
+    assert caplog.messages[-1] == missing % run_dir
     export(ExportOptions(model=run_dir, output=Path("exported"), to="safetensors"))
-    assert EvaluatedModel(ModelUse(folder=Path("exported"))).training_text() is None
-    assert missing % ("exported", "only a run folder says what that was") in caplog.messages
+    assert rows_in_training(Path("exported"), long) is None
 
 
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(

@@ -13,7 +13,7 @@ from nmt.metrics.metric import Scorer
 from nmt.metrics.result import System, hash_references
 
 _VERSION = re.compile(r"\|version:[^|]*")
-_AGAIN = "Make it again with `nmt evaluate ... --report FILE.json` on this test set."
+_AGAIN = "Make it again with `report` FILE.json on this test set."
 
 
 def read_baseline_report(
@@ -22,7 +22,7 @@ def read_baseline_report(
     """Return the system of a report, to be scored again beside the others.
 
     Args:
-        path: What ``--json`` printed or ``--report FILE.json`` wrote.
+        path: What ``nmt evaluate`` printed as JSON or wrote as a report.
         test: Name of the test set, for messages.
         references: Of the test set.
         scorers: Metrics. Where the report has scores by them, the signatures must agree, but for
@@ -59,7 +59,9 @@ def read_baseline_report(
             )
         return System(f"{field(system, 'name', kind=str)} ({path.name})", lines)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path} is no report of an evaluation: {error}.", fix=_AGAIN) from error
+        raise ConfigError(
+            f"{path} is not a report of an evaluation: {error}.", fix=_AGAIN
+        ) from error
 
 
 def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> None:
@@ -70,5 +72,5 @@ def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> Non
         if _VERSION.sub("", before) != _VERSION.sub("", now):
             raise ConfigError(
                 f"{path} has another signature of {scorer.name}: {before}, now {now}.",
-                fix="Score both in the same way (--tokenize, --lowercase, references).",
+                fix="Score both in the same way (`tokenize`, `lowercase`, references).",
             )

@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from nmt.commands.evaluate import EvaluatedSet
 from nmt.metrics.metric import MetricOptions, Scorer
-from nmt.metrics.result import ConfidenceQuality, System
+from nmt.metrics.result import Section, System
 from nmt.metrics.significance import Floats
 
 _PARTS = 10
 _FEWEST = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceQuality:
+    """How well a system's confidence predicts sentence chrF."""
+
+    system: str
+    num_sentences: int
+    """Sentences with confidence."""
+    pearson: float
+    """Correlation of confidence with sentence chrF."""
+    spearman: float
+    """Correlation of their ranks."""
+    calibration_error: float
+    """Mean absolute difference of expected and actual chrF, by tenths of the sentences in the order
+    of their confidence."""
+    deciles: Sequence[tuple[float, float]]
+    """Mean expected and mean actual chrF of each tenth, the least confident first."""
+
+
+def confidence_section(scored: EvaluatedSet) -> Section | None:
+    """Return the quality of each system's confidence; None if no system gives any."""
+    both = (confidence_quality(each, scored.test.references) for each in scored.systems)
+    qualities = [quality for quality in both if quality]
+    if not qualities:
+        return None
+    head = ["confidence", "sentences", "Pearson", "Spearman", "calibration error"]
+    rows = [
+        [x.system, f"{x.num_sentences:,}", f"{x.pearson:.3f}", f"{x.spearman:.3f}",
+         f"{x.calibration_error:.2f} chrF"]
+        for x in qualities
+    ]  # fmt: skip
+    return Section(
+        key="confidence",
+        title="Confidence",
+        rows=[head, *rows],
+        values=list(map(asdict, qualities)),
+        meaning="confidence: how well it predicts the chrF of a sentence. Correlations: 1 is "
+        "perfect, 0 none. The calibration error is how far it is off on average, in chrF.",
+    )
 
 
 def confidence_quality(

@@ -5,13 +5,17 @@ Source: Sennrich (2017), How Grammatical is Character-level Neural Machine Trans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from nmt.commands.evaluate import EvaluatedModel
+from nmt.commands.test_set import read_text
 from nmt.errors import DataError
-from nmt.metrics.result import ContrastiveAccuracy
-from nmt.metrics.test_set import read_text
+from nmt.extras.analysis.models import load_scorer
+from nmt.metrics.result import Section
 
 ALL = "all"
 """Category of the whole file."""
@@ -26,6 +30,59 @@ class ContrastivePair:
     wrong: str
     category: str = ""
     """What is wrong, for example ``number`` or ``negation``."""
+
+
+class Contrastive:
+    """The pairs of a file, to be scored by models with the length normalisation of the search."""
+
+    def __init__(self, path: Path) -> None:
+        self._pairs = read_pairs(path)
+
+    def __call__(self, models: Sequence[EvaluatedModel]) -> Section:
+        """Return the accuracy of each model."""
+        values = []
+        for model in models:
+            scorer = load_scorer(model)
+            right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
+            wrong = scorer.score([(pair.source, pair.wrong) for pair in self._pairs])
+            scores = ([each.score for each in side] for side in (right, wrong))
+            values += accuracies(model.name, self._pairs, *scores)
+        rows = [
+            [x["system"], x["category"], f"{x['num_pairs']:,}", f"{x['accuracy']:.1%}"]
+            for x in values
+        ]
+        return Section(
+            key="contrastive",
+            title="Contrastive pairs",
+            rows=[["system", "contrastive pairs", "number", "accuracy"], *rows],
+            values=values,
+        )
+
+
+def accuracies(
+    system: str, pairs: Sequence[ContrastivePair], right: Sequence[float], wrong: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Return how often the right translation has the higher score; a tie is no success.
+
+    Args:
+        system: Name of the model.
+        pairs: What was scored.
+        right: Scores of the right translations.
+        wrong: Scores of the wrong ones.
+
+    Returns:
+        An object for the whole file, and one for each category.
+    """
+    num_pairs, num_correct = Counter[str](), Counter[str]()
+    for pair, one, other in zip(pairs, right, wrong, strict=True):
+        for category in filter(None, (ALL, pair.category)):
+            num_pairs[category] += 1
+            num_correct[category] += one > other
+    return [
+        {"system": system, "category": name, "num_pairs": count,
+         "num_correct": num_correct[name], "accuracy": num_correct[name] / count}
+        for name, count in num_pairs.items()
+    ]  # fmt: skip
 
 
 def read_pairs(path: Path) -> list[ContrastivePair]:
@@ -47,34 +104,3 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     if not pairs:
         raise DataError(f"{path} has no lines.", fix="Give a file with contrastive pairs in it.")
     return pairs
-
-
-def contrastive_accuracy(
-    system: str,
-    pairs: Sequence[ContrastivePair],
-    score: Callable[[list[tuple[str, str]]], Sequence[float]],
-) -> Iterator[ContrastiveAccuracy]:
-    """Yield the accuracy of a model in all and in each category; a tie is no success.
-
-    Args:
-        system: Name of the model.
-        pairs: What to compare.
-        score: Scores pairs of source and target; higher is better.
-    """
-    right = score([(pair.source, pair.right) for pair in pairs])
-    wrong = score([(pair.source, pair.wrong) for pair in pairs])
-    is_correct = [one > other for one, other in zip(right, wrong, strict=True)]
-    categories = dict.fromkeys(pair.category for pair in pairs if pair.category)
-    for category in (ALL, *categories):
-        own = [
-            found
-            for pair, found in zip(pairs, is_correct, strict=True)
-            if category in (ALL, pair.category)
-        ]
-        yield ContrastiveAccuracy(
-            system=system,
-            category=category,
-            num_pairs=len(own),
-            num_correct=sum(own),
-            accuracy=sum(own) / len(own),
-        )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from nmt.commands.test_set import TestSet
 from nmt.errors import DataError
-from nmt.metrics.metric import References, Scorer
+from nmt.metrics.metric import Metric, Scorer
 from nmt.metrics.significance import Floats
 
 NAME = "external"
@@ -22,40 +23,29 @@ NAME = "external"
 _SHOWN_CHARACTERS = 500
 
 
-class ExternalError(DataError):
-    """The command of an external metric failed, or wrote something else than scores."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalMetric:
-    """A metric that a command computes; see `nmt.metrics.metric.Metric`.
+class ExternalMetric(Metric):
+    """A metric that a command computes.
 
     It reads one object for each sentence, ``{"source": ..., "hypothesis": ..., "references":
-    [...]}``, and writes as many lines: a number, or an object with a number ``score``.
+    [...]}`` (source is null where it is not known), and writes as many lines: a number, or an
+    object with a number ``score``.
     """
 
-    command: str
-    """What the shell runs."""
-    references: References
-    source: Sequence[str] | None = None
-    """Source lines; null in the objects where there are none."""
+    label = NAME
 
-    @property
-    def signature(self) -> str:
-        """The command."""
-        return f"mean of: {self.command}"
+    def __init__(self, command: str, test: TestSet) -> None:
+        self._command, self._test = command, test
+        self.signature = f"mean of: {command}"
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return score and 1 of each sentence. (n, 2).
 
         Raises:
-            ExternalError: The command fails, or writes too few or too many lines, or no numbers.
+            DataError: The command fails, or writes too few or too many lines, or no numbers.
         """
-        import subprocess  # noqa: PLC0415 - external metrics are rare
-
         text = "".join(f"{line}\n" for line in self._objects(hypotheses))
         process = subprocess.run(
-            self.command, shell=True, input=text.encode(), capture_output=True, check=False
+            self._command, shell=True, input=text.encode(), capture_output=True, check=False
         )
         if process.returncode:
             message = process.stderr.decode("utf-8", "replace").strip()[-_SHOWN_CHARACTERS:]
@@ -71,11 +61,10 @@ class ExternalMetric:
         return sums[:, 0] / sums[:, 1]
 
     def _objects(self, hypotheses: Sequence[str]) -> Iterator[str]:
-        for number, hypothesis in enumerate(hypotheses):
-            source = None if self.source is None else self.source[number]
-            references = [stream[number] for stream in self.references]
-            found = {"source": source, "hypothesis": hypothesis, "references": references}
-            yield json.dumps(found)
+        sources = self._test.source or [None] * len(hypotheses)
+        references = zip(*self._test.references, strict=True)
+        for source, line, own in zip(sources, hypotheses, references, strict=True):
+            yield json.dumps({"source": source, "hypothesis": line, "references": own})
 
     def _number(self, line: str, number: int) -> float:
         try:
@@ -87,18 +76,16 @@ class ExternalMetric:
             raise self._error(f"wrote no finite number in line {number:,}: {line[:80]!r}")
         return value
 
-    def _error(self, problem: str) -> ExternalError:
-        return ExternalError(
-            f"The external metric `{self.command}` {problem}.",
+    def _error(self, problem: str) -> DataError:
+        return DataError(
+            f"The external metric `{self._command}` {problem}.",
             fix="It must write one number for each line of JSON that it reads.",
         )
 
 
 class ExternalScorer(Scorer):
-    """An external metric with its references read in."""
+    """An external metric of a test set."""
 
-    def __init__(
-        self, command: str, references: References, source: Sequence[str] | None = None
-    ) -> None:
-        self.name, self._reference = NAME, references[0]
-        self.metric = ExternalMetric(command, references, source)
+    def __init__(self, command: str, test: TestSet) -> None:
+        self.name, self._reference = NAME, test.references[0]
+        self.metric = ExternalMetric(command, test)

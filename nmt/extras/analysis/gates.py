@@ -1,27 +1,92 @@
-"""Quality gates: lowest scores, and no significant loss against a baseline. Pure."""
+"""Quality gates: lowest scores, and no significant loss against a baseline. Pure.
+
+A gate that is missed ends ``nmt evaluate`` with exit code 6, after the scores are printed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from nmt.errors import ConfigError, GateError
+from nmt.commands.evaluate import EvaluatedSet
+from nmt.errors import ConfigError
 from nmt.metrics.metric import METRICS, Score, as_quality
-from nmt.metrics.result import GateResult, System
+from nmt.metrics.result import Evaluation, Section, without_none
 
-USUAL_ALPHA = 0.05
-"""A difference whose p-value is below is significant, unless another limit is asked for."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """One system at one gate."""
+
+    kind: Literal["fail-under", "fail-if-worse"] = "fail-under"
+    """A lowest score, or no significant loss against the baseline."""
+    system: str
+    """Name of the system."""
+    metric: str
+    """Name of the metric."""
+    required: float
+    """The lowest score allowed, or the score of the baseline."""
+    value: float
+    """The score; full precision."""
+    met: bool
+    """Whether the gate lets the system pass."""
+    baseline: str | None = None
+    """Name of the baseline."""
+    p_value: float | None = None
+    """Of the difference from the baseline."""
+    alpha: float | None = None
+    """A p-value below it is significant."""
+
+    def __str__(self) -> str:
+        name = f"{self.system}: {self.metric}"
+        if self.kind == "fail-if-worse":
+            outcome = "not significantly worse" if self.met else "significantly worse"
+            return (
+                f"{name} is {self.value:.2f}, {self.value - self.required:+.2f} against "
+                f"{self.baseline}: {outcome} (p = {self.p_value:.4f}, alpha {self.alpha:g})"
+            )
+        if self.met:
+            return f"{name} is {self.value:.2f}, not below {self.required:g}"
+        # Two decimals, or more where two would hide that the value is too low.
+        texts = (f"{self.value:.{places}f}" for places in (2, 4, 6))
+        shown = next((text for text in texts if float(text) < self.required), self.value)
+        return f"{name} is {shown}, {self.required - self.value:.2g} below {self.required:g}"
+
+
+def gate_section(scored: EvaluatedSet) -> Section:
+    """Return every system at every gate. The baseline does not have to pass."""
+    options, results = scored.options, list[GateResult]()
+    for system in scored.systems:
+        results += check_gates(system.name, system.scores, scored.gates)
+        if options.fail_if_worse:
+            # Metrics that only a lowest score names do not count, an external one does.
+            names = {*scored.metrics, *(x.metric for x in system.scores if x.metric not in METRICS)}
+            counted = [score for score in system.scores if score.metric in names]
+            results += check_regressions(system.name, counted, options.alpha)
+    return Section(
+        key="gates",
+        title="Gates",
+        rows=(),
+        values=[without_none(asdict(result)) for result in results],
+        meaning="\n\n".join(f"gate met: {result}" for result in results if result.met),
+        missed=[str(result) for result in results if not result.met],
+    )
+
+
+def gates_of(evaluation: Evaluation) -> list[GateResult]:
+    """Return every system at every gate, as `gate_section` reported it."""
+    sections = (section for section in evaluation.sections if section.key == "gates")
+    return [GateResult(**values) for section in sections for values in section.values]
 
 
 def parse_gates(texts: Iterable[str]) -> dict[str, float]:
-    """Read ``bleu=27,chrf=55``.
+    """Return the lowest score allowed by metric, in the order given.
 
     Args:
         texts: Each holds one or more ``metric=score`` parts with commas between.
-
-    Returns:
-        The lowest score allowed, by metric, in the order given.
 
     Raises:
         ConfigError: A part is malformed, or names an unknown metric, an error rate, a metric twice,
@@ -40,11 +105,9 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
         if not equals:
             problems.append(f"{part!r} has no equals sign")
         elif name not in METRICS:
-            problems.append(f"there is no metric {name!r} (there are {', '.join(METRICS)})")
+            problems.append(f"{name!r} is not a metric (use {', '.join(METRICS)})")
         elif METRICS[name].lower_is_better:
-            problems.append(
-                f"{name} counts errors: less is better, and a lowest score says nothing"
-            )
+            problems.append(f"{name} counts errors, so a lowest score is not a gate")
         elif name in gates:
             problems.append(f"{name} is given twice")
         elif not 0 <= value <= 100:
@@ -52,7 +115,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
         gates[name] = value
     if problems:
         raise ConfigError(
-            "--fail-under cannot be understood: " + "; ".join(problems) + ".",
+            "`fail_under` cannot be read: " + "; ".join(problems) + ".",
             fix="Write metric=score with commas between, for example bleu=27,chrf=55.",
         )
     return gates
@@ -61,92 +124,36 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
 def check_gates(
     system: str, scores: Iterable[Score], gates: Mapping[str, float]
 ) -> list[GateResult]:
-    """Compare the scores of one system with the gates.
-
-    Args:
-        system: Name of the system.
-        scores: Its scores; one for each gate at least.
-        gates: What `parse_gates` returned.
-
-    Returns:
-        One result for each gate, in the order of the gates.
-    """
+    """Compare the scores of a system with what `parse_gates` returned, gate by gate."""
     values = {score.metric: score.value for score in scores}
     return [
         GateResult(
-            system=system,
-            metric=metric,
-            required=required,
-            value=values[metric],
+            system=system, metric=metric, required=required, value=values[metric],
             met=values[metric] >= required,
         )
         for metric, required in gates.items()
-    ]
+    ]  # fmt: skip
 
 
-def check_regressions(system: System, metrics: Iterable[str], alpha: float) -> list[GateResult]:
-    """Find which scores are significantly worse than the baseline's.
+def check_regressions(system: str, scores: Iterable[Score], alpha: float) -> list[GateResult]:
+    """Find out which scores are significantly worse than the baseline's.
 
     Args:
-        system: Compared with the baseline, with p-values.
-        metrics: The metrics that count.
+        system: Name of the system.
+        scores: Compared with a baseline, with p-values.
         alpha: A difference whose p-value is below is significant.
-
-    Returns:
-        One result for each metric, in their order.
     """
-    scores = {score.metric: score for score in system.scores}
-    found = []
-    for metric in metrics:
-        score = scores[metric]
-        comparison = score.comparison
-        if comparison is None or comparison.p_value is None:
-            raise ValueError(f"{system.name} has no p-value for {metric}")
-        is_worse = as_quality({metric: comparison.delta}, metric) < 0 and comparison.p_value < alpha
-        found.append(
+    results = []
+    for score in scores:
+        found = score.comparison
+        if found is None or found.p_value is None:
+            raise ValueError(f"{system} has no p-value for {score.metric}")
+        is_worse = as_quality(score.metric, found.delta) < 0 and found.p_value < alpha
+        results.append(
             GateResult(
-                kind="fail-if-worse",
-                system=system.name,
-                metric=metric,
-                required=score.value - comparison.delta,
-                value=score.value,
-                met=not is_worse,
-                baseline=comparison.baseline,
-                p_value=comparison.p_value,
-                alpha=alpha,
+                kind="fail-if-worse", system=system, metric=score.metric,
+                required=score.value - found.delta, value=score.value, met=not is_worse,
+                baseline=found.baseline, p_value=found.p_value, alpha=alpha,
             )
-        )
-    return found
-
-
-def describe(result: GateResult) -> str:
-    """Say in a line what was asked for and what was found."""
-    name = f"{result.system}: {result.metric}"
-    if result.kind == "fail-if-worse":
-        change = f"{result.value - result.required:+.2f} against {result.baseline}"
-        outcome = "not significantly worse" if result.met else "significantly worse"
-        return (
-            f"{name} is {result.value:.2f}, {change}: {outcome} "
-            f"(p = {result.p_value:.4f}, alpha {result.alpha:g})"
-        )
-    if result.met:
-        return f"{name} is {result.value:.2f}, not below {result.required:g}"
-    # Two decimals, or more where two would hide that the value is too low.
-    texts = (f"{result.value:.{places}f}" for places in (2, 4, 6))
-    shown = next((text for text in texts if float(text) < result.required), result.value)
-    return f"{name} is {shown}, {result.required - result.value:.2g} below {result.required:g}"
-
-
-def raise_if_missed(results: Iterable[GateResult]) -> None:
-    """Raise one error that names every gate that was not met, and by how much.
-
-    Raises:
-        GateError: At least one result is not met.
-    """
-    missed = [result for result in results if not result.met]
-    if missed:
-        flags = " and ".join(dict.fromkeys(f"--{result.kind}" for result in missed))
-        raise GateError(
-            "A quality gate was not met.\n  " + "\n  ".join(map(describe, missed)),
-            fix=f"Improve the system, or loosen {flags} if the gate is too strict.",
-        )
+        )  # fmt: skip
+    return results

@@ -2,58 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
-from nmt.extras.analysis.gates import describe
+from nmt.commands.evaluate import EvaluatedModel
+from nmt.extras.analysis.gates import gates_of
+from nmt.extras.analysis.models import load_scorer
+from nmt.inference.alignment import Links
 from nmt.metrics.metric import MetricOptions, Scorer, label_of
-from nmt.metrics.render import (
-    detail_tables,
+from nmt.metrics.result import (
+    Evaluation,
+    EvaluationReport,
+    Section,
+    System,
     paired_tests,
     score_rows,
 )
-from nmt.metrics.result import (
-    ConfidenceQuality,
-    Evaluation,
-    EvaluationReport,
-    NoiseLoss,
-    System,
-)
 from nmt.report.page import Bar, Chart, Curve, render, render_bars, render_chart
-
-if TYPE_CHECKING:
-    from nmt.inference.alignment import Links
+from nmt.training.html_report import learning_curves
 
 _SHOWN = 10
 """Sentences of each list."""
 
 
-def as_page(report: EvaluationReport) -> Markup:
-    """Return the page: no script, nothing fetched, all text escaped."""
-    gates = [{"met": x.met, "text": describe(x)} for x in report.gates]
-    systems = [system for each in report.evaluations for system in each.systems]
-    curves = {system.name: system.curves for system in systems if system.curves}
-    pairs = [
-        [x.system, x.category, f"{x.num_pairs:,}", f"{x.accuracy:.1%}"] for x in report.contrastive
-    ]
+def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> Markup:
+    """Return the page: no script, nothing fetched, all text escaped.
+
+    Args:
+        report: What it shows.
+        models: Of the first systems: their learning curves, and alignments of sentences of the
+            first one.
+    """
+    curves = {model.name: learning_curves(model.folder) for model in models}
     return render(
         "evaluation.html.j2",
         title="Translation quality",
-        gates=gates,
+        gates=[
+            {"met": x.met, "text": str(x)} for each in report.evaluations for x in gates_of(each)
+        ],
         summary=score_rows(report.evaluations) if len(report.evaluations) > 1 else [],
-        tests=[_test(each) for each in report.evaluations],
-        contrastive=[["system", "category", "pairs", "accuracy"], *pairs] if pairs else [],
-        curves={name: [render_chart(x) for x in charts] for name, charts in curves.items()},
+        tests=[_test(each, models) for each in report.evaluations],
+        sections=report.sections,
+        curves={
+            name: [render_chart(x) for x in charts] for name, charts in curves.items() if charts
+        },
     )
-
-
-def worst_rows(each: Evaluation) -> list[int]:
-    """Return the sentences that the first system translates worst, by chrF, the worst first."""
-    scores = _sentence_chrf(each, each.systems[0])
-    return sorted(range(each.num_sentences), key=scores.__getitem__)[:_SHOWN]
 
 
 def _sentence_chrf(each: Evaluation, system: System) -> Sequence[float]:
@@ -61,59 +57,76 @@ def _sentence_chrf(each: Evaluation, system: System) -> Sequence[float]:
     return scorer.sentence_scores(scorer.statistics(system.lines))
 
 
-def _test(each: Evaluation) -> dict[str, Any]:
+def _test(each: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
     signatures = {score.metric: score.signature for x in each.systems for score in x.scores}
-    counts = f"sentences: {each.num_sentences:,}, references of each: {each.num_references}"
+    count, references = len(each.references[0]), len(each.references)
+    counts = f"sentences: {count:,}, references of each: {references}"
     return {
         "name": each.test,
         "note": ", ".join([counts, *paired_tests([each])]),
         "scores": score_rows([each]),
         "signatures": signatures,
-        "tables": list(detail_tables(each)),
-        "charts": [*map(_confidence_chart, each.confidence), *_noise_charts(each.robustness)],
-        "lists": [*_lists(each)],
+        "tables": [section for section in each.sections if section.rows],
+        "charts": [chart for section in each.sections for chart in _charts(section)],
+        "lists": [*_lists(each, models)],
     }
 
 
-def _confidence_chart(found: ConfidenceQuality) -> Markup:
-    chart = Chart(
-        f"Confidence of {found.system}", "mean chrF of each tenth of the sentences",
-        [Curve("actual", list(found.deciles), marked=True),
-         Curve("as expected", [(0.0, 0.0), (100.0, 100.0)])],
-        end=100.0, size=(500, 300), from_zero=True, x_name="expected chrF",
-    )  # fmt: skip
-    return render_chart(chart)
-
-
-def _noise_charts(losses: Sequence[NoiseLoss]) -> Iterator[Markup]:
-    """Yield for each system and metric how much each kind of noise costs, as bars."""
-    shown: dict[tuple[str, str], list[NoiseLoss]] = {}
-    for loss in losses:
-        shown.setdefault((loss.system, loss.metric), []).append(loss)
-    for (system, metric), own in shown.items():
-        ends = [(x.confidence.low, x.confidence.high) if x.confidence else (x.loss,) * 2
-                for x in own]  # fmt: skip
-        bars = [Bar(x.noise, x.loss, *end) for x, end in zip(own, ends, strict=True)]
+def _charts(section: Section) -> Iterator[Markup]:
+    """Yield charts of confidence, and for each system and metric what noise costs, as bars."""
+    losses: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for values in section.values:
+        if section.key == "confidence":
+            curves = [Curve("actual", list(values["deciles"]), marked=True),
+                      Curve("as expected", [(0.0, 0.0), (100.0, 100.0)])]  # fmt: skip
+            title, unit = (
+                f"Confidence of {values['system']}",
+                "mean chrF of tenths of the sentences",
+            )
+            size, x_name = (500, 300), "expected chrF"
+            yield render_chart(
+                Chart(title, unit, curves, end=100.0, size=size, from_zero=True, x_name=x_name)
+            )
+        elif section.key == "robustness":
+            losses.setdefault((values["system"], values["metric"]), []).append(values)
+    for (system, metric), own in losses.items():
+        bars = []
+        for x in own:
+            interval = x.get("confidence") or {"low": x["loss"], "high": x["loss"]}
+            bars.append(Bar(x["noise"], x["loss"], interval["low"], interval["high"]))
         yield render_bars(f"{label_of(metric)} lost to noise: {system}", bars)
 
 
-def _lists(each: Evaluation) -> Iterator[dict[str, Any]]:
+def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
     """Yield the worst and best sentences of the first system, and where two differ most."""
     shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
     scores = [_sentence_chrf(each, system) for system in shown]
-    order = sorted(range(each.num_sentences), key=scores[0].__getitem__)
+    order = sorted(range(len(each.references[0])), key=scores[0].__getitem__)
     name = shown[0].name
     chosen = {f"Worst of {name}": order, f"Best of {name}": order[::-1]}
     if len(shown) > 1:
         apart = sorted(order, key=lambda row: -abs(scores[0][row] - scores[1][row]))
         chosen[f"Most different: {name} and {shown[1].name}"] = apart
+    links = _links(each, order[:_SHOWN], models[0]) if models and each.source else {}
     for title, rows in chosen.items():
-        sentences = [_sentence(each, shown, scores, row) for row in rows[:_SHOWN]]
+        sentences = [
+            _sentence(each, shown, scores, row, links.get(row, ())) for row in rows[:_SHOWN]
+        ]
         yield {"name": title, "sentences": sentences}
 
 
+def _links(each: Evaluation, rows: Sequence[int], model: EvaluatedModel) -> dict[int, Links]:
+    """Align the worst sentences of the first system, which a model translated."""
+    pairs = [(each.source[row], each.systems[0].lines[row]) for row in rows if each.source]
+    return dict(zip(rows, load_scorer(model).align(pairs, tag=model.tag), strict=True))
+
+
 def _sentence(
-    each: Evaluation, systems: Sequence[System], scores: Sequence[Sequence[float]], row: int
+    each: Evaluation,
+    systems: Sequence[System],
+    scores: Sequence[Sequence[float]],
+    row: int,
+    links: Links,
 ) -> dict[str, Any]:
     reference = each.references[0][row]
     parts = [("source", [(each.source[row], False)])] if each.source else []
@@ -126,8 +139,6 @@ def _sentence(
         if known and known.alarms:
             label += f", alarms: {', '.join(known.alarms)}"
         parts.append((label, word_differences(system.lines[row], reference)))
-    first = systems[0].results[row] if systems[0].results else None
-    links = (first.alignment if first else None) or ()
     glosses = gloss(each.source[row], systems[0].lines[row], links) if each.source else []
     return {"line": row + 1, "parts": parts, "gloss": glosses}
 

@@ -7,18 +7,67 @@ more in the middle, and joins the translations of the halves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from random import Random
 
-from nmt.metrics.metric import Scorer, as_quality
-from nmt.metrics.result import NoiseLoss, System
-from nmt.metrics.scoring import Resampling, measure
-from nmt.metrics.significance import confidence_interval
+from nmt.commands.evaluate import EvaluatedSet
+from nmt.inference.segment import joiner_for
+from nmt.metrics.metric import as_quality
+from nmt.metrics.result import Section, System, without_none
+from nmt.metrics.scoring import measure
+from nmt.metrics.significance import Confidence, confidence_interval
 from nmt.text.noise import NOISES
 
 JOINED, SPLIT = "joined", "split"
 _Lines = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseLoss:
+    """What noise in the source costs a system under one metric."""
+
+    system: str
+    noise: str
+    """Kind of noise: one of `nmt.text.noise.NOISES`, ``joined`` or ``split``."""
+    metric: str
+    clean: float
+    """Score without noise, of the same sentences (pairs of them for ``joined``)."""
+    noisy: float
+    """Score with noise."""
+    loss: float
+    """What the noise costs: positive is worse, whatever the metric's direction."""
+    confidence: Confidence | None = None
+    """95% interval of the loss by paired bootstrap resampling."""
+
+
+def robustness_section(scored: EvaluatedSet) -> Section:
+    """Have every model translate the test set with noise, and return what it loses."""
+    test, losses = scored.test, list[NoiseLoss]()
+    for model, system in zip(scored.models, scored.systems, strict=False):
+        read, written = map(joiner_for, model.config.languages.values())
+        for noisy in noisy_sources(test.source or (), read, scored.resampling.seed):
+            name = f"{test.name} ({noisy.noise})"
+            translated = model.translate(name, noisy.lines, test.tag).lines
+            losses += noise_losses(system, noisy, translated, written, scored)
+    return Section(
+        key="robustness",
+        title="Robustness",
+        rows=_rows(losses),
+        values=[without_none(asdict(loss)) for loss in losses],
+        meaning="robustness: what each noise in the source costs.",
+    )
+
+
+def _rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
+    """Return a row for each system and noise, and a column for each metric."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for loss in losses:
+        cell = f"{loss.clean:.2f} -> {loss.noisy:.2f}, loss {loss.loss:.2f}"
+        if loss.confidence is not None:
+            cell += f" ± {loss.confidence.half_width:.2f}"
+        rows.setdefault((loss.system, loss.noise), [loss.system, loss.noise]).append(cell)
+    return [["system", "noise", *dict.fromkeys(loss.metric for loss in losses)], *rows.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +111,7 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
 
 
 def noise_losses(
-    system: System,
-    noisy: NoisySource,
-    translated: _Lines,
-    references: Sequence[_Lines],
-    make_scorers: Callable[[Sequence[_Lines]], Sequence[Scorer]],
-    joiner: str,
-    resampling: Resampling,
+    system: System, noisy: NoisySource, translated: _Lines, joiner: str, scored: EvaluatedSet
 ) -> Iterator[NoiseLoss]:
     """Yield what noise costs a system under each metric, with paired intervals.
 
@@ -76,21 +119,17 @@ def noise_losses(
         system: With the translations of the clean source.
         noisy: The source with noise.
         translated: Translations of its lines.
-        references: Of the clean source.
-        make_scorers: Returns the metrics of some references.
         joiner: What stands between two sentences of a line of the target language.
-        resampling: For intervals.
+        scored: The test set.
     """
-    scorers = make_scorers([noisy.scored(stream, joiner) for stream in references])
+    references = [noisy.scored(stream, joiner) for stream in scored.test.references]
+    scorers, resampling = scored.make_scorers(references), scored.resampling
     both = (noisy.scored(system.lines, joiner), noisy.outputs(translated, joiner))
     tables = [[scorer.statistics(lines) for scorer in scorers] for lines in both]
     for clean, found in zip(*measure(tables, scorers, resampling), strict=True):
-        metric = clean.score.metric
-        loss = as_quality({metric: clean.score.value - found.score.value}, metric)
-        interval = None
+        metric, interval = clean.score.metric, None
         if clean.samples is not None and found.samples is not None:
-            sign = as_quality({metric: 1.0}, metric)
-            differences = sign * (clean.samples - found.samples)
+            differences = as_quality(metric, 1.0) * (clean.samples - found.samples)
             interval = confidence_interval(differences, seed=resampling.seed)
         yield NoiseLoss(
             system=system.name,
@@ -98,7 +137,7 @@ def noise_losses(
             metric=metric,
             clean=clean.score.value,
             noisy=found.score.value,
-            loss=loss,
+            loss=as_quality(metric, clean.score.value - found.score.value),
             confidence=interval,
         )
 

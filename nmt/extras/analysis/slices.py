@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nmt.commands.evaluate import EvaluatedSet
+from nmt.commands.overlap import training_data
+from nmt.data.diagnosis import LEAKAGE
+from nmt.data.prepared import PreparedData
+from nmt.extras.analysis.word_counts import LineCounts, count_in_training, sum_counts
+from nmt.files.progress import progress_bar
 from nmt.metrics.metric import Scorer
-from nmt.metrics.result import Slice, SliceScores, System
+from nmt.metrics.result import Section, System, show_score
 from nmt.metrics.scoring import Resampling, measure
-from nmt.metrics.significance import Floats
+from nmt.text.tokenizer import load_tokenizers
 
-if TYPE_CHECKING:
-    from nmt.data.word_counts import LineCounts
-
-LEAKAGE, NOT_SEEN = "source in training data", "not found"
+SMALL_SLICE = 30
+"""A slice of fewer sentences is marked: its scores say little."""
+SEEN, NOT_SEEN = "source in training data", "not found"
+_MEANING = (
+    f"slices: scores of parts of the test set; those of fewer than {SMALL_SLICE} sentences (few) "
+    "say little."
+)
+_LEAKS_MEAN = (
+    " source in training data: exact, or near (all but one or two words). Such sentences are "
+    "easier: the scores of those not found tell how the model does with new text."
+)
+_ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")
 _NUMBER = re.compile(r"\d+(?:[.,:'\u00a0\u202f]\d+)*")
@@ -42,20 +55,63 @@ class Group:
     """Names of all slices, in the order to show; some may be empty."""
 
 
-def user_group(name: str, labels: Sequence[str]) -> Group:
-    """Return a group by the user's own labels, in the order in which they come."""
-    return Group(name, labels, list(dict.fromkeys(labels)))
+def slice_section(scored: EvaluatedSet) -> Section:
+    """Score the slices of every system: by the user's labels, and by all that can be told."""
+    common = [
+        Group(name, labels, list(dict.fromkeys(labels))) for name, labels in scored.labels.items()
+    ]
+    groups = {system.name: list(common) for system in scored.systems}
+    if scored.options.slices:
+        source, references = scored.test.source, scored.test.references
+        texts = [list(training_data(model.folder)) for model in scored.models]
+        if source is not None:
+            counts = word_counts(texts[0], source) if texts and texts[0] else None
+            for own in groups.values():
+                own += groups_of_source(source, counts)
+            for system, data in zip(scored.systems, texts, strict=False):
+                if data:
+                    kinds = leaks(data, source)
+                    groups[system.name].insert(0, leakage_group(kinds, len(source)))
+        for system in scored.systems:
+            groups[system.name] += groups_of_system(system, source, references)
+    return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
+
+
+def word_counts(data: Sequence[PreparedData], source: Sequence[str]) -> list[LineCounts]:
+    """Count the words of source lines in training data."""
+    tokenizer = load_tokenizers(data[0].tokenizer_dir).source
+    counts = [count_in_training(each.train, tokenizer, source) for each in data]
+    return [sum_counts(line) for line in zip(*counts, strict=True)]
+
+
+def leaks(data: Sequence[PreparedData], source: Sequence[str]) -> dict[int, str]:
+    """Return which source lines are in training data, and whether ``exact`` or ``near``."""
+    kinds: dict[int, str] = {}
+    find_leakage = LEAKAGE["near"]
+    total = sum(len(each.train) for each in data)
+    with progress_bar("looking for leaks", unit="lines", total=total) as bar:
+        for leak in find_leakage(source, _training_lines(data, bar.update)):
+            if kinds.get(leak.held_out) != "exact":
+                kinds[leak.held_out] = leak.kind
+    return kinds
+
+
+def _training_lines(
+    data: Iterable[PreparedData], progress: Callable[[int], object]
+) -> Iterator[list[str]]:
+    for each in data:
+        store, tokenizer = each.train, load_tokenizers(each.tokenizer_dir).source
+        for start in range(0, len(store), _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
+            ids, offsets = store.source_ids(rows)
+            yield [tokenizer.decode(x.tolist()) for x in np.split(ids, offsets[1:-1])]
+            progress(len(rows))
 
 
 def leakage_group(kinds: Mapping[int, str], num_sentences: int) -> Group:
-    """Return the group by what a model has seen in training.
-
-    Args:
-        kinds: ``exact`` or ``near``, by sentence; see `nmt.extras.cleaning.leakage`.
-        num_sentences: Of the test set.
-    """
+    """Return the group by what `leaks` returned."""
     labels = [kinds.get(number, NOT_SEEN) for number in range(num_sentences)]
-    return Group(LEAKAGE, labels, [NOT_SEEN, "near", "exact"])
+    return Group(SEEN, labels, [NOT_SEEN, "near", "exact"])
 
 
 def groups_of_source(
@@ -102,32 +158,59 @@ def groups_of_system(
 
 def score_slices(
     systems: Sequence[System],
-    tables: Sequence[Sequence[Floats]],
     scorers: Sequence[Scorer],
     resampling: Resampling,
     groups: Mapping[str, Iterable[Group]],
-) -> Iterator[Slice]:
+) -> Section:
     """Score the slices of every group.
 
     Args:
-        systems: What is scored.
-        tables: For each system, the statistics of each sentence under each metric. (n, D).
+        systems: With the statistics of their sentences.
         scorers: The metrics.
         resampling: For intervals.
         groups: Of each system, by its name.
     """
-    found: dict[tuple[str, str], dict[str, SliceScores]] = {}
-    for system, own in zip(systems, tables, strict=True):
+    values: dict[tuple[str, str], list[dict[str, object]]] = {}
+    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for system in systems:
         for group in groups[system.name]:
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                parts = [[table[rows] for table in own]] if len(rows) else []
+                parts = [[table[rows] for table in system.tables]] if len(rows) else []
                 scores = [x.score for part in measure(parts, scorers, resampling) for x in part]
-                slices = found.setdefault((group.name, name), {})
-                slices[system.name] = SliceScores(len(rows), tuple(scores))
-    for (group_name, name), scored in found.items():
-        yield Slice(group=group_name, name=name, systems=scored)
+                is_small = len(rows) < SMALL_SLICE
+                values.setdefault((group.name, name), []).append(
+                    {
+                        "name": system.name,
+                        "num_sentences": len(rows),
+                        "is_small": is_small,
+                        "scores": [score.as_dict() for score in scores],
+                    }
+                )
+                mark = " (few)" if len(rows) and is_small else ""
+                shown = [show_score(score) for score in scores] or ["-"] * len(scorers)
+                own = cells.setdefault((group.name, name), {})
+                own[system.name] = [f"{len(rows):,}{mark}", *shown]
+    head, missing = ["slice", ""], ["-"] * (len(scorers) + 1)
+    for system in systems:
+        prefix = f"{system.name} " if len(systems) > 1 else ""
+        head += (prefix + text for text in ("sentences", *(x.name for x in scorers)))
+    return Section(
+        key="slices",
+        title="Slices",
+        rows=[
+            head,
+            *(
+                [*place, *(cell for system in systems for cell in own.get(system.name, missing))]
+                for place, own in cells.items()
+            ),
+        ],
+        values=[
+            {"group": group, "name": name, "systems": own} for (group, name), own in values.items()
+        ],
+        meaning=_MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in values) else ""),
+    )
 
 
 def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
-from nmt.config.decoding import DecodingConfig, change_options
-from nmt.config.loader import refuse_idle
+from nmt.config.decoding import DecodingConfig
+from nmt.config.loader import change_options, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
 from nmt.data.size import load_config

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nmt.checkpoint.model_folder import find_model, is_ctranslate2, load_folder_config
-from nmt.config.decoding import change_options
+from nmt.config.loader import change_options
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from nmt.inference.engine import EngineLacksError, LoadedModel

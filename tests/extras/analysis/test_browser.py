@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.extras.analysis.page import as_page
 from tests.browser import REQUESTS, WIDER, ask
-from tests.extras.analysis.test_page import full_report
+from tests.extras.analysis.test_page import full_page
 
 RIGHT_TO_LEFT = (
     '[...document.querySelectorAll("dd")].filter(x => x.matches(":dir(rtl)")).length > 0'
@@ -21,7 +20,7 @@ RUBIES_SPLIT = (  # none may be broken over two lines
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_browser_shows_the_page(browser: str, width: int, tmp_path: Path) -> None:
     expressions = (WIDER, REQUESTS, RUBIES_SPLIT, RIGHT_TO_LEFT)
-    found, logged = ask(browser, str(as_page(full_report())), tmp_path, width, *expressions)
+    found, logged = ask(browser, full_page(), tmp_path, width, *expressions)
 
     assert found == "0 0 0 true"
     assert "CONSOLE" not in logged

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt.extras.analysis.confidence import confidence_quality, correlation, ranks
+from nmt.extras.analysis.confidence import (
+    confidence_quality,
+    confidence_section,
+    correlation,
+    ranks,
+)
+from nmt.extras.analysis.markdown import as_markdown
 from nmt.inference.result import Result
 from nmt.metrics.metric import Score
-from nmt.metrics.render import as_markdown, as_text
 from nmt.metrics.result import Evaluation, EvaluationReport, System
 
 REFERENCE = "a small dog runs over the green grass"
@@ -62,16 +69,15 @@ def test_correlations_of_four_points() -> None:
 
 
 def test_every_output_shows_it() -> None:
-    own = system(7.0)
-    quality = confidence_quality(own, [[REFERENCE] * 40])
-    assert quality is not None
-    each = Evaluation(
-        test="set", references=[[REFERENCE] * 40], systems=(own,), confidence=(quality,)
-    )
+    own, references = system(7.0), [[REFERENCE] * 40]
+    scored: Any = SimpleNamespace(systems=[own], test=SimpleNamespace(references=references))
+    section = confidence_section(scored)
+    assert section is not None
+    each = Evaluation(test="set", references=references, systems=(own,), sections=(section,))
     report = EvaluationReport(evaluations=(each,))
-    assert "model       40         1.000    1.000     7.00 chrF" in as_text(report)
+    assert "model       40         1.000    1.000     7.00 chrF" in report.as_text()
     assert "| model | 40 | 1.000 | 1.000 | 7.00 chrF |" in as_markdown(report)
-    for text in (as_text(report), as_markdown(report)):
+    for text in (report.as_text(), as_markdown(report)):
         assert "Correlations: 1 is perfect" in text
     (found,) = json.loads(json.dumps(report.as_dict()))["confidence"]
     assert found["calibration_error"] == pytest.approx(7)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.commands.evaluate import run_evaluation
+from nmt.commands.evaluate import evaluate
 from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.extras.analysis import page as pages
 from nmt.extras.analysis.confidence import confidence_quality
 from nmt.extras.analysis.page import as_page, word_differences
+from nmt.extras.analysis.robustness import NoiseLoss
 from nmt.inference.result import Result
 from nmt.metrics.metric import Score
-from nmt.metrics.result import (
-    ContrastiveAccuracy,
-    Evaluation,
-    EvaluationReport,
-    NoiseLoss,
-    System,
-)
+from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.significance import Confidence
-from nmt.metrics.test_set import SetChoice
 from nmt.report.page import Chart, Curve
 
 WORDS = st.text("ab <&\u05d0\u202e", max_size=20)
@@ -39,40 +36,46 @@ def test_pieces_are_the_words_and_equal_texts_have_no_difference(text: str, refe
     assert not any(is_other for _, is_other in word_differences(text, text))
 
 
-def full_report() -> EvaluationReport:
+def section(key: str, *values: Any) -> Section:
+    rows = [[key, "accuracy"], ["all", "75.0%"]]
+    return Section(key=key, title=key, rows=rows, values=[asdict(each) for each in values])
+
+
+def full_page() -> str:
     """All that a page can show: of a run, with a right-to-left source."""
     words = ["\u05d4\u05db\u05dc\u05d1", "\u05e8\u05e5", "\u05de\u05d4\u05e8", "x" * 60]
     source = [" ".join(words[: 1 + row % 4]) for row in range(40)]
     reference = [f"the dog number {row} runs quickly" for row in range(40)]
     lines = [" ".join(line.split()[: 1 + row % 6]) for row, line in enumerate(reference)]
     results = [
-        Result(one, two, -1.0, alarms=("short",), alignment=((0, 0), (0, 1), (1, 2)),
-                          confidence=20.0 + 10 * (row % 6))
+        Result(one, two, -1.0, alarms=("short",), confidence=20.0 + 10 * (row % 6))
         for row, (one, two) in enumerate(zip(source, lines, strict=True))
-    ]  # fmt: skip
-    curve = Curve("chrF", [(step, step / 2) for step in range(1, 90, 8)], marked=True)
-    system = System(
-        "runs/he-en", lines, results=results,
-        scores=(Score(metric="chrf", value=45.678, signature="nrefs:1"),),
-        curves=[Chart("Translation quality", "score, 0 to 100", [curve], end=90, size=(520, 280))],
-    )  # fmt: skip
+    ]
+    scores = (Score(metric="chrf", value=45.678, signature="nrefs:1"),)
+    system = System("runs/he-en", lines, results=results, scores=scores)
     interval = Confidence(mean=3.0, half_width=1, low=2.0, high=4.0, resamples=9, seed=1)
     loss = partial(NoiseLoss, system=system.name, metric="chrf", clean=45.0, noisy=42.0)
+    noise = loss(noise="typos", loss=3.0, confidence=interval), loss(noise="case", loss=-1.5)
     quality = confidence_quality(system, [reference])
     each = Evaluation(
         test="\u05de\u05d1\u05d7\u05df", references=[reference], source=source, systems=(system,),
-        robustness=(loss(noise="typos", loss=3.0, confidence=interval),
-                    loss(noise="no-final-punctuation", loss=-1.5)),
-        confidence=(quality,) if quality else (),
+        sections=(section("robustness", *noise), section("confidence", quality)),
     )  # fmt: skip
-    pairs = ContrastiveAccuracy(
-        system=system.name, category="all", num_pairs=4, num_correct=3, accuracy=0.75
+    report = EvaluationReport(
+        evaluations=(each, replace(each, test="other")), sections=(section("contrastive"),)
     )
-    return EvaluationReport(evaluations=(each, replace(each, test="other")), contrastive=(pairs,))
+    curve = Curve("chrF", [(step, step / 2) for step in range(1, 90, 8)], marked=True)
+    chart = Chart("Translation quality", "score, 0 to 100", [curve], end=90, size=(520, 280))
+    scorer = SimpleNamespace(align=lambda pairs, **_: [((0, 0), (0, 1), (1, 2))] * len(pairs))
+    model: Any = SimpleNamespace(name=system.name, folder=Path(system.name), tag=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "learning_curves", lambda _: [chart])
+        patch.setattr(pages, "load_scorer", lambda _: scorer)
+        return str(as_page(report, [model]))
 
 
 def test_the_page_has_curves_bars_and_alignments() -> None:
-    root = ElementTree.fromstring(as_page(full_report()))
+    root = ElementTree.fromstring(full_page())
 
     def texts(tag: str) -> list[str]:
         return ["".join(x.itertext()) for x in root.iter() if x.tag.endswith(f"}}{tag}")]
@@ -101,21 +104,17 @@ def test_the_page_shows_scores_slices_and_sentences_as_text(tmp_path: Path) -> N
     source = [f"Satz {n} <b>&\u05e9\u05dc\u05d5\u05dd" for n in range(12)]
     reference = [f"sentence {n} <script>alert(1)</script> of a test" for n in range(12)]
     worst = [line if n != 7 else "wrong \u202e altogether" for n, line in enumerate(reference)]
-    page, tables = tmp_path / "out.html", tmp_path / "out.json"
-    test = SetChoice(
-        source=write(tmp_path / "in.de", source),
-        references=(write(tmp_path / "ref.en", reference),),
-    )
-    systems = write(tmp_path / "good.en", reference), write(tmp_path / "bad.en", worst)
-    report = run_evaluation(
+    page = tmp_path / "out.html"
+    systems = write(tmp_path / "bad.en", worst), write(tmp_path / "good.en", reference)
+    evaluate(
         EvaluateOptions(
-            hypotheses=systems[::-1], tests=(test,), slices=True, reports=(page, tables)
+            hypothesis=systems, source=write(tmp_path / "in.de", source), slices=True,
+            reference=(write(tmp_path / "ref.en", reference),), report=(page,),
         )
-    )
+    )  # fmt: skip
 
     text = page.read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
-    assert as_page(report) == text.rstrip("\n") or as_page(report) == text
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "\u202e" not in text

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.extras.analysis.contrastive import ContrastivePair, contrastive_accuracy, read_pairs
-from nmt.extras.analysis.robustness import JOINED, SPLIT, noise_losses, noisy_sources
+from nmt.extras.analysis.contrastive import ContrastivePair, accuracies, read_pairs
+from nmt.extras.analysis.robustness import JOINED, SPLIT, noisy_sources, robustness_section
 from nmt.metrics.metric import MetricOptions, Scorer
-from nmt.metrics.result import NoiseLoss, System
+from nmt.metrics.result import Section, System
 from nmt.metrics.scoring import Resampling
 from nmt.text.noise import NOISES
 
@@ -29,35 +30,42 @@ def test_outputs_fit_the_lines_that_are_scored(lines: list[str], seed: int) -> N
             assert list(outputs) == list(noisy.scored(lines, " "))
 
 
-def losses(metrics: Sequence[str] = ("chrf",), resamples: int = 50) -> dict[str, NoiseLoss]:
-    """The losses of a system that copies its source."""
+class Copier:
+    """A model that copies its source."""
 
-    def make(references: Sequence[Sequence[str]]) -> list[Scorer]:
-        return [Scorer(metric, references, MetricOptions()) for metric in metrics]
+    config = SimpleNamespace(languages={"source": "en", "target": "de"})
 
-    return {
-        found.noise + found.metric: found
-        for noisy in noisy_sources(LINES, " ", 1)
-        for found in noise_losses(
-            System("copy", LINES), noisy, noisy.lines, [LINES], make, " ", Resampling(resamples)
-        )
-    }
+    def translate(self, _name: str, lines: list[str], _tag: str | None) -> System:
+        return System("copy", lines)
+
+
+def robustness(metrics: tuple[str, ...] = ("chrf",), resamples: int = 50) -> Section:
+    scored: Any = SimpleNamespace(
+        test=SimpleNamespace(name="set", source=LINES, references=[LINES], tag=None),
+        models=[Copier()],
+        systems=[System("copy", LINES)],
+        resampling=Resampling(resamples),
+        make_scorers=lambda references: [Scorer(x, references, MetricOptions()) for x in metrics],
+    )
+    return robustness_section(scored)
 
 
 def test_a_copying_system_loses_what_the_noise_changes() -> None:
-    found = losses(["chrf", "ter"])
-    assert len(found) == 2 * (len(NOISES) + 2)
-    assert found["joinedchrf"].loss == found["splitchrf"].loss == 0
-    for metric in ("chrf", "ter"):
-        loss = found["upper-case" + metric]
-        assert loss.confidence is not None
-        if metric == "chrf":
-            assert loss.loss == pytest.approx(loss.clean - loss.noisy)
-            assert loss.confidence.low > 0
-        else:
-            assert loss.loss == pytest.approx(loss.noisy - loss.clean)
-    assert losses(resamples=0)["typoschrf"].confidence is None
-    assert losses() == losses()
+    section = robustness(("chrf", "ter"))
+    losses = {each["noise"] + each["metric"]: each for each in section.values}
+    assert len(losses) == 2 * (len(NOISES) + 2)
+    assert losses["joinedchrf"]["loss"] == losses["splitchrf"]["loss"] == 0
+    chrf, ter = losses["upper-casechrf"], losses["upper-caseter"]
+    assert chrf["loss"] == pytest.approx(chrf["clean"] - chrf["noisy"])
+    assert chrf["confidence"]["low"] > 0
+    assert ter["loss"] == pytest.approx(ter["noisy"] - ter["clean"])
+    head, *rows = section.rows
+    assert head == ["system", "noise", "chrf", "ter"]
+    row = next(row for row in rows if row[1] == "upper-case")
+    shown = f"100.00 -> {chrf['noisy']:.2f}, loss {chrf['loss']:.2f} ± "
+    assert row[2].startswith(shown)
+    assert "confidence" not in robustness(resamples=0).values[0]
+    assert robustness() == robustness()
 
 
 def test_accuracy_counts_what_is_more_probable_and_no_ties(tmp_path: Path) -> None:
@@ -65,11 +73,12 @@ def test_accuracy_counts_what_is_more_probable_and_no_ties(tmp_path: Path) -> No
     path.write_text("a\tlonger\tx\tlength\nb\ty\tlonger\tlength\nc\tsame\tsame\ttie\nd\tzz\tz\n")
     pairs = read_pairs(path)
     assert pairs[3] == ContrastivePair("d", "zz", "z")
-    found = list(contrastive_accuracy("m", pairs, lambda x: [len(target) for _, target in x]))
-    assert [(each.category, each.num_correct, each.num_pairs) for each in found] == [
+    right, wrong = [len(pair.right) for pair in pairs], [len(pair.wrong) for pair in pairs]
+    found = accuracies("m", pairs, right, wrong)
+    assert [(each["category"], each["num_correct"], each["num_pairs"]) for each in found] == [
         ("all", 2, 4), ("length", 1, 2), ("tie", 0, 1)
     ]  # fmt: skip
-    assert found[0].accuracy == 0.5
+    assert found[0]["accuracy"] == 0.5
     for text in ("", "a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
         path.write_text(text)
         with pytest.raises(DataError, match=r"pairs\.tsv"):

@@ -12,19 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import TokenizerConfig
-from nmt.data import word_counts
 from nmt.data.store import ParallelStore, StoreWriter
-from nmt.data.word_counts import LineCounts, count_in_training
+from nmt.extras.analysis import word_counts
 from nmt.extras.analysis.slices import (
     Group,
     groups_of_source,
     groups_of_system,
     score_slices,
-    user_group,
 )
+from nmt.extras.analysis.word_counts import LineCounts, count_in_training
 from nmt.inference.result import Result
 from nmt.metrics.metric import MetricOptions, Scorer
-from nmt.metrics.result import Slice, System
+from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.text.tokenizer import Tokenizer, load_tokenizers, train_sentencepiece
 
@@ -89,31 +88,25 @@ def test_a_sentence_is_in_the_slice_that_its_rule_names(
     assert label(group, *texts) == expected
 
 
-def slices(groups: list[Group], lines: list[str], reference: list[str]) -> list[Slice]:
-    scorers = [Scorer("chrf", [reference], MetricOptions())]
-    resampling = Resampling(10)
-    scored = score_systems([System("s", lines)], scorers, baseline=None, resampling=resampling)
-    named = {"s": groups}
-    return list(score_slices(scored.systems, scored.tables, scorers, resampling, named))
-
-
 def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None:
     reference = [f"sentence number {n} of these" for n in range(40)]
     lines = ["something else", *reference[1:]]
-    groups = [
-        user_group("mine", ["a"] + ["b"] * 39),
-        Group("other", ["x"] * 40, ["x", "y"]),
-    ]
-    found = {(each.group, each.name): each for each in slices(groups, lines, reference)}
-    one, rest, whole, none = (found[key].systems["s"] for key in found)
-    assert [x.num_sentences for x in (one, rest, whole, none)] == [1, 39, 40, 0]
-    assert [x.is_small for x in (one, rest)] == [True, False]
-    assert rest.scores[0].value == pytest.approx(100)
-    assert rest.scores[0].confidence is not None
+    groups = [Group("mine", ["a"] + ["b"] * 39, ["a", "b"]), Group("other", ["x"] * 40, ["x", "y"])]
+    scorers, resampling = [Scorer("chrf", [reference], MetricOptions())], Resampling(10)
+    systems, _, _ = score_systems(
+        [System("s", lines)], scorers, baseline=None, resampling=resampling
+    )
+    section = score_slices(systems, scorers, resampling, {"s": groups})
+    one, rest, whole, none = (each["systems"][0] for each in section.values)
+    assert [x["num_sentences"] for x in (one, rest, whole, none)] == [1, 39, 40, 0]
+    assert [x["is_small"] for x in (one, rest)] == [True, False]
+    assert rest["scores"][0]["value"] == pytest.approx(100)
+    assert rest["scores"][0]["confidence"]["low"] <= 100
     alone = Scorer("chrf", [reference[:1]], MetricOptions()).score(lines[:1])
-    assert one.scores[0].value == alone.value
-    assert none.scores == ()
-    assert found["other", "y"].as_dict()["systems"][0]["num_sentences"] == 0
+    assert (one["scores"][0]["value"], none["scores"]) == (alone.value, [])
+    assert section.rows[0] == ["slice", "", "sentences", "chrf"]
+    assert section.rows[1][:3] == ["mine", "a", "1 (few)"]
+    assert section.rows[4] == ["other", "y", "0", "-"]
 
 
 @pytest.fixture(scope="module")

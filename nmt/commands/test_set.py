@@ -1,0 +1,281 @@
+"""Test sets: from files, from a model's configuration, or published by sacrebleu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.config.keys import did_you_mean
+from nmt.config.loader import load_config
+from nmt.config.run import RunConfig, check_languages
+from nmt.data.corpus import check_files, corpus_files, read_corpus
+from nmt.data.hubs import published_names, published_test_set
+from nmt.data.pairs import BadPair, ReadOptions
+from nmt.errors import ConfigError, DataError
+from nmt.files.lines import decode_line, is_standard, open_input, split_lines
+from nmt.metrics.result import System
+
+_UNBOUNDED_CHARACTERS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestSet:
+    """Sentences with their references."""
+
+    name: str
+    """The test set's name, or the name of the first reference file."""
+    source: tuple[str, ...] | None
+    """Source lines; None where only references were given."""
+    references: tuple[tuple[str, ...], ...]
+    """Streams of reference lines, at least one, all of one length."""
+    target_language: str | None = None
+    """Language code of the references, if known."""
+    files: tuple[Path, ...] = ()
+    """What it was read from; nothing may be written there."""
+    tag: str | None = None
+    """What its sources begin with, as the model's configuration says."""
+    is_named: bool = True
+    """Whether it was asked for by name, not as files."""
+
+    def __len__(self) -> int:
+        return len(self.references[0])
+
+    def first(self, count: int | None) -> TestSet:
+        """Return the set cut to its first sentences; whole when None."""
+        source = None if self.source is None else self.source[:count]
+        references = tuple(stream[:count] for stream in self.references)
+        return replace(self, source=source, references=references)
+
+
+def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[TestSet]:
+    """Read the test sets that are asked for; without any, all of the model's configuration.
+
+    Args:
+        options: Their names, pair of languages and files.
+        config: Of the model, if one is evaluated.
+
+    Raises:
+        ConfigError: There is no such test set, or none at all.
+        DataError: A file is missing, damaged, empty or not parallel.
+    """
+    target = _target_language(options, config)
+    has_files = bool(options.reference or options.source)
+    names = options.test or (() if has_files or config is None else tuple(config.data.test))
+    if not (names or has_files):
+        where = "The model's configuration names no test set" if config else "There is no test set"
+        raise ConfigError(
+            f"{where} to score against.",
+            fix="Pass `reference` FILE (with a model `source` FILE, too), or `test` NAME and "
+            "`languages` PAIR.",
+        )
+    if len(names) + has_files > 1:
+        _check_several(options)
+    sets = [_named(name, options.languages, target, config) for name in names]
+    if options.reference:
+        files = _read_files(options.source, options.reference, target)
+        sets.append(replace(files, is_named=False))
+    elif options.source:
+        raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
+    return sets
+
+
+def _check_several(options: EvaluateOptions) -> None:
+    """Refuse files that may belong to any of several test sets."""
+    base = options.baseline
+    is_file = base is not None and not base.is_dir() and base.suffix != ".json"
+    owned = (options.hypothesis or options.slice_) and not options.reference
+    if is_file or owned or not options.models:
+        raise ConfigError(
+            "A file of translations or labels belongs to one test set, and several are given.",
+            fix="Choose one with `test` NAME, or pass models and reports instead of the file; with "
+            "a model, `reference` FILE says what the file belongs to.",
+        )
+    if options.save_hypotheses:
+        raise ConfigError(
+            "`save_hypotheses` takes the translations of one test set, and several are given.",
+            fix="Use `report` FILE.json, which keeps the translations of all.",
+        )
+
+
+def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str | None:
+    if options.languages is None:
+        return config.target_language if config else None
+    source, _, target = options.languages.partition("-")
+    if not (source and target) or "-" in target:
+        raise ConfigError(
+            f"{options.languages!r} is not a pair of languages.",
+            fix="Write source-target, as in `languages` en-de.",
+        )
+    if options.reference:  # the names of published sets are compared with what is published
+        where = f"`languages` {options.languages}"
+        check_languages({f"{where}, source": source, f"{where}, target": target})
+    return target
+
+
+def _named(name: str, pair: str | None, target: str | None, config: RunConfig | None) -> TestSet:
+    own = {"valid": config.data.valid, **config.data.test} if config else {}
+    own_pair = "-".join(config.languages.values()) if config else None
+    if config and name in own:
+        if pair not in (None, own_pair):
+            raise ConfigError(
+                f"Test set {name} of the model's configuration is {own_pair}, not {pair}.",
+                fix="Leave `languages` out: it is for files and for sacrebleu's test sets.",
+            )
+        return replace(_from_config(name, config), name=name, tag=own[name].tag)
+    if not (pair := pair or own_pair):
+        raise ConfigError(
+            f"The languages of test set {name} are not known.",
+            fix="Add `languages` PAIR, as in `languages` en-de.",
+        )
+    try:
+        source, references = published_test_set(name, pair)
+    except ConfigError as error:
+        if not own:
+            raise
+        names = f"The model's configuration names {', '.join(own)}.{did_you_mean(name, own)}"
+        raise ConfigError(f"{error.problem} {names}", fix=error.fix) from error
+    return replace(_read_files(source, references, target), name=name)
+
+
+def _from_config(name: str, config: RunConfig) -> TestSet:
+    is_test = name in config.data.test
+    corpus = config.data.test[name] if is_test else config.data.valid
+    check_files({f"data.test.{name}" if is_test else "data.valid": corpus})
+    if corpus.sacrebleu is not None:
+        source, references = published_test_set(
+            corpus.sacrebleu, "-".join(config.languages.values())
+        )
+        return _read_files(source, references, config.target_language).first(corpus.max_pairs)
+    if corpus.source is not None and corpus.target is not None:
+        # Read whole: a test set keeps every line, whatever the filters of training say.
+        whole = _read_files(corpus.source, [corpus.target], config.target_language)
+        return whole.first(corpus.max_pairs)
+    languages = config.source_language, config.target_language
+    options = ReadOptions(*languages, max_characters=_UNBOUNDED_CHARACTERS)
+    pairs = []
+    for pair in read_corpus(corpus, options):
+        if isinstance(pair, BadPair):
+            raise DataError(
+                f"Test set {name}, line {pair.line:,}: {pair.reason}.", fix="Correct the line."
+            )
+        pairs.append(pair)
+    return TestSet(
+        name=name,
+        source=tuple(pair.source for pair in pairs),
+        references=(tuple(pair.target for pair in pairs),),
+        target_language=config.target_language,
+        files=corpus_files(corpus),
+    )
+
+
+def _read_files(
+    source: Path | None, references: Sequence[Path], target_language: str | None
+) -> TestSet:
+    files = (*references, *([source] if source else []))
+    first, *others = sides = [read_text(path) for path in files]
+    if not first:
+        raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references in it.")
+    for path, side in zip(files[1:], others, strict=True):
+        if len(side) != len(first):
+            raise DataError.not_parallel(
+                str(files[0]), str(path), (len(first), len(side)),
+                fix="Line i of every file must belong to sentence i: export them together again.",
+            )  # fmt: skip
+    return TestSet(
+        name=references[0].name,
+        source=sides[-1] if source else None,
+        references=tuple(sides[: len(references)]),
+        target_language=target_language,
+        files=files,
+    )
+
+
+def read_text(path: Path) -> tuple[str, ...]:
+    """Read lines from a file, or from standard input where the path is ``-``.
+
+    Raises:
+        DataError: Missing, damaged or not UTF-8.
+    """
+    name = "standard input" if is_standard(path) else str(path)
+    with open_input(path) as stream:
+        lines = enumerate(split_lines(stream, name), start=1)
+        return tuple(decode_line(line or b"", name, number) for number, line in lines)
+
+
+def read_systems(
+    paths: Sequence[Path], whole: TestSet, limit: int | None, *, is_baseline: bool = False
+) -> list[System]:
+    """Read translations of the whole set, or of just the sentences that are scored.
+
+    Systems are named after their files: shortly if that tells them apart.
+
+    Raises:
+        DataError: There are more or fewer lines than the test set or its chosen part has.
+        ConfigError: So has a baseline, which is one of another test set then.
+    """
+    names = ["standard input" if is_standard(path) else path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = list(map(str, paths))
+    return [
+        System(name, _fitting(path, whole, limit, is_baseline=is_baseline))
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def read_labels(
+    texts: Sequence[str], whole: TestSet, limit: int | None
+) -> dict[str, Sequence[str]]:
+    """Read files of labels, one for each sentence, from ``NAME=FILE``."""
+    labels = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not (name and path):
+            raise ConfigError(
+                f"`slice` {text}: write NAME=FILE.", fix="For example `slice` domain=labels.txt"
+            )
+        labels[name] = _fitting(Path(path), whole, limit)
+    return labels
+
+
+def _fitting(
+    path: Path, whole: TestSet, limit: int | None, *, is_baseline: bool = False
+) -> Sequence[str]:
+    lines = read_text(path)
+    if len(lines) in (len(whole), limit):
+        return lines[:limit]
+    if is_baseline:
+        raise ConfigError(
+            f"{path} is a baseline of another test set: it has {len(lines):,} lines, "
+            f"{whole.name} has {len(whole):,}.",
+            fix="Translate this test set with the baseline, too.",
+        )
+    raise DataError.not_parallel(
+        str(path), whole.name, (len(lines), len(whole)),
+        fix="Line i must translate sentence i of the test set: translate all of it, and drop no "
+        "line.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TestNames:
+    """Names of test sets."""
+
+    names: Sequence[str]
+
+    def as_text(self) -> str:
+        """Return one name a line."""
+        return "\n".join(self.names)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"tests": list(self.names)}
+
+
+def list_test_sets(folders: Iterable[Path]) -> TestNames:
+    """Return the names of the test sets of some models, and then sacrebleu's."""
+    configs = (load_config(folder / "config.yaml") for folder in folders)
+    own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
+    return TestNames([*own, *published_names()])

@@ -1,0 +1,572 @@
+"""``nmt evaluate`` as a user and a script see it, without its analyses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from typer.testing import CliRunner, Result
+
+from nmt import EvaluateOptions, evaluate
+from nmt.cli.app import app
+from nmt.commands.evaluate import ANALYSES
+from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+from nmt.metrics.result import EvaluationReport
+
+SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def scores_of(*arguments: object) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def refused(*arguments: object, code: int = 2) -> str:
+    """What is said; nothing is printed."""
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    return result.stderr
+
+
+def write(path: Path, lines: Iterable[str]) -> Path:
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A hypothesis file with one word wrong, and its reference file."""
+    return (
+        write(tmp_path / "hypothesis.en", ["sentence number zero of this", *SENTENCES[1:]]),
+        write(tmp_path / "reference.en", SENTENCES),
+    )
+
+
+# --- sacrebleu's own numbers -------------------------------------------------------------------
+
+
+def sample(shared: Path, folder: Path, names: Sequence[str], count: int) -> list[Path]:
+    """The beginnings of translations and references of newstest2021."""
+    place = shared / "wmt_sample"
+    texts = [(place / f"newstest2021.en-de.{name}.de").read_text("utf-8") for name in names]
+    return [write(folder / n, x.split("\n")[:count]) for n, x in zip(names, texts, strict=True)]
+
+
+def sacrebleu(*arguments: object) -> str:
+    command = [sys.executable, "-m", "sacrebleu", *map(str, arguments)]
+    environment = os.environ | {"SACREBLEU_SEED": "7"}
+    return subprocess.run(command, capture_output=True, check=True, env=environment).stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (["--metric", "bleu,chrf++,ter"], ["-m", "bleu", "chrf", "ter", "--chrf-word-order", "2"]),
+        (["--metric", "bleu", "--lowercase", "--tokenize", "intl"], ["-lc", "--tokenize", "intl"]),
+    ],
+)
+def test_scores_and_signatures_are_those_of_sacrebleus_own_command(
+    shared_data: Path, tmp_path: Path, ours: list[str], theirs: list[str]
+) -> None:
+    paths = sample(shared_data, tmp_path, ("hyp.ICL", "ref.A", "ref.C"), 20)
+    hypothesis, *references = paths
+    expected = json.loads(sacrebleu(*references, "-i", hypothesis, "-w", "12", *theirs))
+    flags = [part for path in references for part in ("--reference", path)]
+    found = scores_of("--hypothesis", hypothesis, *flags, *ours)["systems"][0]["scores"]
+    for score, known in zip(found, expected if len(found) > 1 else [expected], strict=True):
+        assert score["value"] == pytest.approx(known["score"], abs=1e-9)
+        assert score["signature"] == known["signature"]
+
+
+@pytest.mark.parametrize(("kind", "resamples"), [("bs", 300), ("ar", 1000)])
+def test_p_values_are_those_of_sacrebleus_own_command(
+    shared_data: Path, tmp_path: Path, kind: str, resamples: int
+) -> None:
+    names = ("ref.A", "hyp.VolcTrans-GLAT", "hyp.Online-A", "hyp.ICL")
+    reference, base, *systems = sample(shared_data, tmp_path, names, 25)
+    # Its JSON cannot hold what its bootstrap computes, so the table is read, which has four digits.
+    style, shown = {
+        "bs": ("text", r"p = ([\d.]+)"), "ar": ("json", r'"p_value": ([\d.]+)')
+    }[kind]  # fmt: skip
+    arguments = [f"--paired-{kind}", f"--paired-{kind}-n", resamples, "-m", "bleu", "chrf", "ter"]
+    text = sacrebleu(reference, "-i", base, *systems, *arguments, "-f", style)
+    known = [float(number) for number in re.findall(shown, text)]
+    flags = ["--reference", reference, "--baseline", base, "--metric", "bleu,chrf,ter"]
+    flags += [part for path in systems for part in ("--hypothesis", path)]
+    found = scores_of(*flags, "--significance", kind, "--resamples", resamples, "--seed", 7)
+    ours = [x["comparison"]["p_value"] for each in found["systems"] for x in each["scores"]]
+    assert len(ours) == 6
+    assert ours == pytest.approx(known, abs=5.1e-5 if kind == "bs" else 1e-12)
+
+
+# --- What is printed ---------------------------------------------------------------------------
+
+
+def test_the_table_shows_scores_intervals_and_signatures(files: tuple[Path, Path]) -> None:
+    result = invoke(*files)
+    title, _, header, row, _, meaning, _, bleu, chrf = result.stdout.splitlines()
+    assert title == "reference.en: 10 sentences, 1 reference"
+    assert header.split() == ["system", "bleu", "chrf"]
+    assert (row.split()[0], row.count("±")) == ("hypothesis.en", 2)
+    assert meaning == "±: the 95% interval, by bootstrap resampling."
+    assert ("tok:13a" in bleu, "nc:6" in chrf) == (True, True)
+
+
+def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> None:
+    (with_it,) = scores_of(*files, "--metric", "bleu")["systems"][0]["scores"]
+    (without,) = scores_of(*files, "--metric", "bleu", "--resamples", 0)["systems"][0]["scores"]
+    assert set(without) == {"metric", "value", "signature"}
+    assert with_it["confidence"]["low"] <= with_it["value"] <= with_it["confidence"]["high"]
+    assert with_it["confidence"]["resamples"] == 1000
+
+
+def test_several_systems_are_compared_with_each_other_or_with_a_baseline(
+    files: tuple[Path, Path],
+) -> None:
+    hypothesis, reference = files
+    lines = hypothesis.read_text("utf-8").splitlines()
+    third = write(hypothesis.with_name("third.en"), [lines[0], *reversed(lines[1:])])
+    paths = (hypothesis, third, reference)
+    flags: list[object] = [flag for path in paths for flag in ("--hypothesis", path)]
+    flags += ["--reference", reference]
+    found = scores_of(*flags)
+    assert [(pair["first"], pair["second"], pair["metric"]) for pair in found["pairs"]] == [
+        (first.name, second.name, metric)
+        for first, second in combinations(paths, 2)
+        for metric in ("bleu", "chrf")
+    ]
+    with_base = ("--hypothesis", third, "--reference", reference, "--baseline", hypothesis)
+    compared = scores_of(*with_base)
+    assert compared["baseline"]["name"] == "hypothesis.en"
+    for pair, score in zip(found["pairs"], compared["systems"][0]["scores"], strict=False):
+        comparison = score["comparison"]
+        assert (pair["delta"], pair["p_value"]) == (comparison["delta"], comparison["p_value"])
+        base = next(x for x in compared["baseline"]["scores"] if x["metric"] == score["metric"])
+        assert comparison["delta"] == score["value"] - base["value"]
+    table = invoke(*with_base).stdout
+    assert "hypothesis.en (baseline)" in table
+    assert ", p = " in table
+    result = invoke(*flags)
+    row = next(line for line in result.stdout.splitlines() if line.startswith("third.en - "))
+    assert f"{found['pairs'][0]['delta']:+.2f} (p = {found['pairs'][0]['p_value']:.3f})" in row
+    assert "--baseline FILE compares every system with" in result.stderr
+    assert "pairs" not in scores_of(*flags, "--resamples", 0)
+
+
+def test_sentence_scores_are_those_of_sacrebleu(files: tuple[Path, Path]) -> None:
+    found = [json.loads(x) for x in invoke(*files, "--sentence-level").stdout.splitlines()]
+    lines = files[0].read_text("utf-8").splitlines()
+    for number, (each, line) in enumerate(zip(found, lines, strict=True)):
+        assert (each["line"], each["system"]) == (number + 1, "hypothesis.en")
+        assert (each["hypothesis"], each["references"]) == (line, [SENTENCES[number]])
+        theirs = BLEU(effective_order=True).sentence_score(line, [SENTENCES[number]]).score
+        assert each["scores"]["bleu"] == pytest.approx(theirs, abs=1e-9)
+    assert scores_of(*files, "--sentence-level")["sentences"] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("今日は天気がいいので、公園へ。", "--languages to en-ja or --tokenize to ja-mecab or"),
+        ("列夫・托尔斯泰是一位伟大的作家。", "--languages to en-zh or --tokenize to zh."),
+        ("this looks tokenized .", "nmt: warning: text: 3 lines end in a space and a full stop"),
+    ],
+)  # fmt: skip
+def test_text_that_another_tokenizer_fits_gets_a_warning(
+    tmp_path: Path, line: str, advice: str
+) -> None:
+    path = write(tmp_path / "text", [line] * 3)
+    result = invoke("--hypothesis", path, "--reference", path, "--quiet")
+    assert (result.exit_code, advice in result.stderr) == (0, True)
+    if "zh" in advice:
+        score = scores_of(path, path, "-l", "en-zh")["systems"][0]["scores"][0]
+        assert (round(score["value"]), "tok:zh" in score["signature"]) == (100, True)
+
+
+def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
+    german, english = "Das ist der Hund und die Katze.", "This is the dog and the cat."
+    left, right = (write(tmp_path / f"{n}.txt", [x] * 20) for n, x in enumerate((german, english)))
+    question = "0.txt looks like de and the reference like en: do they belong together?"
+    assert question in invoke(left, right).stderr
+    assert "looks like" not in invoke(left, left).stderr
+
+
+# --- Reading -----------------------------------------------------------------------------------
+
+
+def test_odd_line_ends_and_compression_keep_lines_aligned(tmp_path: Path) -> None:
+    """Fault 35."""
+    lines = ["one\u2028sentence with a\x0cbreak", "a lone\rreturn stays inside", "the last one"]
+    plain = write(tmp_path / "plain.txt", lines)
+    packed = tmp_path / "packed.txt.gz"
+    packed.write_bytes(gzip.compress(("\ufeff" + "\r\n".join(lines)).encode()))
+    found = scores_of("--hypothesis", packed, "--reference", plain)
+    assert all(s["value"] == pytest.approx(100) for s in found["systems"][0]["scores"])
+
+
+def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
+    flags = ("--hypothesis", "-", "--hypothesis", files[0], "--reference", files[1], "--limit", 4)
+    text = "".join(f"{line}\n" for line in SENTENCES[:4])
+    arguments = ["evaluate", *map(str, flags), "--json"]
+    found = json.loads(CliRunner().invoke(app, arguments, input=text).stdout)
+    assert found["num_sentences"] == 4
+    assert found["systems"][0]["name"] == "standard input"
+    assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+    assert found["systems"][1]["scores"][0]["value"] < 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--metric", "rouge"], "rouge is not a known metric"),
+        (["--metric", "BLEU"], "Did you mean bleu?"),
+        (["--tokenize", "13b"], "Did you mean 13a?"),
+        (["--limit", "0"], "--limit"),
+        (["--alpha", "2"], "--alpha"),
+        (["-l", "german"], "not a pair of languages"),
+        (["-l", "en-jp"], "the code of Japanese is ja"),
+        (["-t", "wmt14", "-l", "en-de"], "belongs to one test set, and several are given"),
+        (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
+        (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
+        (["--checkpoint", "last", "--dtype", "int8"], "--checkpoint, --dtype need a model"),
+        (["--robustness"], "--robustness needs a model"),
+        (["--hypothesis", "-", "--baseline", "-"], "once only"),
+        (["--report", "x.pdf"], "Use .html, .md, .xml, .json"),
+        (["--report", "missing/x.json"], "does not exist"),
+        (["--fail-if-worse"], "--fail-if-worse needs --baseline"),
+        (["--fail-if-worse", "--baseline", "x", "--resamples", "0"], "needs resamples"),
+    ],
+)
+def test_wrong_usage_exits_with_2(files: tuple[Path, Path], flags: list[str], message: str) -> None:
+    assert message in refused("--hypothesis", files[0], "--reference", files[1], *flags)
+
+
+def test_files_by_position_are_a_hypothesis_and_its_reference(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    expected = scores_of("--hypothesis", hypothesis, "--reference", reference)
+    assert scores_of(hypothesis, "--reference", reference) == expected
+    assert scores_of(hypothesis, reference) == expected
+    assert "--languages PAIR" in refused(hypothesis, "-t", "wmt14")
+
+
+def test_line_counts_that_differ_are_both_named(tmp_path: Path) -> None:
+    """Fault 32."""
+    thousand = write(tmp_path / "a.en", ["a line"] * 1000)
+    fewer = write(tmp_path / "b.en", ["a line"] * 999)
+    for left, right in ((thousand, fewer), (fewer, thousand)):
+        said = refused("--hypothesis", left, "--reference", right, code=3)
+        assert all(text in said for text in ("1,000", "999", "must translate sentence i"))
+    two = ("--reference", thousand, "--reference", fewer, "--limit", 5)
+    assert str(fewer) in refused("--hypothesis", thousand, *two, code=3)
+    base = ("--hypothesis", fewer, "--reference", fewer, "--baseline", thousand)
+    assert "of another test set: it has 1,000" in refused(*base)
+
+
+def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
+    """Fault 33."""
+    hypothesis, reference = files
+    cut, missing = hypothesis.with_name("cut.gz"), hypothesis.with_name("missing.en")
+    cut.write_bytes(gzip.compress(b"a line\n" * 10_000)[:-20])
+    empty = write(hypothesis.with_name("empty.en"), [])
+    for flags, bad in (
+        (("--hypothesis", missing, "--reference", reference), missing),
+        (("--hypothesis", hypothesis, "--reference", cut), cut),
+        (("--hypothesis", empty, "--reference", reference), empty),
+        (("--hypothesis", hypothesis, "--reference", reference, "--baseline", missing), missing),
+    ):
+        said = refused(*flags, code=3)
+        assert str(bad) in said
+        assert "fix:" in said
+
+
+# --- From a model ------------------------------------------------------------------------------
+
+
+@dataclass
+class Translation:
+    text: str
+    alarms: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
+    confidence: float | None = None
+    retry_seconds: float = 0.0
+
+
+class UpperCaser:
+    """Stands in for a translator: it has learned to write capitals, without training."""
+
+    calls: dict[str, Any] = {}  # noqa: RUF012 - reset by the tests
+    engine = SimpleNamespace(name="torch", dtype="float32")
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> UpperCaser:
+        cls.calls = {"folder": folder, **options}
+        return cls()
+
+    def with_options(self, **options: Any) -> UpperCaser:
+        self.calls.update(options)
+        return self
+
+    def translate(self, lines: Sequence[str]) -> list[Translation]:
+        return [Translation(line.upper()) for line in lines]
+
+
+def make_model(folder: Path, names: Sequence[str]) -> Path:
+    """A run folder with test sets; its translator writes capitals."""
+    place = folder.parent
+    source = write(place / "test.lower", SENTENCES)
+    target = write(place / "test.upper", [line.upper() for line in SENTENCES])
+    corpus = {"source": str(source), "target": str(target)}
+    config = RunConfig.model_validate({
+        "name": "capitals", "source_language": "en", "target_language": "de",
+        "data": {"train": [corpus], "valid": corpus, "test": dict.fromkeys(names, corpus)},
+        "training": {"max_steps": 1},
+    })  # fmt: skip
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump_config(config), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its tests are ``one`` and ``two``."""
+    monkeypatch.setattr("nmt.commands.evaluate.Translator", UpperCaser)
+    return make_model(tmp_path / "run", ("one", "two"))
+
+
+def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None:
+    saved = model / "hypotheses.txt"
+    found = scores_of(
+        model, "-t", "one", "-b", 3, "--length-penalty", 0.5, "--batch-tokens", 99,
+        "--checkpoint", "step-7", "--device", "cpu", "--threads", 1, "--save-hypotheses", saved,
+        "--set", "decoding.max_length_offset=7", "--no-guard",
+    )  # fmt: skip
+    assert found["test"] == "one"
+    (system,) = found["systems"]
+    assert system["scores"][0]["value"] == pytest.approx(100)
+    assert system.items() >= {
+        "name": str(model), "engine": "torch", "dtype": "float32", "beam_size": 3,
+        "length_penalty": 0.5,
+    }.items()  # fmt: skip
+    assert saved.read_bytes().decode() == "".join(f"{line.upper()}\n" for line in SENTENCES)
+    expected = {
+        "folder": model, "checkpoint": "step-7", "device": "cpu", "threads": 1, "beam_size": 3,
+        "length_penalty": 0.5, "batch_tokens": 99, "max_length_offset": 7, "n_best": 1,
+        "guard": False,
+    }  # fmt: skip
+    assert UpperCaser.calls.items() >= expected.items()
+
+
+def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
+    lines = invoke(model, "--resamples", 0, "--metric", "chrf").stdout.splitlines()
+    assert lines[:2] == ["one: 10 sentences, 1 reference", "two: 10 sentences, 1 reference"]
+    assert lines[3].split() == ["system", "one", "chrf", "two", "chrf"]
+    assert lines[4].split() == [str(model), "100.00", "100.00"]
+    assert [each["test"] for each in scores_of(model)["evaluations"]] == ["one", "two"]
+
+
+def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Path]) -> None:
+    """A file of translations belongs to the set that is given as files."""
+    hypothesis, reference = files
+    flags = (
+        model, "-t", "one", "-t", "valid", "--source", reference, "--reference", reference,
+        "--hypothesis", hypothesis, "--metric", "chrf", "--resamples", 0,
+    )  # fmt: skip
+    found = scores_of(*flags)["evaluations"]
+    assert [each["test"] for each in found] == ["one", "valid", "reference.en"]
+    assert [len(each["systems"]) for each in found] == [1, 1, 2]
+    (score,) = found[2]["systems"][1]["scores"]
+    lines = invoke(*flags).stdout.splitlines()
+    assert lines[4].split() == ["system", "one", "chrf", "valid", "chrf", "reference.en", "chrf"]
+    assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}"]
+    for more in (("--baseline", hypothesis), ("--slice", f"x={hypothesis}")):
+        assert "belongs to one test set" in refused(model, "-t", "one", "-t", "two", *more)
+    assert "--save-hypotheses takes" in refused(model, "--save-hypotheses", model / "x")
+
+
+def test_the_table_says_how_a_model_translated(model: Path) -> None:
+    shown = f"\n{model}: engine torch, dtype float32, beam size 2, length penalty 1.0\n"
+    assert shown in invoke(model, "-t", "one", "-b", 2).stdout
+    (model / "checkpoints").mkdir()
+    shown = "dtype float32, checkpoint last, mbr bleu, mbr candidates 9\n"
+    flags = ("--checkpoint", "last", "--mbr", "bleu", "--mbr-candidates", 9)
+    assert shown in invoke(model, "-t", "one", *flags).stdout
+
+
+def test_the_guard_reports(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [Translation("A", alarms=("loop",)), Translation("B", retried=("long",))]
+    results += [Translation("C")] * (len(SENTENCES) - 2)
+    monkeypatch.setattr(UpperCaser, "translate", lambda *_, **__: results)
+    note = f"guard: 2 of {len(SENTENCES)} lines looked degenerate (length, loops); 1 still does"
+    assert note in invoke(model, "-t", "one").stderr
+
+
+def test_lines_of_the_training_data_are_counted(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.commands.evaluate.rows_in_training", lambda *_: {2, 5})
+    assert scores_of(model, "-t", "one")["systems"][0]["in_training_data"] == 2
+    assert "2 of 10 source lines of one are in the training data" in invoke(model).stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-b", "300"], "decoding.beam_size"),
+        (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
+        (["--set", "batch.max_tokens=4000"], "batch.max_tokens=4000 would change nothing"),
+        (["--save-hypotheses", "out.zst"], "no way to write .zst"),
+        (["--save-hypotheses", "-"], "standard output"),
+        (["--save-hypotheses", "missing/out.txt"], "missing"),
+        (["--save-hypotheses", "test.upper"], "both input and output"),
+        (["--report", "run/config.json", "--baseline", "run"], "same model with the same options"),
+        (["-t", "onne"], "Did you mean one?"),
+        (["-l", "de-en"], "one of the model's configuration is en-de, not de-en"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_model_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    """Faults 47 and 49."""
+    monkeypatch.chdir(model.parent)
+    before, UpperCaser.calls = sorted(model.parent.rglob("*")), {}
+    assert message in refused(model, "-t", "one", *flags)
+    assert (UpperCaser.calls, sorted(model.parent.rglob("*"))) == ({}, before)
+
+
+def test_a_model_translates_files_beside_other_systems(
+    model: Path, files: tuple[Path, Path]
+) -> None:
+    hypothesis, reference = files
+    found = scores_of(
+        model, "--source", reference, "--reference", reference, "--hypothesis", hypothesis,
+        "--baseline", hypothesis, "--lowercase", "--limit", 5,
+    )  # fmt: skip
+    assert found["num_sentences"] == 5
+    values = [system["scores"][0]["value"] for system in found["systems"]]
+    assert (round(values[0]), values[1] < 100) == (100, True)
+    assert "--source FILE" in refused(model, "--reference", reference)
+    assert "--reference FILE" in refused("--hypothesis", hypothesis)
+    assert "--hypothesis FILE" in refused("--reference", reference)
+
+
+def test_a_model_as_the_baseline_is_the_best_checkpoint_of_one_model(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def translate(self: UpperCaser, lines: Sequence[str], **_: object) -> list[Translation]:
+        calls.append(tuple(self.calls[name] for name in ("folder", "checkpoint", "beam_size")))
+        return [Translation(line) for line in lines]
+
+    monkeypatch.setattr(UpperCaser, "translate", translate)
+    base = make_model(model.parent / "base", ())
+    found = scores_of(model, "-t", "one", "--checkpoint", "last", "--baseline", base, "-b", 2)
+    assert calls == [(model, "last", 2), (base, "best", 2)]
+    assert found["baseline"]["name"] == str(base)
+    for flag, value in (("--checkpoint", "last"), ("--mbr", "chrf")):
+        assert invoke(model, "-t", "one", "--baseline", model, flag, value).exit_code == 0
+
+
+def test_a_test_set_or_a_model_that_is_gone_is_named(model: Path, tmp_path: Path) -> None:
+    """Faults 33 and 47."""
+    missing = model.parent / "test.upper"
+    missing.unlink()
+    expected = f"data.test.two.target: {missing} does not exist."
+    assert expected in refused(model, "-t", "two", code=3)
+    assert "does not exist." in refused(tmp_path / "missing", code=4)
+    assert f"{tmp_path} has no config.yaml" in refused(tmp_path, code=4)
+
+
+@pytest.mark.parametrize("part", ["reference", "source", "baseline", "hypothesis", "config"])
+def test_translations_are_never_saved_over_an_input(
+    model: Path, files: tuple[Path, Path], part: str
+) -> None:
+    places = {"hypothesis": files[0], "reference": files[1], "source": model.parent / "test.lower",
+              "baseline": write(model.parent / "baseline.en", SENTENCES),
+              "config": model / "config.yaml"}  # fmt: skip
+    link = model.parent / "link.en"
+    link.symlink_to(places[part])
+    before, UpperCaser.calls = {path: path.read_bytes() for path in places.values()}, {}
+    for place in (places[part], link):
+        flags = [x for name in list(places)[:4] for x in (f"--{name}", places[name])]
+        assert str(place) in refused(model, *flags, "--save-hypotheses", place)
+    assert ({path: path.read_bytes() for path in places.values()}, UpperCaser.calls) == (before, {})
+
+
+def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> None:
+    """Fault 8: and nothing that looks like translations is left, or lost."""
+    flags = (model, "-t", "one", "--json", "--resamples", 0)
+    new, old, before = model / "new.txt", write(model / "old.txt", ["old"]), scores_of(*flags)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for place in (new, old):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            result = invoke(*flags, "--save-hypotheses", place)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert result.exit_code == 3
+        assert f"{place} cannot be written" in result.stderr
+        assert json.loads(result.stdout)["systems"] == before["systems"]
+    assert sorted(path.name for path in model.iterdir()) == ["config.yaml", "old.txt"]
+    assert old.read_text("utf-8") == "old\n"
+
+
+# --- From the shell and from Python ------------------------------------------------------------
+
+
+def test_files_are_scored_without_torch(files: tuple[Path, Path]) -> None:
+    script = (
+        "import sys; from nmt.cli import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", script, "evaluate", *map(str, files)]
+    process = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert process.stderr.decode().splitlines()[-1] == "False"
+
+
+def test_the_python_function_takes_the_options_of_the_command(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    options = EvaluateOptions(hypothesis=(hypothesis,), reference=(reference,), metric=("ter",))
+    report = evaluate(options)
+    assert isinstance(report, EvaluationReport)
+    (score,) = report.evaluations[0].systems[0].scores
+    assert (score.metric, score.value > 0, report.failure) == ("ter", True, None)
+
+
+def test_test_sets_are_listed(model: Path) -> None:
+    result = invoke(model, "--list")
+    assert result.stdout.splitlines()[:3] == ["one", "two", "valid"]
+    assert any(re.match("wmt14: .*en-de", line) for line in result.stdout.splitlines())
+
+
+def test_an_analysis_whose_extra_is_missing_is_refused(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.registry.find_spec", lambda _: None)
+    monkeypatch.setattr(ANALYSES, "_entries", {})
+    assert "nmt/extras/analysis, which is missing" in refused(*files, "--fail-under", "bleu=1")
+    assert invoke(*files).exit_code == 0
+    with pytest.raises(ConfigError, match="missing"):
+        ANALYSES["slices"]

@@ -1,0 +1,111 @@
+"""Gates: what ``--fail-under`` accepts, when a score is significantly worse, and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.errors import ConfigError
+from nmt.extras.analysis.gates import check_gates, parse_gates
+from nmt.metrics.metric import Score
+from tests.extras.analysis.conftest import LINES, flags, found, invoke, write
+
+
+def score(metric: str, value: float) -> Score:
+    return Score(metric=metric, value=value, signature="")
+
+
+def test_gates_are_read_in_order_with_spaces_and_repeats_of_the_flag() -> None:
+    expected = {"chrf++": 55.0, "bleu": 27.5, "chrf": 0.0}
+    assert parse_gates(["chrf++=55, bleu = 27.5", "chrf=0"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no equals sign"),
+        ("bleu=27,", "no equals sign"),
+        ("blue=27", "'blue' is not a metric"),
+        ("bleu=high", "'high' in 'bleu=high' is not a number between 0 and 100"),
+        ("bleu=nan", "not a number between 0 and 100"),
+        ("bleu=-1", "not a number between 0 and 100"),
+        ("bleu=270", "not a number between 0 and 100"),
+        ("bleu=27,bleu=28", "bleu is given twice"),
+        ("ter=60", "counts errors"),
+        ("x=1,chrf=z", "(?s)'x' is not a metric.*'z' in 'chrf=z'"),  # all at once
+    ],
+)
+def test_a_malformed_gate_says_which_part_is_wrong(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_gates([text])
+
+
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_a_gate_is_met_unless_the_full_value_is_below_it(value: float, required: float) -> None:
+    (result,) = check_gates("s", [score("bleu", value)], {"bleu": required})
+    assert result.met == (value >= required)
+
+
+def test_a_value_just_below_a_gate_is_not_rounded_up_to_it() -> None:
+    scores, gates = [score("bleu", 26.9996), score("chrf", 60)], {"bleu": 27, "chrf": 60}
+    missed, met = map(str, check_gates("a", scores, gates))
+    assert missed == "a: bleu is 26.9996, 0.0004 below 27"
+    assert met == "a: chrf is 60.00, not below 60"
+
+
+def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: dict[str, Path]) -> None:
+    """Every system must pass, but not the baseline; a metric of a gate need not be asked for."""
+    under = ("--metric", "chrf", "--fail-under")
+    result = invoke(*flags(files), *under, "bleu=99.5,chrf=50", "--json")
+    assert result.exit_code == 6
+    values = json.loads(result.stdout)
+    assert [(x["metric"], x["met"]) for x in values["gates"]] == [("bleu", False), ("chrf", True)]
+    value = values["systems"][0]["scores"][1]["value"]
+    assert f"bad.en: bleu is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
+    result = invoke(*flags(files), *under, "bleu=50")
+    assert result.exit_code == 0
+    assert f"gate met: bad.en: bleu is {value:.2f}, not below 50" in result.stdout
+    assert invoke(*flags(files, "same", files["bad"]), *under, "bleu=100").exit_code == 0
+    both = ("--hypothesis", files["same"], *flags(files)[:-2])
+    assert invoke(*both, *under, "bleu=100").exit_code == 6
+
+
+def test_a_significant_loss_exits_with_6_and_anything_else_does_not(files: dict[str, Path]) -> None:
+    for kind in ("bs", "ar"):
+        gate = ("--fail-if-worse", "--significance", kind, "--resamples", 200)
+        result = invoke(*flags(files), *gate)
+        assert result.exit_code == 6
+        assert "bad.en: bleu is" in result.stderr
+        assert "against same.en: significantly worse (p = " in result.stderr
+        assert invoke(*flags(files, "same", files["bad"]), *gate).exit_code == 0  # better
+        assert invoke(*flags(files, "same"), *gate).exit_code == 0
+        ter = (*gate, "--metric", "ter")  # more errors are worse
+        assert invoke(*flags(files), *ter).exit_code == 6
+        assert invoke(*flags(files, "same", files["bad"]), *ter).exit_code == 0
+    assert invoke(*flags(files), "--fail-if-worse", "--alpha", 0).exit_code == 0
+
+
+def test_identical_systems_and_few_different_lines_raise_no_alarm(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    for count, least in ((0, 1.0), (1, 1.0), (3, 0.25), (5, 1 / 16)):
+        lines = ["a wrong line" if n < count else line for n, line in enumerate(LINES)]
+        files["few"] = write(tmp_path / "few.en", lines)
+        for kind in ("bs", "ar"):
+            gate = ("--significance", kind, "--fail-if-worse", "--json")
+            result = invoke(*flags(files, "few"), *gate)
+            assert result.exit_code == 0
+            for each in json.loads(result.stdout)["systems"][0]["scores"]:
+                assert each["comparison"]["p_value"] >= least
+
+
+def test_only_metrics_that_were_asked_for_may_not_be_worse(files: dict[str, Path]) -> None:
+    gates = found(
+        *flags(files), "--fail-if-worse", "--metric", "chrf", "--fail-under", "bleu=1"
+    )["gates"]  # fmt: skip
+    kinds = [(each["metric"], each["kind"], each["met"]) for each in gates]
+    assert kinds == [("bleu", "fail-under", True), ("chrf", "fail-if-worse", False)]
