@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,29 +44,6 @@ def test_decoding_undoes_encoding_on_normalised_text(tokenizer: Tokenizer, text:
     normal = tokenizer.decode(tokenizer.encode(text))
 
     assert tokenizer.decode(tokenizer.encode(normal)) == normal
-
-
-@pytest.fixture(scope="module", params=["word", "char"])
-def large_tokens(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    values = {"kind": request.param, "vocab_size": 280}
-    config = TokenizerConfig.model_validate(values)
-    return Tokenizer.load(trained(tmp_path_factory.mktemp(request.param), config))
-
-
-@given(
-    texts=st.lists(
-        st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z", "M"]))
-        | st.sampled_from(["Hund", "small"])
-    )
-)
-def test_words_and_characters_spell_what_they_lack_in_bytes(
-    large_tokens: Tokenizer, texts: list[str]
-) -> None:
-    """Also what stands beside words that they have."""
-    normal = large_tokens.decode(large_tokens.encode(" ".join(texts)))
-
-    assert large_tokens.decode(large_tokens.encode(normal)) == normal
-    assert " ".join(normal.split()) == normal
 
 
 def test_unused_entries_fill_a_vocabulary_and_no_text_becomes_one(tmp_path: Path) -> None:

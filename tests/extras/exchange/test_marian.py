@@ -16,10 +16,8 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
@@ -180,23 +178,6 @@ def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path
         for place in (tmp_path / name for name in ("folder", "zip", "file"))
     }
     assert len(contents) == 1
-
-
-def test_the_command_names_what_is_missing(marian_models: Path, tmp_path: Path) -> None:
-    def run(*arguments: object) -> Any:
-        return CliRunner().invoke(app, ["import", *map(str, arguments)])
-
-    out = tmp_path / "ours"
-    untold = run(marian_models / "opus", "-o", out)
-    assert untold.exit_code == 2
-    assert "--languages en-de" in untold.output
-    assert run(tmp_path / "gone", "-o", out).exit_code == 4
-    assert run(tmp_path, "-o", out).exit_code == 4
-    assert not out.exists()
-    done = run(marian_models / "opus", "-o", out, "-l", "en-de")
-    assert done.exit_code == 0
-    assert done.stdout == f"{out}\n"
-    assert run(marian_models / "opus", "-o", out, "-l", "en-de").exit_code == 2
 
 
 def options_changed(source: Path, folder: Path, old: str, new: str) -> Path:
